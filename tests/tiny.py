@@ -4,7 +4,6 @@ computed the plain way: one sequence, no cache, no batch, float64, a loop over p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,8 @@ from ridgeline.models.tensors import Checkpoint, Tensor
 from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.physics.rope import Rope
 from tests.latent import LAYERS as LATENT_LAYERS
-from tests.latent import chosen_experts, latent_attention, shares_of
+from tests.latent import latent_attention
+from tests.plain_network import act, network, norm_of
 from tests.recurrent import MIXERS, recurred
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -98,6 +98,45 @@ ARCHS = {
     "many experts": replace(
         PLAIN,
         layers=(replace(PLAIN.layers[0], ffn=Experts(20, 3, 32, normalised=False, scale=2.5)),) * 2,
+    ),
+    "slopes": changed(
+        PLAIN,
+        rope=None,
+        slopes=(0.5, 0.25, 0.1, 0.02),
+        windows=(None, 7),
+        embed_norm=True,
+        norm="layer",
+        norm_bias=True,
+    ),
+    "experts one by one": replace(
+        PLAIN,
+        layers=(
+            replace(
+                PLAIN.layers[0],
+                ffn=Experts(19, 2, 40, normalised=False, router="sparsemixer", jitter=0.3),
+            ),
+        )
+        * 2,
+    ),
+    "experts without gates": replace(
+        PLAIN,
+        layers=(
+            Layer(
+                _ATTENTION,
+                Experts(
+                    5,
+                    2,
+                    40,
+                    "relu2",
+                    shared=Mlp(20, "relu2", gated=False),
+                    gated=False,
+                    router="sigmoid",
+                    choice_bias=True,
+                ),
+            ),
+            Layer(_ATTENTION, Mlp(0)),
+            Layer(_ATTENTION, Mlp(40, "relu2", gated=False)),
+        ),
     ),
     "sinks": replace(
         PLAIN,
@@ -303,6 +342,9 @@ def plain_states(
     """Final states of each token, normed, ``[tokens, hidden]``."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = w["embed"][list(tokens)] * arch.embed_scale
+    if arch.embed_norm:
+        x = norm_of(x - x.mean(axis=-1, keepdims=True), w["embedding_norm"], arch)
+        x = x + w["embedding_norm_bias"]
     inputs, kept = _inputs(arch, w, x, tokens), dict[int, Any]()
     if arch.position_rows:
         x = x + w["positions"][arch.position_offset :][: len(tokens)]
@@ -316,7 +358,7 @@ def plain_states(
                 return x
             if arch.norm == "layer":
                 x = x - x.mean(axis=-1, keepdims=True)
-            return _norm(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
+            return norm_of(x, layer[name], arch) + layer.get(f"{name}_bias", 0.0)
 
         seen = norm(x, "attn_norm")
         x = seen if arch.layers[i].norms == "within" else x
@@ -334,15 +376,15 @@ def plain_states(
             seen = norm(x, "mlp_norm")
         x = seen if arch.layers[i].norms == "within" else x
         if arch.layers[i].ffn.size:
-            made = _mlp(arch, layer, seen, i, partial(norm, x))
+            made = network(arch, layer, seen, i, partial(norm, x))
             x = x + arch.residual_scale * norm(made, "mlp_post_norm")
         if inputs is not None:
-            own = _act(arch.layers[i].ffn.activation, x @ layer["input_gate"].T) * inputs[:, i]
+            own = act(arch.layers[i].ffn.activation, x @ layer["input_gate"].T) * inputs[:, i]
             x = x + norm(own @ layer["input_proj"].T, "input_post_norm")
         x = x * layer.get("out_scale", 1.0)
     if arch.norm == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
-    return _norm(x, w["norm"], arch) + w.get("norm_bias", 0.0)
+    return norm_of(x, w["norm"], arch) + w.get("norm_bias", 0.0)
 
 
 def _inputs(
@@ -358,70 +400,7 @@ def _inputs(
     shape = (len(x), arch.num_layers, size)
     made = (x @ w["inputs_proj"].T / arch.hidden_size**0.5).reshape(shape)
     rows = w["inputs"][list(tokens)].reshape(shape) * size**0.5
-    return (_norm(made, w["inputs_norm"], arch) + rows) / 2**0.5
-
-
-def _act(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    if name == "relu":
-        return np.where(x > 0, x, 0)
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    if name == "gelu":
-        return x * np.array([[0.5 + 0.5 * math.erf(v / 2**0.5) for v in row] for row in x])
-    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-def _mlp(
-    arch: ModelArch,
-    layer: dict[str, NDArray[np.float64]],
-    x: NDArray[np.float64],
-    i: int,
-    normed: Callable[[str], NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    def act(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _act(name, x)
-
-    def gated(gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
-        if name != "swiglu_clamped":
-            return act(gate) * up
-        gate = np.where(gate > 7, 7, gate)
-        return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
-
-    ffn = arch.layers[i].ffn
-    name = ffn.activation
-    if isinstance(ffn, Experts):
-        out, routed = np.zeros_like(x), x
-        if ffn.beside is not None:
-            inner = act(x @ layer["beside_gate"].T) * (x @ layer["beside_up"].T)
-            beside = inner @ layer["beside_down"].T
-            x, routed = normed("experts_norm"), normed("router_norm")
-        for row, y, z in zip(out, x, routed, strict=True):
-            shares = shares_of(ffn, layer["router"] @ z + layer.get("router_bias", 0.0))
-            chosen = chosen_experts(ffn, shares, layer.get("choice_bias", 0.0))
-            total = shares[chosen].sum() if ffn.normalised else 1.0
-            for e in chosen:
-                inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
-                gate, up = (
-                    layer[n][inner] @ y + (layer[f"{n}_bias"][inner] if ffn.bias else 0)
-                    for n in ("gate", "up")
-                )
-                made = layer["down"][outer] @ gated(gate, up)
-                made = made + (layer["down_bias"][outer] if ffn.bias else 0)
-                own = layer["expert_scales"][e] if ffn.own_scales else 1.0
-                row += ffn.scale * shares[e] / total * own * made
-        if ffn.shared is not None:
-            inner = act(x @ layer["shared_gate"].T) * (x @ layer["shared_up"].T)
-            gate = np.exp(-(x @ layer["shared_scale"].T)) if ffn.shared_gated else 0.0
-            out += (inner @ layer["shared_down"].T) / (1 + gate)
-        if ffn.beside is not None:
-            out = _norm(out, layer["experts_post_norm"], arch)
-            out = out + _norm(beside, layer["beside_post_norm"], arch)
-        return out
-    up = x @ layer["up"].T + layer.get("up_bias", 0.0)
-    inner = act(up)
-    if ffn.gated:
-        inner = up * act(ffn.gate_scale * (x @ layer["gate"].T + layer.get("gate_bias", 0.0)))
-    return ffn.out_scale * (inner @ layer["down"].T + layer.get("down_bias", 0.0))
+    return (norm_of(made, w["inputs_norm"], arch) + rows) / 2**0.5
 
 
 def _capped(x: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
@@ -445,10 +424,10 @@ def _attention(
         file = "k" if name == "v" and mixer.v_is_k else name
         out = x @ layer[file].T + (layer[f"{file}_bias"] if mixer.qkv_bias else 0)
         if name != "v" and mixer.qk_norm == "width":
-            out = _norm(out, layer[f"{name}_norm"], arch)
+            out = norm_of(out, layer[f"{name}_norm"], arch)
         out = out.reshape(len(x), heads, mixer.head_dim)
         if name != "v":
-            out = _norm(out, layer[f"{name}_norm"], arch) if mixer.qk_norm == "head" else out
+            out = norm_of(out, layer[f"{name}_norm"], arch) if mixer.qk_norm == "head" else out
             for position in range(len(x)):
                 for head in range(heads):
                     out[position, head] = _rotated(mixer.rope, out[position, head], position, upto)
@@ -457,7 +436,7 @@ def _attention(
     q = project("q", mixer.num_heads)
     if mixer.kv_of is None:
         v = project("v", mixer.num_kv_heads)
-        v = _norm(v, np.ones(mixer.head_dim), arch) if mixer.v_norm else v
+        v = norm_of(v, np.ones(mixer.head_dim), arch) if mixer.v_norm else v
         kept[i] = project("k", mixer.num_kv_heads), v
     k, v = kept[i if mixer.kv_of is None else mixer.kv_of]
     window = mixer.window or len(x)
@@ -468,7 +447,10 @@ def _attention(
         for head in range(mixer.num_heads):
             kv_head = head * mixer.num_kv_heads // mixer.num_heads
             scores = k[seen, kv_head] @ q[position, head] * mixer.score_scale
-            weights = np.exp(_capped(scores, mixer.softcap))
+            scores = _capped(scores, mixer.softcap)
+            if mixer.slopes:
+                scores = scores - mixer.slopes[head] * (position - np.arange(len(x))[seen])
+            weights = np.exp(scores)
             lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
             out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)
     out = out.reshape(len(x), -1)
@@ -492,9 +474,3 @@ def _rotated(
         turned = complex(channels[pair], channels[pair + half]) * turn
         out[pair], out[pair + half] = turned.real, turned.imag
     return out
-
-
-def _norm(
-    x: NDArray[np.float64], weight: NDArray[np.float64], arch: ModelArch
-) -> NDArray[np.float64]:
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + arch.norm_eps) * weight

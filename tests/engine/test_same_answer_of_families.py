@@ -36,11 +36,12 @@ TOLERANCE = {"reference": 1e-4}  # of logprobs; all others must agree bit for bi
 OFTEN = {
     ("gemma3", "auto"), ("gpt-oss", "auto"), ("gemma4", "int8"), ("deepseek-v3", "auto"),
     ("qwen3.5-moe", "auto"), ("falcon-h1", "int8"), ("lfm2-moe", "f32"), ("neox", "int8"),
+    ("nemotron-h-moe", "int8"), ("bloom", "auto"), ("phimoe", "auto"),
 }  # fmt: skip
 ON_REFERENCE_ALONE = ("gemma4-keys",)
 ON_CPU = [name for name in CONFIGS | NEWER if name not in ON_REFERENCE_ALONE]
 KEEP_STATES = (  # no draft is tried then
-    "bamba", "falcon-h1", "granite-hybrid", "lfm2", "mamba2", "qwen3-next", "qwen3.5",
+    "bamba", "falcon-h1", "granite-hybrid", "lfm2", "mamba2", "nemotron-h", "qwen3-next", "qwen3.5",
 )  # fmt: skip
 CONTEXT, NUM_TOKENS, BLOCK = 64, 12, 16
 _GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)

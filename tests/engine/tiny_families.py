@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
 from ridgeline.models.families import Family, arch_from_config, family_of
+from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Experts, ModelArch
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
@@ -81,7 +82,8 @@ def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
         ffn, in_file = arch.layers[int(index)].ffn, family.layer[part]
         if part in family.instead and not isinstance(ffn, Experts):
             in_file = family.instead[part]
-        in_file = family.prefix.format(index) + in_file if "{}" in family.prefix else in_file
+        number = number_in_file(arch, family, int(index), part)
+        in_file = family.prefix.format(number) + in_file if "{}" in family.prefix else in_file
         parts.setdefault(in_file, []).append(array)
     found = {}
     for name, some in parts.items():

@@ -20,14 +20,16 @@ ARCHITECTURES = {
     "GPTNeoXForCausalLM": "gptneox",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Metadata without the architecture to keys of config.json, of which one is there.
 _KEYS = {
-    "embedding_length": ("hidden_size", "n_embd"),
-    "block_count": ("num_hidden_layers", "n_layer"),
-    "context_length": ("max_position_embeddings", "n_positions"),
-    "attention.head_count": ("num_attention_heads", "n_head"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
+    "context_length": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
 }
 
@@ -42,7 +44,7 @@ def converted(
         for key, names in _KEYS.items()
     }
     hidden, heads = values["embedding_length"], values["attention.head_count"]
-    if arch in ("gpt2", "phi2", "falcon"):
+    if arch in ("gpt2", "phi2", "falcon", "bloom", "mpt"):
         values["feed_forward_length"] = 4 * hidden
     else:
         values["feed_forward_length"] = config["intermediate_size"]
@@ -54,6 +56,8 @@ def converted(
         values["rope.dimension_count"] = int(share * (hidden // heads))
     if arch in ("stablelm", "gptneox"):
         values["use_parallel_residual"] = True  # that is StableLM's default: see the table
+    if arch == "mpt":
+        values["attention.max_alibi_bias"] = float(config["attn_config"]["alibi_bias_max"])
     kv_heads = heads
     if arch == "falcon":
         values["tensor_data_layout"] = "jploski"
@@ -72,6 +76,8 @@ def converted(
     names = gguf.get_tensor_name_map(_NUMBERS[arch], values["block_count"])
     raw = {}
     for name, array in weights.items():
+        if arch == "bloom":
+            name = name.removeprefix("transformer.")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
         if arch == "gpt2" and re.search(r"\.c_\w+\.weight", name):

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_config, model_from_gguf
+from ridgeline.models.families.table import slopes
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.arch import Layer
 from tests.models.gguf_dense import ARCHITECTURES, converted
@@ -65,6 +67,17 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "n_positions": 64,
         "layer_norm_epsilon": 1e-4,
     },
+}
+_CONFIGS["BloomForCausalLM"] = {
+    "num_key_value_heads": None,
+    "layer_norm_eps": None,
+    "layer_norm_epsilon": 1e-4,
+    "alibi_bias_max": 8,
+}
+_CONFIGS["MptForCausalLM"] = {
+    **_CONFIGS["BloomForCausalLM"],
+    "alibi_bias_max": None,
+    "attn_config": {"alibi": True, "alibi_bias_max": 16},
 }
 _LLAMA_MLP = {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
 _LLAMA = {
@@ -177,6 +190,36 @@ _MODULES: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]]]
         ("ln_1", "ln_2", "ln_f", "c_attn", "c_proj", "c_fc"),
     ),
 }
+_MODULES["BloomForCausalLM"] = (
+    "transformer.h",
+    {
+        "self_attention.query_key_value": (3 * HIDDEN, HIDDEN),
+        "self_attention.dense": (HIDDEN, HIDDEN),
+        "mlp.dense_h_to_4h": (INNER, HIDDEN),
+        "mlp.dense_4h_to_h": (HIDDEN, INNER),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    },
+    {
+        "transformer.word_embeddings": (VOCAB, HIDDEN),
+        "transformer.word_embeddings_layernorm": (HIDDEN,),
+        "transformer.ln_f": (HIDDEN,),
+    },
+    ("norm", "ln_f", "query_key_value", "dense", "4h", "to_h"),
+)
+_MODULES["MptForCausalLM"] = (
+    "transformer.blocks",
+    {
+        "attn.Wqkv": (3 * HIDDEN, HIDDEN),
+        "attn.out_proj": (HIDDEN, HIDDEN),
+        "ffn.up_proj": (INNER, HIDDEN),
+        "ffn.down_proj": (HIDDEN, INNER),
+        "norm_1": (HIDDEN,),
+        "norm_2": (HIDDEN,),
+    },
+    {"transformer.wte": (VOCAB, HIDDEN), "transformer.norm_f": (HIDDEN,)},
+    ("no biases",),
+)
 _MODULES["Cohere2ForCausalLM"] = _MODULES["CohereForCausalLM"]
 
 
@@ -214,6 +257,32 @@ def test_a_file_gives_what_a_directory_gives(name: str) -> None:
     assert list(found) == list(wanted)
     for part in wanted:
         np.testing.assert_array_equal(found[part].to_f32(), wanted[part].to_f32(), part)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BloomForCausalLM"])
+def test_the_first_files_lack_the_prefix_of_a_whole_model(name: str) -> None:
+    config, weights = config_and_weights(name)
+    wanted, _ = model_from_config(config, as_tensors(weights), "model")
+    bare = {key.removeprefix("transformer."): array for key, array in weights.items()}
+    arch, found = model_from_config(config, as_tensors(bare), "model")
+    assert arch == wanted
+    np.testing.assert_array_equal(found["embed"].to_f32(), next(iter(weights.values())))
+
+
+@pytest.mark.parametrize("key", ["clip_qkv", "qk_ln", "prefix_lm", "softmax_scale", "a_strangers"])
+def test_what_an_object_of_mpt_says_is_understood_or_refused(key: str) -> None:
+    config, weights = config_and_weights("MptForCausalLM")
+    config["attn_config"] = config["attn_config"] | {key: 2}
+    with pytest.raises(ModelFileError, match=rf"attn_config\.{key} is "):
+        model_from_config(config, as_tensors(weights), "model")
+
+
+def test_slopes_of_heads_beyond_a_power_of_two_stand_between_the_first() -> None:
+    config, weights = config_and_weights("MptForCausalLM")
+    arch, _ = model_from_config(config, as_tensors(weights), "model")
+    assert arch.attentions[0].slopes == (2**-4, 2**-8, 2**-12, 2**-16)
+    more = slopes("heads", "largest").read(Facts({"heads": 6}, "x"))
+    assert more == (2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3)
 
 
 def test_layers_of_cohere2_turn_where_they_slide() -> None:

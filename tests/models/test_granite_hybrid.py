@@ -8,7 +8,10 @@ import pytest
 
 from ridgeline.models.families import arch_from_config, model_from_gguf
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics import costs
 from ridgeline.physics.arch import Experts, Mlp
+from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.physics.shapes import weight_params
 from tests.models.test_published import CONFIGS
 from tests.models.tiny import CONFIG, as_tensors, gguf_metadata, gguf_weights
 
@@ -48,6 +51,21 @@ def test_a_model_without_experts_has_what_is_the_shared_expert_of_others() -> No
     assert arch_from_config(SMALL, {}, "x").layers[0].ffn == Mlp(2048)
     ffn = arch_from_config(TINY, {}, "x").layers[0].ffn
     assert ffn == Experts(64, 6, 512, shared=Mlp(1024))
+
+
+def test_a_shared_expert_stands_beside_those_of_granite_3_if_the_config_has_one() -> None:
+    plain = CONFIGS["granite-3.1-1b-a400m"]["config"]
+    config = plain | {
+        "architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared",
+        "shared_intermediate_size": 1024,
+    }  # fmt: skip
+    arch = arch_from_config(config, {}, "x")
+    assert arch.layers[0].ffn == Experts(32, 8, 512, shared=Mlp(1024))
+    more = 24 * 3 * 1024 * 1024
+    assert costs.weight_params(arch) == CONFIGS["granite-3.1-1b-a400m"]["num_params"] + more
+    assert weight_params(shape_of_config(config)) == costs.weight_params(arch)
+    without = arch_from_config(config | {"shared_intermediate_size": 0}, {}, "x")
+    assert without == arch_from_config(plain, {}, "x")
 
 
 def test_bamba_turns_half_of_each_head() -> None:

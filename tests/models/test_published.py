@@ -54,12 +54,16 @@ def test_every_family_has_a_published_config() -> None:
     same_as_another = {
         "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM",
+        "Mistral3ForConditionalGeneration",
+        "MptForCausalLM",
+        "PhimoeForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
     }
     not_at_hand = {
         "ArceeForCausalLM",
         "BambaForCausalLM",
+        "GraniteMoeSharedForCausalLM",
         "HunYuanDenseV1ForCausalLM",
         "MinistralForCausalLM",
     }

@@ -72,6 +72,7 @@ NAMES_OF = {
     "gemma3_text": _AROUND,
     "gemma4_text": _GEMMA_4,
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "granitemoeshared": {"shared_mlp.output_linear": "ffn_down_shexp"},
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | {"feed_forward.gate": "ffn_gate_inp"},
     "olmo2": _POST,
@@ -82,12 +83,13 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
+    "granitemoeshared": "granitemoe",
     "mixtral": "llama",
     "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-INTERLEAVED = ("llama", "granite", "granitemoe", "mixtral", "smollm3")
+INTERLEAVED = ("llama", "granite", "granitemoe", "granitemoeshared", "mixtral", "smollm3")
 OTHER_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -150,6 +152,10 @@ def write_gguf(model: Any, path: Path) -> Path:
         if family in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             halves = array.reshape(heads if ".q_proj." in name else kv_heads, 2, head_dim // 2, -1)
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+        if name.endswith("shared_mlp.input_linear.weight"):
+            for part, half in zip(("gate", "up"), np.split(array, 2), strict=True):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight", half)
+            continue
         if name.endswith("shared_expert_gate.weight"):
             array = array[0]  # converters write a vector
         writer.add_tensor(_gguf_name(name, NAMES_OF.get(family, {})), array)
@@ -233,7 +239,7 @@ def _add_heads_by_layer(writer: gguf.GGUFWriter, model: Any) -> None:
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add what only some families have."""
     family = config.model_type
-    if family in ("phi3", "olmo3", "gpt_oss") or family.startswith("gemma"):
+    if family in ("phi3", "phimoe", "olmo3", "gpt_oss") or family.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window or 0)
     if family == "gemma3_text":
         writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])
@@ -242,7 +248,7 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if family in ("granite", "granitemoe"):
+    if family in ("granite", "granitemoe", "granitemoeshared"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
@@ -259,6 +265,8 @@ def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if family == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
 
 
 def _gguf_name(name: str, others: dict[str, str]) -> str:

@@ -25,10 +25,13 @@ KINDS = {
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
+# Where converters know experts they know no dense network.
+_OF_EXPERTS = ["linear_attention", "moe", "linear_attention", "full_attention", "moe"]
 Floats = NDArray[np.float32]
 Named = Iterator[tuple[str, Floats]]
 
@@ -39,6 +42,8 @@ def write_gguf(
     """Write ``model`` in float32; ``changed`` replaces tensors, by names with _ for dots."""
     config = model.config
     kind = KINDS[config.model_type]
+    if "moe" in (getattr(config, "layers_block_type", None) or ()):
+        kind = gguf.MODEL_ARCH.NEMOTRON_H_MOE
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_block_count(config.num_hidden_layers + num_guessing)
     writer.add_embedding_length(config.hidden_size)
@@ -46,7 +51,8 @@ def write_gguf(
     add_facts(writer, config)
     add_vocabulary(writer)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, parameter in model.named_parameters():
+    learnt = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    for name, parameter in [*model.named_parameters(), *learnt]:
         for theirs, array in converted(name, parameter.detach().numpy(), config):
             ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
             array = changed.get(ours.replace(".", "_"), array)
@@ -72,6 +78,10 @@ def add_facts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         facts = (config.conv_kernel, config.state_size, config.n_groups)
         num_heads, head_dim = config.num_heads, config.head_dim
+    elif kind == "nemotron_h":
+        facts = (config.conv_kernel, config.ssm_state_size, config.n_groups)
+        num_heads, head_dim = config.mamba_num_heads, config.mamba_head_dim
+        add_nemotron_h(writer, config)
     else:
         writer.add_context_length(config.max_position_embeddings)
         writer.add_feed_forward_length(getattr(config, "intermediate_size", 0))
@@ -123,6 +133,35 @@ def add_granite(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
 
 
+def add_nemotron_h(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add what says of each layer of Nemotron-H which half of one it is."""
+    kinds = config.layers_block_type
+    has_experts = "moe" in kinds
+    network, width = ("mlp", config.intermediate_size)
+    if has_experts:
+        network, width = ("moe", config.moe_intermediate_size)
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(width)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    writer.add_context_length(2**20)
+    writer.add_feed_forward_length([width if kind == network else 0 for kind in kinds])
+    heads = config.num_key_value_heads
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+
+
 def of_granite(name: str, array: Floats, config: Any) -> Named:
     """Yield what becomes of Granite 4's experts and MLP, whose gates and ups are one tensor."""
     block, end = f"blk.{name.split('.')[2]}.ffn_", ""
@@ -154,13 +193,18 @@ def converted(name: str, array: Floats, config: Any) -> Named:
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         halves = array.reshape(heads, 2, -1, array.shape[1])
         array = halves.swapaxes(1, 2).reshape(array.shape)
+    if kind == "nemotron_h":
+        name = name.replace("model.", "backbone.", 1)
+        if ".mixer.experts." in name:
+            name = name.replace("backbone.", "model.", 1).replace(".mixer.", ".mlp.") + ".weight"
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(".A_log"):
         array = -np.exp(array)
     if "conv1d.weight" in name:
         array = array[:, 0]
     if name.endswith(".dt_bias"):
         name = name.removesuffix("dt_bias") + "dt_proj.bias"
-    if kind in ("mamba2", "falcon_h1", "granitemoehybrid"):
+    if kind in ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h"):
         if name.endswith((".A_log", ".D")):
             array = array[:, None]
         if name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
@@ -237,6 +281,8 @@ def multiplied(name: str, array: Floats, config: Any) -> Floats:
         ("falcon-h1-plain", {"tie_word_embeddings": False}),
         ("granite-hybrid", {}),
         ("granite-hybrid-moe", {}),
+        ("nemotron-h", {"use_bias": False, "mlp_bias": False}),
+        ("nemotron-h-moe", {"layers_block_type": _OF_EXPERTS}),
         ("qwen3.5", {}),
         ("qwen3.5", {"linear_num_value_heads": 6, "num_hidden_layers": 3, "layer_types": None}),
         ("qwen3.5-moe", {}),

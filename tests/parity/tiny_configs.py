@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.parity.modern_configs import MODERN
+from tests.parity.tiny_halves import BY_HALVES
 
 VOCAB = 96
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -494,5 +495,6 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": YARN_ROPE,
         },
     ),
+    **BY_HALVES,
 }
 NEWER |= MODERN

@@ -153,7 +153,9 @@ class ReferenceRunner:
     def memory(self) -> dict[str, Held]:
         """Return what every array takes that is kept from step to step."""
         arrays = [layer.arrays() for layer in self._layers]
-        outer = (self._norm.weight, self._norm.bias, self._head_bias)
+        outer = [self._norm.weight, self._norm.bias, self._head_bias]
+        if self._embed_norm is not None:
+            outer += [self._embed_norm.weight, self._embed_norm.bias]
         vectors = [array for layer in arrays for array in layer["norms"]]
         of_inputs = [] if self._inputs is None else self._inputs.arrays
         by_name = {
@@ -196,6 +198,8 @@ class ReferenceRunner:
             by_group.append((position_T, np.concatenate(slots), tiles))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
+        if self._embed_norm is not None:
+            x = normalised(x, self._embed_norm, arch)
         if arch.embed_scale != 1.0:
             x = x * np.float32(arch.embed_scale)
         for table in self._positions:
@@ -335,6 +339,9 @@ class ReferenceRunner:
         scores *= np.float32(mixer.score_scale)
         scores = softcapped(scores, mixer.softcap)
         by_token = scores.reshape(B, K, H // K, N, -1)
+        if mixer.slopes:
+            slopes = np.array(mixer.slopes, np.float32).reshape(K, H // K, 1, 1)
+            by_token -= slopes * group.distance_BNL(by_token.shape[-1])[:, None, None]
         mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
@@ -369,6 +376,9 @@ class ReferenceRunner:
             return tensor.to_f32()
 
         self._embed = get("embed")
+        self._embed_norm = None
+        if arch.embed_norm:
+            self._embed_norm = Norm(get("embedding_norm"), get("embedding_norm_bias"))
         self._positions = [get("positions")] if arch.position_rows else []
         self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)

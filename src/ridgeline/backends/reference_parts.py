@@ -255,13 +255,12 @@ def relu(x: Floats) -> Floats:
 
 
 def relu2(x: Floats) -> Floats:
-    """The square of x where it is positive, else 0."""
+    """Return the square of x where it is positive, else 0 (So et al., "Primer", 2021)."""
     return np.square(relu(x))
 
 
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu,
-    "relu2": relu2,
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2,
 }  # fmt: skip
 
 
@@ -332,6 +331,8 @@ def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     """Return each expert's weight for each row, ``[rows, experts]``; 0 where it is not met."""
     assert weights.router is not None
     logits = linear(x, weights.router, weights.router_bias)
+    if experts.router == "sparsemixer":
+        return _taken_one_by_one(logits, experts)
     if experts.router == "sigmoid":
         shares = sigmoid(logits)
     else:
@@ -344,6 +345,20 @@ def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     if experts.normalised:
         chosen_shares /= chosen_shares.sum(axis=1, keepdims=True)
     out: Floats = chosen_shares * np.float32(experts.scale)
+    return out
+
+
+def _taken_one_by_one(logits: Floats, experts: Experts) -> Floats:
+    """Return weights as "sparsemixer" has them: see ``physics.arch.Experts``."""
+    left, out = logits.copy(), np.zeros_like(logits)
+    rows = np.arange(len(logits))
+    for _ in range(experts.per_token):
+        best = left.max(axis=1, keepdims=True)
+        distance = (best - logits) / np.maximum(np.abs(logits), best)
+        near = np.where(distance > np.float32(2 * experts.jitter), 0, np.exp(left - best))
+        taken = left.argmax(axis=1)
+        out[rows, taken] = 1 / near.sum(axis=1)
+        left[rows, taken] = -np.inf
     return out
 
 
@@ -372,10 +387,11 @@ def _met_experts(
     shares, out = routes(routed, weights, experts), np.zeros_like(x)
     if weights.expert_scales is not None:
         shares *= weights.expert_scales
-    gates, ups = np.split(weights.gate_up, 2)
-    of_gates, of_ups = (None, None)
+    parts = 2 if experts.gated else 1
+    inner = np.split(weights.gate_up, parts)
+    biases: list[Floats | None] = [None] * parts
     if weights.gate_up_bias is not None:
-        of_gates, of_ups = np.split(weights.gate_up_bias, 2)
+        biases = list(np.split(weights.gate_up_bias, parts))
 
     def of_expert(stack: Floats | None, e: int, size: int) -> Any:
         return None if stack is None else stack[e * size : (e + 1) * size]
@@ -384,11 +400,14 @@ def _met_experts(
         rows = np.flatnonzero(shares[:, e])
         if len(rows):
             size, hidden = experts.size, x.shape[1]
-            gate, up = (
+            products = [
                 linear(x[rows], of_expert(matrix, e, size), of_expert(bias, e, size))
-                for matrix, bias in ((gates, of_gates), (ups, of_ups))
-            )
-            made = gated(experts.activation, gate, up)
+                for matrix, bias in zip(inner, biases, strict=True)
+            ]
+            if experts.gated:
+                made = gated(experts.activation, *products)
+            else:
+                made = ACTIVATIONS[experts.activation](products[0])
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
             out[rows] += shares[rows, e, None] * linear(made, down, bias)
     if weights.shared is not None and experts.shared is not None:

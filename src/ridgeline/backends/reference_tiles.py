@@ -47,6 +47,11 @@ class Tiles:
                 hidden = hidden | (keys >= queries + window)
         return hidden if window is None else hidden | (keys <= queries - window)
 
+    def distance_BNL(self, num_keys: int) -> NDArray[np.float32]:
+        """Return how many positions each key is before each token."""
+        distance = self.positions_BN[:, :, None] - np.arange(num_keys)
+        return distance.astype(np.float32)
+
 
 def tiled(
     items: tuple[Work, ...], tables: Sequence[tuple[int, ...]], block_size: int, is_causal: bool

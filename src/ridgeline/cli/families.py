@@ -69,7 +69,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield "heads by layer"
     if "layer.input_size" in family.facts:
         yield "an input per layer"
-    if family.ropes or family.heads_by_layer:
+    if "mixer.slopes" in family.facts:
+        yield "scores that lose by distance (ALiBi)"
+    elif family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
     if "rope.turns" in family.facts:
         yield "no rope" if constants["rope.turns"] is False else "rope, if switched on"
@@ -79,7 +81,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield "soft-capped scores and logits"
     if "residual_scale" in family.facts:
         yield "scaled embedding, residuals and logits"
-    if constants.get("ffn.gated") is False:
+    if family.by_halves:
+        yield "no rope"
+    if constants.get("ffn.gated") is False and not family.has_experts:
         yield "an MLP without gates"
     if "latent.kv_rank" in family.facts:
         yield "latent attention"
@@ -88,10 +92,13 @@ def _specials(family: Family) -> Iterator[str]:
     if family.recurrent:
         yield f"{_RECURRENT[family.recurrent]}{', beside attention' if family.beside else ''}"
     if family.has_experts:
-        yield "a mixture of experts"
+        by_one = constants.get("ffn.router") == "sparsemixer"
+        yield f"a mixture of experts{', taken one by one' if by_one else ''}"
     if "shared.size" in family.facts:
-        yield "an expert that all tokens meet"
+        one = "an expert that all tokens meet"
+        yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one
     if "dense.size" in family.facts:
-        yield f"{'also' if family.experts_every else 'first'} layers without experts"
+        every_kind = family.experts_every or family.by_halves
+        yield f"{'also' if every_kind else 'first'} layers without experts"
     if "beside.size" in family.facts:
         yield "a dense network beside them"

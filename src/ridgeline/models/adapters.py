@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, Family, halves_order
+from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import row_order
 from ridgeline.models.gguf import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
@@ -54,6 +55,8 @@ _HF_NAMES = {
     "arcee": "ArceeForCausalLM",
     "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
     "qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3MoeForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM of experts",
+    "phimoe": "PhimoeForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
 }  # fmt: skip
 # Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
 # keep: an adapter of one kind does not fit a base of the other.
@@ -341,7 +344,8 @@ class _Binding:
             inner = () if isinstance(layer.ffn, Experts) else MATRICES[4:]
             for part in (*_of_attention(layer.attention), *inner):
                 if part in layer.shapes(1, norm_bias=False) and part in family.layer:
-                    in_file = family.prefix.format(i) + family.layer[part]
+                    number = number_in_file(arch, family, i, part)
+                    in_file = family.prefix.format(number) + family.layer[part]
                     self._modules.setdefault(in_file, (i, []))[1].append(part)
 
     def layer_of(self, in_file: str, module: str) -> int:

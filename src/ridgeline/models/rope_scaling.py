@@ -22,10 +22,10 @@ _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.
 _KEYS = frozenset((
     "alpha", "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned",
-    "high_freq_factor", "llama_4_scaling_beta", "long_factor", "low_freq_factor",
+    "high_freq_factor", "llama_4_scaling_beta", "long_factor", "long_mscale", "low_freq_factor",
     "max_position_embeddings", "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim",
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type",
-    "short_factor", "truncate", "type",
+    "short_factor", "short_mscale", "truncate", "type",
 ))  # fmt: skip
 _LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
@@ -80,12 +80,15 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
         rope = Rope(theta, dim, divisors, attention_factor, (), original, growth)
         # Published configs often leave the length as it was before the extension.
         return rope, max(max_position, int(original * factor))
-    stretch = max(0.0, log(factor)) / log(original)
+    growth = max(0.0, log(factor)) / log(original)
+    magnitude = scaling.number("long_mscale", math.sqrt(1 + growth))
+    if scaling.number("short_mscale", magnitude) != magnitude:
+        scaling.fail("short_mscale and long_mscale differ, which is not supported")
     rope = Rope(
         theta,
         dim,
         scaling.numbers("short_factor", dim // 2),
-        scaling.number("attention_factor", math.sqrt(1 + stretch)),
+        scaling.number("attention_factor", magnitude),
         scaling.numbers("long_factor", dim // 2),
         original,
     )

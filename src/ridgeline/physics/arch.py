@@ -45,6 +45,8 @@ class Attention:
             channels; it has none of its own (Brandon et al., 2024). None: it has its own.
         v_norm: RMS norm of each value head, without a weight.
         v_is_k: values are the products for keys, before these are normed and turned.
+        slopes: of each query head; a score loses the head's slope times the distance of the two
+            tokens (ALiBi; Press et al., 2022). Empty: nothing.
         latent: keys and values of all heads are made of one vector of a token, which alone is kept;
             ``num_kv_heads`` is 1, and ``head_dim`` that of a query before it is absorbed.
     """
@@ -69,6 +71,7 @@ class Attention:
     v_norm: bool = False
     v_is_k: bool = False
     latent: Latent | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: gated networks, of which a token goes to a few (Shazeer et al., 2017).
+    """A mixture of experts: networks, of which a token goes to a few (Shazeer et al., 2017).
 
     The router's products are put through softmax or a sigmoid, and the experts of the largest are
     met: of equal ones the first. What they make is added up with these shares as weights.
@@ -199,6 +202,7 @@ class Experts:
         per_token: how many of them a token goes to.
         size: inner width of each.
         activation: as of ``Mlp``.
+        gated: as of ``Mlp``.
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
         bias: the router and all projections have a bias.
@@ -210,7 +214,10 @@ class Experts:
             of the residual stream; the experts read what "experts_norm" makes of it, and the
             router what "router_norm" does. Behind each of the two stands a norm, "beside_post_norm"
             and "experts_post_norm", before both are added.
-        router: what shares are of the router's products: "softmax", or each one's "sigmoid".
+        router: what shares are of the router's products: "softmax", or each one's "sigmoid". With
+            "sparsemixer" (Phi-3.5-MoE, 2024) experts are taken one by one: each one's weight is its
+            share of a softmax over those that are not taken yet and not far from the best of them.
+        jitter: how far: twice this part of the larger of that best product and an own magnitude.
         choice_bias: a learnt number is added to a share where experts are chosen, not where it is
             a weight (DeepSeek-V3, 2024).
         num_groups: runs of experts; 1 limits nothing.
@@ -229,22 +236,19 @@ class Experts:
     shared_gated: bool = False
     own_scales: bool = False
     beside: Mlp | None = None
-    router: Literal["softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     choice_bias: bool = False
     num_groups: int = 1
     groups_met: int = 1
-
-    @property
-    def gated(self) -> bool:
-        """Every expert has gates."""
-        return True
+    gated: bool = True
+    jitter: float = 0.0
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
         inner, outer = self.num * self.size, self.num * hidden_size
         all_shapes: dict[str, tuple[int, ...]] = {
             "router": (self.num, hidden_size),
-            "gate": (inner, hidden_size),
+            **({"gate": (inner, hidden_size)} if self.gated else {}),
             "up": (inner, hidden_size),
             "down": (outer, self.size),
         }
@@ -265,7 +269,8 @@ class Experts:
         """Return how many weights of matrices a token meets."""
         dense = [network for network in (self.shared, self.beside) if network is not None]
         of_dense = sum(network.active_weights(hidden_size) for network in dense)
-        return hidden_size * (self.num + 3 * self.per_token * self.size) + of_dense
+        matrices = 3 if self.gated else 2
+        return hidden_size * (self.num + matrices * self.per_token * self.size) + of_dense
 
     def expected_met(self, num_tokens: int) -> float:
         """Return how many experts this many tokens meet together if all are equally likely."""
@@ -363,6 +368,7 @@ class ModelArch:
         norm_eps: epsilon of the norms.
         norm: "rms" (Zhang and Sennrich, 2019) or "layer", which subtracts the mean.
         norm_bias: norms over the residual stream have a bias.
+        embed_norm: rows of the embedding are normed before the first layer; the head's are not.
         embed_scale: multiplies the rows of the embedding.
         residual_scale: multiplies what a mixer or a feed-forward network adds.
         logit_scale: multiplies logits.
@@ -386,6 +392,7 @@ class ModelArch:
     norm_eps: float
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
+    embed_norm: bool = False
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -449,6 +456,8 @@ class ModelArch:
     def matrix_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape ``(out, in)`` of every tensor that the model needs."""
         shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, self.hidden_size)}
+        if self.embed_norm:
+            shapes |= dict.fromkeys(("embedding_norm", "embedding_norm_bias"), (self.hidden_size,))
         if self.position_rows:
             shapes["positions"] = (self.position_rows, self.hidden_size)
         if self.input_size:

@@ -38,6 +38,8 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
         for layer in arch.layers
     )
     before = embedding(hidden, arch.vocab_size, arch.position_rows)
+    if arch.embed_norm:
+        before += norms(hidden, 1, biased=True)
     if of_inputs:
         before += layer_inputs(hidden, arch.vocab_size, of_inputs)
         before += (vector("per_layer_projection_norm", "norms", arch.input_size),)
@@ -112,6 +114,7 @@ def _ffn_shape(hidden: int, ffn: Mlp | Experts) -> Part:
         biased=ffn.bias,
         own_scales=ffn.own_scales,
         router_bias=ffn.choice_bias,
+        gated=ffn.gated,
     )
     if ffn.beside is None:
         return part

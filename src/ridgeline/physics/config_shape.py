@@ -30,6 +30,7 @@ from ridgeline.physics.layers import (
     vector,
 )
 from ridgeline.physics.own_names import in_usual_names
+from ridgeline.physics.shape_by_halves import layers_by_halves
 from ridgeline.physics.shape_by_layer import layers_by_layer
 from ridgeline.physics.shapes import Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
@@ -110,12 +111,15 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
             config, hidden, [*windows[:-1], None], family.input_size
         )
         before += of_inputs
+    elif name == "nemotron_h":
+        layers = layers_by_halves(config, hidden)
     else:
         mixers = _mixers(config, name, family, count, hidden)
         mlps = [_mlp(config, name, family, i, count, hidden) for i in range(count)]
         num_norms = config.integer("num_ln_in_parallel_attn", default=family.norms)
         between = norms(hidden, num_norms, biased=family.norm_bias)
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
+    head_bias = config.flag("lm_head_bias", default=family.head_bias)
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
     num_mtp = config.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
     mtp = (
@@ -133,7 +137,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         num_kv_heads=kv_heads,
         layers=layers,
         embedding=before,
-        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias, biased=family.head_bias),
+        end=end(hidden, vocab, tied=tied, norm_bias=family.norm_bias, biased=head_bias),
         is_tied=tied,
         mtp=mtp * num_mtp,
     )

@@ -190,7 +190,8 @@ def _unmet_params(arch: ModelArch, ffn: Mlp | Experts, num_tokens: int) -> float
     """Return the weights of a layer's experts that none of the tokens is expected to meet."""
     if isinstance(ffn, Mlp):
         return 0.0
-    return (ffn.num - ffn.expected_met(num_tokens)) * 3 * ffn.size * arch.hidden_size
+    matrices = 3 if ffn.gated else 2
+    return (ffn.num - ffn.expected_met(num_tokens)) * matrices * ffn.size * arch.hidden_size
 
 
 def _visible_keys(num_tokens: int, window: int | None) -> int:

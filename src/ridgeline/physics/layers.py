@@ -149,6 +149,7 @@ def experts(
     biased: bool = False,
     router_bias: bool = False,
     own_scales: bool = False,
+    gated: bool = True,
 ) -> Part:
     """Return a mixture of experts: ``count`` of ``width``, of which a token meets ``active``.
 
@@ -162,20 +163,22 @@ def experts(
         biased: experts and router have biases.
         router_bias: the router has a bias, for balance.
         own_scales: each expert's weight has a learnt factor.
+        gated: experts and what all tokens meet have gates.
     """
     group = "experts"
     matrices = [Matrix("mlp.router", group, count, hidden, linear=False)]
-    matrices += _mlp("mlp.experts", group, hidden, width, True, biased, count, active)
+    matrices += _mlp("mlp.experts", group, hidden, width, gated, biased, count, active)
     if router_bias or biased:
         matrices.append(vector("mlp.router.bias", group, count))
     if own_scales:
         matrices.append(vector("mlp.router.per_expert_scale", group, count))
     if shared_width:
-        matrices += _mlp("mlp.shared_experts", group, hidden, shared_width, True, False, 1, 1)
+        matrices += _mlp("mlp.shared_experts", group, hidden, shared_width, gated, False, 1, 1)
     if shared_gate:
         matrices.append(vector("mlp.shared_expert_gate", group, hidden))
     # Each chosen expert computes a gate, an up, their product and a row of output.
-    values = active * (3 * width + 2 * hidden) + 3 * shared_width
+    inner = 3 if gated else 2
+    values = active * (inner * width + 2 * hidden) + inner * shared_width
     return Part("", tuple(matrices), None, values)
 
 

@@ -63,6 +63,12 @@ def _gpt_neox(config: Fields) -> dict[str, Any]:
     return {"attention_bias": config.flag("attention_bias", default=True), "mlp_bias": True}
 
 
+def _nemotron_h(config: Fields) -> dict[str, Any]:
+    names = config.values.get("layers_block_type") or config.values.get("hybrid_override_pattern")
+    count = len(names) if isinstance(names, list | str) else None
+    return {"num_hidden_layers": config.integer("num_hidden_layers", default=count)}
+
+
 def _opt(config: Fields) -> dict[str, Any]:
     sizes, width = _sizes(config), config.integer("word_embed_proj_dim", default=0, low=0)
     if width not in (0, sizes["hidden_size"]):
@@ -76,6 +82,18 @@ def _opt(config: Fields) -> dict[str, Any]:
 def _bloom(config: Fields) -> dict[str, Any]:
     positions = config.integer("seq_length", default=0, low=0)
     return {**_sizes(config), **_BIASED, "max_position_embeddings": positions}
+
+
+def _mpt(config: Fields) -> dict[str, Any]:
+    hidden, ratio = config.integer("d_model"), config.integer("expansion_ratio", default=4)
+    config.get("attn_config", "init_config")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": config.integer("n_layers"),
+        "num_attention_heads": config.integer("n_heads"),
+        "intermediate_size": ratio * hidden,
+        "max_position_embeddings": config.integer("max_seq_len", default=0, low=0),
+    }
 
 
 def _falcon(config: Fields) -> dict[str, Any]:
@@ -191,8 +209,10 @@ _READERS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "gpt_bigcode": _gpt2,
     "gptj": _gptj,
     "gpt_neox": _gpt_neox,
+    "nemotron_h": _nemotron_h,
     "opt": _opt,
     "bloom": _bloom,
+    "mpt": _mpt,
     "falcon": _falcon,
     "RefinedWeb": _falcon,
     "RefinedWebModel": _falcon,

@@ -178,6 +178,9 @@ def _attend_head(
         for channel in range(heads.size):
             total = fma(k[:, channel].astype(np.float32), scaled[channel], total)
         scores[: len(k)] = total
+    if heads.slopes:  # the last that is seen is the query's own position
+        before = np.arange(len(visible), dtype=np.float32) - F32(len(k) - 1)
+        scores = fma(before, F32(heads.slopes[head]), scores)
     top = max(scores[visible].max(), biases.sinks[head] if heads.sinks else LOWEST)
     p = np.where(visible, exp(scores - top), F32(0))
     lanes = np.zeros(16, np.float32)

@@ -37,9 +37,11 @@ SHAPES = {
         PLAIN, num_heads=14, num_kv_heads=2, half=32, num_channels=64, qkv_bias=True
     ),
     "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
-    "group 2, sinks": replace(PLAIN, num_heads=4, num_kv_heads=2, sinks=True),
     "group 2, norms behind rope": replace(
         PLAIN, num_heads=4, num_kv_heads=2, qk_norm="head", norm_turned=True, grows=True
+    ),
+    "group 2, sinks, slopes": replace(
+        PLAIN, num_heads=4, num_kv_heads=2, sinks=True, slopes=(0.5, 0.2, 0.1, 0.03)
     ),
 }
 WIDE = {"group 1, wide": replace(PLAIN, num_heads=1, half=128, num_channels=256)}
@@ -49,7 +51,7 @@ NARROW = {"group 2, partial rope": replace(SHAPES["group 4, partial rope"], num_
 CASES = [("host", shape, "int8") for shape in SHAPES]
 CASES += [
     ("host", shape, kind)
-    for shape in [*list(SHAPES)[::2], "group 2, sinks"]
+    for shape in [*list(SHAPES)[::2], "group 2, sinks, slopes"]
     for kind in ("f16", "f32")
 ]
 CASES += [("host", shape, "int8-int4") for shape in SHAPES | WIDE]
@@ -199,6 +201,7 @@ class Attention:
                 run(
                     "softmax", scores[row:], scores.strides[0], low, high, blocks, walk[0], stride,
                     walk[2], planes[row:], scales[row:], self.text.sinks[kv_head * heads.group :],
+                    kv_head,
                 )  # fmt: skip
             weights = planes if heads.is_quantised else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
@@ -355,7 +358,10 @@ def test_the_twin_is_attention(attention: Attention) -> None:
     for head in range(heads.num_heads):
         kv_head = head // heads.group
         scores = keys[seen, kv_head] @ known.q[position, head]
-        p = np.exp(scores * heads.num_channels**-0.5)
+        scores = scores * heads.num_channels**-0.5
+        if heads.slopes:
+            scores = scores - heads.slopes[head] * (position - np.arange(LENGTH)[seen])
+        p = np.exp(scores)
         lost = np.exp(float(known.sinks[head])) if heads.sinks else 0.0
         exact = p @ v[seen, kv_head] / (p.sum() + lost)
         got = attention.wanted(position, window=window)[0, head]

@@ -32,6 +32,7 @@ from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
+from ridgeline.backends.embed_norm import EmbeddingNorm
 from ridgeline.backends.face import Held, Traffic
 from ridgeline.backends.held import held
 from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
@@ -126,6 +127,7 @@ class CpuRunner:
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
+        self._embed_norm = EmbeddingNorm(checkpoint) if self.arch.embed_norm else None
         self._inputs = checkpoint.tensors.get("inputs")
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
@@ -172,6 +174,8 @@ class CpuRunner:
         by_name = {f"weights.{k}": held(v, is_mapped=weights.is_mapped) for k, v in packed}
         by_name |= {f"weights.{k}": held(v) for k, v in made}
         by_name |= {name: held(arrays) for name, arrays in self._buffers.arrays().items()}
+        if self._embed_norm is not None:
+            by_name["weights.embed_norm"] = held(self._embed_norm.arrays)
         if self._scorer:
             by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
         by_name |= {"scratch.draws": held(self._draws.arrays), "states": held([self._states.array])}
@@ -223,6 +227,10 @@ class CpuRunner:
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
             buffers.x[row] = self.weights.embedding[token]
         rows = buffers.x[: len(batch.tokens)]
+        if self._embed_norm is not None:
+            for row in rows:
+                size = self.arch.hidden_size
+                row[:size] = self._embed_norm.of(row[:size])
         if self.arch.embed_scale != 1.0:
             rows *= np.float32(self.arch.embed_scale)
         if self.arch.position_rows:

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.alibi import FAMILIES as _ALIBI
+from ridgeline.models.families.alibi import GGUF_FAMILIES as _GGUF_ALIBI
 from ridgeline.models.families.binding import bind, halves_order
 from ridgeline.models.families.deepseek import FAMILIES as _DEEPSEEK
 from ridgeline.models.families.deepseek import GGUF_FAMILIES as _GGUF_DEEPSEEK
@@ -27,6 +29,7 @@ from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.glm import FAMILIES as _GLM
 from ridgeline.models.families.glm import GGUF_FAMILIES as _GGUF_GLM
+from ridgeline.models.families.halves import has_expert_halves
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
@@ -37,6 +40,10 @@ from ridgeline.models.families.layer_configs import (
     num_guessing_layers,
 )
 from ridgeline.models.families.nearest import NEAREST
+from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
+from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
+from ridgeline.models.families.phimoe import FAMILIES as _PHIMOE
+from ridgeline.models.families.phimoe import GGUF_FAMILIES as _GGUF_PHIMOE
 from ridgeline.models.families.recent import FAMILIES as _RECENT
 from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
 from ridgeline.models.families.table import Family
@@ -58,10 +65,15 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = _DECODERS | _GEMMA_4 | _DEEPSEEK | _GLM | _RECENT | _ENCODERS
+HF_FAMILIES = (
+    _DECODERS | _NEMOTRON_H | _PHIMOE | _ALIBI | _GEMMA_4 | _DEEPSEEK | _GLM | _RECENT | _ENCODERS
+)
 GGUF_FAMILIES = (
     _GGUF_DECODERS
     | _GGUF_RECURRENT
+    | _GGUF_NEMOTRON_H
+    | _GGUF_PHIMOE
+    | _GGUF_ALIBI
     | _GGUF_GEMMA_4
     | _GGUF_DEEPSEEK
     | _GGUF_GLM
@@ -70,6 +82,12 @@ GGUF_FAMILIES = (
 )
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
+_WITHOUT_PREFIX = {  # the embedding's name in such files, and what is missing
+    "embed_tokens.weight": "model.",
+    "word_embeddings.weight": "transformer.",
+    "wte.weight": "transformer.",
+}
+_OF_ATTENTION = "attn_config"  # MPT has an object of it
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
@@ -129,6 +147,10 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     family = family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
+    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
+        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
+        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
+        values = {**values, **inner, _OF_ATTENTION: None}
     if family is None:
         own_code = bool(values.get("auto_map"))
         _refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
@@ -172,6 +194,7 @@ def family_of(values: Mapping[str, Any]) -> Family | None:
     name, half = architecture(values), values.get("text_config")
     text = half if type(half) is dict else values
     has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
+    has_experts = has_experts or has_expert_halves(text)
     kinds = {"of experts": has_experts, "of groups": text.get("new_decoder_architecture") is True}
     for kind, is_one in kinds.items():
         if is_one and f"{name} {kind}" in HF_FAMILIES:
@@ -272,11 +295,13 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a decoder's tensors under the names of a whole model's.
 
-    sentence-transformers saves the model without its head, whose names lack a prefix then.
+    sentence-transformers saves the model without its head, whose names lack a prefix then; the
+    first files of GPT-2 and BLOOM lack it too.
     """
-    if "embed_tokens.weight" not in raw:
-        return raw
-    return {f"model.{name}": tensor for name, tensor in raw.items()}
+    for embedding, prefix in _WITHOUT_PREFIX.items():
+        if embedding in raw:
+            return {f"{prefix}{name}": tensor for name, tensor in raw.items()}
+    return raw
 
 
 def _model(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.facts import Facts
+from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import expert_halves, row_order
 from ridgeline.models.families.table import Family
 from ridgeline.models.portable_math import log
@@ -40,7 +41,8 @@ def bind(
             in_file = family.outer[name].format(arch.num_layers - 1)
         else:
             _, index, part = name.split(".")
-            number, in_file = int(index), family.layer[part]
+            number = number_in_file(arch, family, int(index), part)
+            in_file = family.layer[part]
             if in_file.startswith(_BEFORE):
                 number, in_file = number - 1, in_file.removeprefix(_BEFORE)
             prefix, instead = family.prefix.format(number), family.instead.get(part, "")

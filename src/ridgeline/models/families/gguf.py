@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.families.gguf_dense import FAMILIES as _OF_LAYER_NORM
-from ridgeline.models.families.gguf_names import LAYER, OUTER, PREFIX, REFUSED, refused_but
+from ridgeline.models.families.gguf_names import (
+    LAYER,
+    OUTER,
+    PREFIX,
+    REFUSED,
+    SHARED,
+    refused_but,
+)
 from ridgeline.models.families.table import (
     Family,
     const,
+    count,
     has,
     integer,
     inverse,
@@ -178,9 +186,15 @@ FAMILIES = {
     ),
     "granitemoe": Family(
         OUTER,
-        _EXPERTS,
+        _EXPERTS | SHARED,
         PREFIX,
-        _MODEL | _SPARSE | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
+        _MODEL
+        | _SPARSE
+        | _SCALES
+        | {
+            "mixer.scale": number("attention.scale", default=1.0),
+            "shared.size": count("expert_shared_feed_forward_length"),
+        },
         interleaved=True,
         has_experts=True,
         refuse=refused_but(
@@ -205,13 +219,7 @@ FAMILIES = {
     ),
     "qwen2moe": Family(
         OUTER,
-        _EXPERTS
-        | {
-            "shared_gate": "ffn_gate_shexp.weight",
-            "shared_up": "ffn_up_shexp.weight",
-            "shared_down": "ffn_down_shexp.weight",
-            "shared_scale": "ffn_gate_inp_shexp.weight",
-        },
+        _EXPERTS | SHARED | {"shared_scale": "ffn_gate_inp_shexp.weight"},
         PREFIX,
         _MODEL
         | _SPARSE

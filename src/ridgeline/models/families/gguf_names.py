@@ -24,6 +24,7 @@ LAYER = {
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
 }
+SHARED = {f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")}
 REFUSED = (
     "attn_logit_softcapping",
     "final_logit_softcapping",

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.models.families.gguf import FAMILIES as _PLAIN
+from ridgeline.models.families.gguf_names import SHARED
 from ridgeline.models.families.table import Family, const, has, integer, number, quotient
 
-_SSM_LAYER = {
+SSM_LAYER = {
     "in": "ssm_in.weight",
     "conv": "ssm_conv1d.weight",
     "conv_bias": "ssm_conv1d.bias",
@@ -22,7 +23,7 @@ _SSM_LAYER = {
     "gated_scale": "ssm_norm.weight",
     "out": "ssm_out.weight",
 }
-_SSM = {
+SSM = {
     "recurrent.num_heads": integer("ssm.time_step_rank"),
     "recurrent.head_dim": quotient("ssm.inner_size", "ssm.time_step_rank"),
     "recurrent.state_dim": integer("ssm.state_size"),
@@ -30,7 +31,6 @@ _SSM = {
     "recurrent.kernel": integer("ssm.conv_kernel"),
     "recurrent.conv_bias": has("blk.0.ssm_conv1d.bias"),
 }
-_SHARED_LAYER = {f"shared_{name}": f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")}
 _DELTA_LAYER = {
     "mlp_norm": "post_attention_norm.weight",
     "q_gate": "attn_q.weight",
@@ -43,7 +43,7 @@ _DELTA_LAYER = {
     "a_log": "ssm_a",
     "gated_scale": "ssm_norm.weight",
     "out": "ssm_out.weight",
-    **_SHARED_LAYER,
+    **SHARED,
     "shared_scale": "ffn_gate_inp_shexp.weight",
 }
 _DELTA = {
@@ -79,10 +79,10 @@ def _granite(family: Family) -> Family:
     """
     return replace(
         family,
-        layer={**family.layer, **_SSM_LAYER, **_SHARED_LAYER},
+        layer={**family.layer, **SSM_LAYER, **SHARED},
         facts={
             **family.facts,
-            **_SSM,
+            **SSM,
             "rope.turns": const(False),
             "mixer.qkv_bias": has("attn_q.bias"),
             "mixer.o_bias": has("attn_output.bias"),
@@ -101,23 +101,23 @@ _GRANITE_OF_EXPERTS = _granite(_PLAIN["granitemoe"])
 FAMILIES = {
     "mamba2": Family(
         _PLAIN["qwen3"].outer,
-        {"attn_norm": "attn_norm.weight"} | _SSM_LAYER,
+        {"attn_norm": "attn_norm.weight"} | SSM_LAYER,
         "blk.{}.",
         {
             "hidden_size": integer("embedding_length"),
             "norm_eps": number("attention.layer_norm_rms_epsilon"),
             "ffn.size": const(0),
         }
-        | _SSM,
+        | SSM,
         recurrent="ssm",
         decays=True,
     ),
     "falcon-h1": replace(
         _PLAIN["qwen3"],
-        layer={**_PLAIN["qwen3"].layer, **_SSM_LAYER},
+        layer={**_PLAIN["qwen3"].layer, **SSM_LAYER},
         facts={
             **_PLAIN["qwen3"].facts,
-            **_SSM,
+            **SSM,
             "mixer.qk_norm": const(""),
             "recurrent.gated_norm": const(False),  # whether it is before the gate is not said
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.models.families.hf_parts import (
     BIASES,
     DENSE,
@@ -21,6 +23,7 @@ from ridgeline.models.families.hf_parts import (
 from ridgeline.models.families.table import (
     Family,
     const,
+    count,
     flag,
     integer,
 )
@@ -137,3 +140,14 @@ FAMILIES = {
         must={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),
 }
+_GRANITE = FAMILIES["GraniteMoeForCausalLM"]
+FAMILIES["GraniteMoeSharedForCausalLM"] = replace(
+    _GRANITE,
+    layer={
+        **_GRANITE.layer,
+        "shared_gate": "shared_mlp.input_linear.weight",
+        "shared_up": "shared_mlp.input_linear.weight",
+        "shared_down": "shared_mlp.output_linear.weight",
+    },
+    facts={**_GRANITE.facts, "shared.size": count("shared_intermediate_size")},
+)

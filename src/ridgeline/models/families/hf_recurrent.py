@@ -132,7 +132,7 @@ _MAMBA_OF_HYBRID = {
     "recurrent.kernel": integer("mamba_d_conv"),
     "recurrent.conv_bias": flag("mamba_conv_bias", default=True),
 }
-_SSM_LAYER = {
+SSM_LAYER = {
     "in": "in_proj.weight",
     "in_bias": "in_proj.bias",
     "conv": "conv1d.weight",
@@ -144,7 +144,7 @@ _SSM_LAYER = {
     "out": "out_proj.weight",
     "out_bias": "out_proj.bias",
 }
-_SSM_OF_HYBRID = {n: f"mamba.{name}" for n, name in _SSM_LAYER.items()}
+_SSM_OF_HYBRID = {n: f"mamba.{name}" for n, name in SSM_LAYER.items()}
 _HYBRID = MODEL | BIASES | _MAMBA_OF_HYBRID | {"recurrent.bias": flag("mamba_proj_bias")}
 _GRANITE = {
     "rope.turns": choice(
@@ -330,7 +330,7 @@ FAMILIES = {
             "norm": "backbone.norm_f.weight",
             "head": "lm_head.weight",
         },
-        {"attn_norm": "norm.weight"} | {n: f"mixer.{name}" for n, name in _SSM_LAYER.items()},
+        {"attn_norm": "norm.weight"} | {n: f"mixer.{name}" for n, name in SSM_LAYER.items()},
         "backbone.layers.{}.",
         {
             "hidden_size": integer("hidden_size"),

@@ -5,7 +5,7 @@ It knows the keys that files of all families have in common; what differs is in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from ridgeline.models.families.by_layer import (
     widths,
     with_shared,
 )
+from ridgeline.models.families.halves import Halves, halves_of_config, halves_of_gguf
 from ridgeline.models.families.table import Family
 from ridgeline.models.rope_scaling import (
     checked_dim,
@@ -50,6 +51,10 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     Raises:
         ModelFileError: a value is missing, out of range or not supported.
     """
+    if family.by_halves:
+        return _of_halves(config, family, halves_of_config(config)), config.integer(
+            "max_position_embeddings", NO_LIMIT
+        )
     num_layers = _num_layers(config, "num_hidden_layers")
     if not family.has_attention:
         ffn = Mlp(**family.read(config, "ffn"))
@@ -119,6 +124,21 @@ def _latent_layers(
     return _each_once([Layer(one, ffn, **of_layer) for ffn in _networks(facts, family, num_layers)])
 
 
+def _of_halves(facts: Facts, family: Family, halves: Sequence[Halves]) -> tuple[Layer, ...]:
+    """Return layers of these halves; positions turn nothing."""
+    mixer = family.read(facts, "mixer")
+    if mixer["num_heads"] % mixer["num_kv_heads"]:
+        facts.fail("{num_heads} heads cannot share {num_kv_heads} key and value heads evenly"
+                   .format_map(mixer))  # fmt: skip
+    mixers = {"full": Attention(rope=None, **mixer), "recurrent": _recurrent(facts, family)}
+    networks: dict[str, Mlp | Experts] = {"": Mlp(0)}
+    for name in {half.network for half in halves if half.network}:
+        is_plain = name == "dense" and family.has_experts
+        plain = Mlp(**family.read(facts, "dense")) if is_plain else None
+        networks[name] = plain or _feed_forward(facts, family)
+    return _each_once([Layer(mixers[one.mixer], networks[one.network]) for one in halves])
+
+
 def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> tuple[Layer, ...]:
     """Return the layers that a GGUF file describes.
 
@@ -126,6 +146,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         ModelFileError: a value is missing, out of range or not supported.
     """
     num_layers = _num_layers(meta, "block_count") - num_guessing_layers(meta)
+    if family.by_halves:
+        plain, halves = halves_of_gguf(meta, family, num_layers)
+        return _of_halves(plain, family, halves)
     if not family.has_attention:
         ffn = Mlp(**family.read(meta, "ffn"))
         layer = Layer(_recurrent(meta, family), ffn, **family.read(meta, "layer"))

@@ -10,8 +10,6 @@ _SOUND = "it hears or speaks; no model of sound runs"
 _MAMBA_1 = "Mamba-1's state has no heads; Mamba-2, Falcon-H1 and LFM2 run"
 _RWKV = "its state is none of those that run; Mamba-2 and Qwen3-Next run"
 _ALTUP = "it keeps several streams of activations (AltUp); Gemma 3 and Gemma 4 run"
-_ALIBI = "its attention has biases by distance (ALiBi); GPT-NeoX and OPT run"
-_HYBRID = "it mixes Mamba-2 with other layers in a way of its own; Granite 4 and Falcon-H1 run"
 _XIELU = "its activation has learnt numbers in each layer (xIELU); Llama, OLMo 2 and Qwen3 run"
 _TURNED = "its experts are stored with inputs first; its GGUF files, and Qwen3-VL without them, run"
 
@@ -30,8 +28,6 @@ NEAREST = {
         ("RwkvForCausalLM", "Rwkv6ForCausalLM", "RWKV7ForCausalLM", "rwkv6", "rwkv7"), _RWKV
     ),
     **dict.fromkeys(("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM", "gemma3n"), _ALTUP),
-    **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "bloom", "mpt"), _ALIBI),
     **dict.fromkeys(("ApertusForCausalLM", "apertus"), _XIELU),
     **dict.fromkeys(("Qwen3VLMoeForConditionalGeneration",), _TURNED),
-    **dict.fromkeys(("NemotronHForCausalLM", "nemotron_h"), _HYBRID),
 }  # fmt: skip

@@ -37,6 +37,7 @@ class Reader(NamedTuple):
         "product",
         "groups",
         "numbered",
+        "slopes",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
@@ -88,6 +89,8 @@ class Reader(NamedTuple):
             case "groups":
                 limits = facts.text("topk_method", "") != "greedy"
                 return facts.integer(key, 1) if limits else 1
+            case "slopes":
+                return _slopes(facts.integer(key), facts.number(self.argument, 8.0))
             case "numbered":
                 number = facts.integer(key, self.default)
                 if number not in self.argument:
@@ -219,6 +222,19 @@ def numbered(key: str, *, among: Mapping[int, str], default: int) -> Reader:
     return Reader("numbered", (key,), default, among)
 
 
+def slopes(num_heads: str, largest: str) -> Reader:
+    """The slopes of a number of heads; the second key says the largest exponent, else it is 8."""
+    return Reader("slopes", (num_heads,), argument=largest)
+
+
+def _slopes(num_heads: int, largest: float) -> tuple[float, ...]:
+    """Return powers of two in even steps; heads beyond a power of two stand between the first."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    steps = [float(i) for i in range(1, whole + 1)]
+    steps += [i + 0.5 for i in range(num_heads - whole)]
+    return tuple(2.0 ** (-largest * step / whole) for step in steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of models.
@@ -253,6 +269,7 @@ class Family:
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
         recurrent: what keeps a state in layers that ``layer_types`` does not call attention.
         beside: it stands beside attention instead, in every layer.
+        by_halves: each layer of a file is half of one of ours: see ``halves``.
         attention_layers: the key of their numbers, or of a number that says that one in this many
             has attention (else ``pattern``), where the config has no ``layer_types``.
         decays: of each head that keeps a state the file has minus the exponential of "a_log".
@@ -292,6 +309,7 @@ class Family:
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
     beside: bool = False
+    by_halves: bool = False
     attention_layers: str = ""
     decays: bool = False
     has_experts: bool = False

@@ -31,7 +31,7 @@ zero, so neither the tile a row is in nor the blocks around it change a bit of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ridgeline.backends.cpu.emit.activations import softcapped
@@ -98,7 +98,7 @@ SOFTMAX = Kernel(
     "softmax",
     (
         "scores", "score_stride", "low", "high", "count", "records", "stride", "table",
-        "planes", "scales", "sinks",
+        "planes", "scales", "sinks", "kv_head",
     ),
 )  # fmt: skip
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
@@ -330,7 +330,10 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     multiplied by.
     """
     fn = SOFTMAX.of(number).begin(module)
-    scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks = fn.args
+    (
+        scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks,
+        kv_head,
+    ) = fn.args  # fmt: skip
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
     first_whole = fn.lower((low + TOKENS - 1) // TOKENS, count)
@@ -356,11 +359,16 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             [fn.var(fn.lanes(F32, [initial] * 16)) for _ in group]
             for initial in (_LOWEST, 0.0, 0.0)
         )
+        slopes = _slopes(fn, heads, kv_head, group)
         for block, visible in blocks():
-            for row, top in zip(rows, tops, strict=True):
+            for row, top, slope in zip(rows, tops, slopes, strict=True):
                 score = fn.load(row + block * 64, FLOATS, 4)
                 if heads.softcap:
                     score = softcapped(score, heads.softcap)
+                if heads.slopes:
+                    before = lanes + (block.signed(I32) * 16).splat(16) - high_v + 1
+                    score = fma(before.signed(F32), slope, score)
+                if heads.softcap or heads.slopes:
                     fn.store(score, row + block * 64, 4)
                 top.set(maximum(visible(score, _LOWEST), top.get()))
         if heads.sinks:
@@ -393,6 +401,15 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
         for g, factor, total in zip(group, factors, totals, strict=True):
             fn.store(factor / total.get().reduce(lambda a, b: a + b), scales + 4 * g, 4)
     fn.finish()
+
+
+def _slopes(fn: Function, heads: Heads, kv_head: Value, group: Sequence[int]) -> list[Value]:
+    """Return the slope of each of a group's heads, in all lanes; where there are none, zeros."""
+    if not heads.slopes:
+        return [fn.lanes(F32, [0.0] * 16) for _ in group]
+    of_all = fn.lanes(F32, heads.slopes)
+    first = kv_head.signed(I32) * heads.group
+    return [of_all.lane_at(first + g).splat(16) for g in group]
 
 
 def _emit_weighted_values(

@@ -6,9 +6,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from ridgeline.backends.cpu.emit.ir import F32, Function, Value, absolute, maximum, select
+from ridgeline.backends.cpu.emit.ir import (
+    F32,
+    Function,
+    Value,
+    absolute,
+    exp,
+    maximum,
+    select,
+)
+from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.networks import Experts
+
+_TAKEN = -1e30  # below every product; its exponential is 0
 
 
 def choose_limited(fn: Function, out: Value, bias: Value, choice: Value, experts: Experts) -> None:
@@ -42,6 +54,41 @@ def choose_limited(fn: Function, out: Value, bias: Value, choice: Value, experts
         fn.store(select(value < 0.0, -value / whole * experts.scale, 0.0), out + e * 4, 4)
     # Not a number stays one: nothing compares with it, so no expert would be met.
     fn.store(fn.load(out, F32, 4) + everything.get() * 0.0, out, 4)
+
+
+def take_one_by_one(
+    fn: Function, visible: Callable[[Value], Value], out: Value, choice: Value, experts: Experts
+) -> None:
+    """Put weights as "sparsemixer" has them at ``out``: see ``physics.arch.Experts``.
+
+    ``visible`` returns 16 of the products that are there. ``choice`` is room for all of them, and
+    for those of experts that are left.
+    """
+    row_bytes, zero = fn.i64(experts.route_stride), fn.lanes(F32, [0.0] * 16)
+    left, whole = choice + experts.route_stride, fn.var(zero)
+    with fn.loop(row_bytes, step=64) as at:
+        product = visible(at)
+        whole.set(whole.get() + product * 0.0)
+        for place in (choice, left):
+            fn.store(product, place + at, 4)
+        fn.store(zero, out + at, 4)
+    with fn.loop(experts.per_token):
+        best, total = fn.var(fn.lanes(F32, [_TAKEN] * 16)), fn.var(zero)
+        with fn.loop(row_bytes, step=64) as at:
+            best.set(maximum(best.get(), fn.load(left + at, FLOATS, 4)))
+        top = best.get().reduce(maximum).splat(16)
+        with fn.loop(row_bytes, step=64) as at:
+            product = fn.load(choice + at, FLOATS, 4)
+            distance = (top - product) / maximum(absolute(product), top)
+            share = exp(fn.load(left + at, FLOATS, 4) - top)
+            is_near = (distance > 2 * experts.jitter).equals(0)
+            total.set(total.get() + select(is_near, share, 0.0))
+        at = _take_largest(fn, left, experts.num)
+        fn.store(fn.value(_TAKEN, F32), left + at, 4)
+        fn.store(1.0 / total.get().reduce(lambda a, b: a + b), out + at, 4)
+    # Not a number stays one: nothing compares with it, so no expert would be met.
+    lost = whole.get().reduce(lambda a, b: a + b)
+    fn.store(fn.load(out, F32, 4) + lost, out, 4)
 
 
 def _limit_to_groups(fn: Function, choice: Value, experts: Experts) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ridgeline.backends.cpu.emit.choice import choose_limited
+from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
 from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -105,6 +105,10 @@ def _emit_route(module: object, experts: Experts, number: int) -> None:
         index = lanes + (at >> 2).signed(I32).splat(16)
         return select(index < experts.num, fn.load(out + at, FLOATS, 4), -1e30)
 
+    if experts.router == "sparsemixer":
+        take_one_by_one(fn, visible, out, choice, experts)
+        fn.finish()
+        return
     if experts.router == "sigmoid":
         with fn.loop(fn.i64(row_bytes), step=64) as at:
             fn.store(1.0 / (exp(-visible(at)) + 1.0) + visible(at) * 0.0, out + at, 4)
@@ -291,7 +295,7 @@ def _inner_values(
     stride, gate = ffn.gate_up_stride, room("gate_up")
     up = gate + ffn.size * 4
     tiles = before + own[0], before + own[1]
-    for matrix, target in (("gate", gate), ("up", up)):
+    for matrix, target in [("gate", gate), ("up", up)][2 - len(ffn.inner) :]:
         behind = thread.tile(layer, matrix, tiles[1])
         place = target - before * (TILE * 4)
         thread.matmul(layer, matrix, tiles, count, place, stride, behind, "gathered")

@@ -178,6 +178,10 @@ class Value:
         """Return one lane."""
         return Value(self.fn, self.fn.builder.extract_element(self.raw, ir.Constant(I32, index)))
 
+    def lane_at(self, index: Value) -> Value:
+        """Return the lane of a number that is known when it runs."""
+        return Value(self.fn, self.fn.builder.extract_element(self.raw, index.raw))
+
     def shuffle(self, lanes: Sequence[int], other: Value | None = None) -> Value:
         """Return these lanes; those from ``len(self)`` on are of ``other``."""
         second = ir.Constant(self.type, ir.Undefined) if other is None else other.raw

@@ -153,7 +153,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
                 of_heads(SOFTMAX).call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
-                    scales=scales + row * 4, sinks=sinks,
+                    scales=scales + row * 4, sinks=sinks, kv_head=kv_head,
                 )  # fmt: skip
             of_heads(weighted_values(queries)).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,

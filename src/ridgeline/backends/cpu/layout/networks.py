@@ -18,10 +18,11 @@ class Experts:
     dense: FeedForward | None = None  # what all rows go through as well
     dense_gated: bool = False  # its output is weighed
     dense_apart: bool = False  # it reads other rows than the experts, and norms stand behind both
-    router: str = "softmax"  # what shares are of the router's products, or each one's "sigmoid"
+    router: str = "softmax"  # see ``physics.arch``
     choice_bias: bool = False
     num_groups: int = 1
     groups_met: int = 1
+    jitter: float = 0.0
 
     @property
     def weights(self) -> int:
@@ -41,6 +42,8 @@ class Experts:
     @property
     def choice_bytes(self) -> int:
         """Bytes of what they are chosen by: a number for each, and two for each group."""
+        if self.router == "sparsemixer":  # products, and those of experts that are left
+            return 2 * self.route_stride
         groups = -(-self.num_groups // 16) * 64
         return self.route_stride + 2 * groups if self.is_limited else 0
 

@@ -105,6 +105,7 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         ffn.choice_bias,
         ffn.num_groups,
         ffn.groups_met,
+        ffn.jitter,
     )
     return replace(feed_forward, experts=experts)
 
@@ -136,6 +137,7 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
         v_is_k=attention.v_is_k,
         gated=attention.gated,
         out_scale=attention.out_scale,
+        slopes=attention.slopes,
         latent=latent,
     )
 
@@ -174,6 +176,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         "a bias before a scale": (mixer.o_bias and mixer.out_scale != 1.0)
         or (isinstance(ffn, arch_parts.Mlp) and ffn.bias and ffn.out_scale != 1.0),
         "a bias before a norm behind": has_post_norm and (mixer.o_bias or ffn.bias),
+        "slopes and sight of what follows": mixer.slopes and not mixer.causal,
         "values that are keys with a bias": mixer.v_is_k and mixer.qkv_bias,
         "a norm over all heads but no keys": reads and mixer.qk_norm == "width",
         "another rope than the keys it reads": reads

@@ -45,6 +45,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
             by_part[group] += size
         elif name in outer:
             by_part["norms"] += outer[name] * 4
+    if arch.embed_norm:
+        by_part["norms"] += 2 * arch.hidden_size * 4
     by_part["embedding"] += arch.position_rows * sizes.hidden * 4
     if sizes.inputs:  # their table stays in the file
         kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)

@@ -104,8 +104,9 @@ def _layer_bytes(
         for part in ("gate", "up", "down")
         if isinstance(layer.ffn, Experts)
     }
-    in_all = sum(ffn.num for ffn in experts.values()) // 3
-    met = sum(ffn.expected_met(num_tokens) for ffn in experts.values()) / 3
+    of_layers = [layer.ffn for layer in arch.layers if isinstance(layer.ffn, Experts)]
+    in_all = sum(ffn.num for ffn in of_layers)
+    met = sum(ffn.expected_met(num_tokens) for ffn in of_layers)
     if num_experts is not None:
         met = min(num_experts, in_all)  # threads with rows of their own read some twice
     read = of_experts = 0
