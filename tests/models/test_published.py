@@ -54,7 +54,6 @@ def test_every_family_has_a_published_config() -> None:
     same_as_another = {
         "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM",
-        "Mistral3ForConditionalGeneration",
         "MptForCausalLM",
         "PhimoeForCausalLM",
         "Qwen3_5ForCausalLM",
