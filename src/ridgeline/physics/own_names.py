@@ -81,14 +81,13 @@ def _opt(config: Fields) -> dict[str, Any]:
 
 def _bloom(config: Fields) -> dict[str, Any]:
     positions = config.integer("seq_length", default=0, low=0)
-    for name in ("bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"):
-        config.get(name)  # how it is computed, not what
+    config.get("bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv")  # how it is computed
     return {**_sizes(config), **_BIASED, "max_position_embeddings": positions}
 
 
 def _mpt(config: Fields) -> dict[str, Any]:
     hidden, ratio = config.integer("d_model"), config.integer("expansion_ratio", default=4)
-    config.get("attn_config", "init_config")
+    config.get("attn_config", "init_config", "norm_type", "learned_pos_emb")
     if not config.flag("no_bias", default=True):
         config.fail("no_bias is False, which is not understood")
     return {
