@@ -175,9 +175,14 @@ def write_gguf(model: Any, path: Path) -> Path:
 def _write_converted(model: Any, path: Path) -> Path:
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     weights = {name: one.detach().numpy() for name, one in model.named_parameters()}
-    metadata, raw = converted(config, weights)
+    return write_file(path, *converted(config, weights))
+
+
+def write_file(path: Path, metadata: dict[str, Any], raw: dict[str, Any]) -> Path:
+    """Write a file of metadata and tensors, in float32, with the tests' vocabulary."""
     writer = gguf.GGUFWriter(path, metadata.pop("general.architecture"))
     adders = {int: "add_uint32", float: "add_float32", bool: "add_bool", str: "add_string"}
+    adders[list] = "add_array"
     for key, value in metadata.items():
         getattr(writer, adders[type(value)])(key, value)
     add_vocabulary(writer)

@@ -9,6 +9,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,7 +164,7 @@ def obey_signals(stop: Callable[[], None], reload_keys: Callable[[], None]) -> N
         signum = getattr(signal, name, None)
         if signum is None:  # Windows has no SIGHUP
             continue
-        try:
-            loop.add_signal_handler(signum, action)
-        except NotImplementedError:  # Windows: the interpreter calls, and the loop is woken
+        if sys.platform == "win32":  # its loops take no signals: the interpreter wakes them
             signal.signal(signum, lambda *_, action=action: loop.call_soon_threadsafe(action))
+        else:
+            loop.add_signal_handler(signum, action)

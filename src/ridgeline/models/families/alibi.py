@@ -5,6 +5,14 @@ from __future__ import annotations
 from ridgeline.models.families.gguf_names import LAYER, OUTER, PREFIX
 from ridgeline.models.families.table import Family, const, flag, has, integer, number, slopes
 
+_SIZES = {
+    "hidden_size": integer("hidden_size"),
+    "vocab_size": integer("vocab_size"),
+    "norm_eps": number("layer_norm_epsilon", default=1e-5),
+    "tied_embeddings": flag("tie_word_embeddings", default=True),
+    "mixer.num_heads": integer("num_attention_heads"),
+    "ffn.size": integer("intermediate_size", times_hidden=4),
+}
 _MPT = {
     "norm": const("layer"),
     "ffn.gated": const(False),
@@ -47,16 +55,7 @@ FAMILIES = {
             "down_bias": "mlp.dense_4h_to_h.bias",
         },
         "transformer.h.{}.",
-        _BLOOM
-        | {
-            "hidden_size": integer("hidden_size"),
-            "vocab_size": integer("vocab_size"),
-            "norm_eps": number("layer_norm_epsilon", default=1e-5),
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "mixer.num_heads": integer("num_attention_heads"),
-            "mixer.slopes": slopes("num_attention_heads", "alibi_bias_max"),
-            "ffn.size": integer("intermediate_size", times_hidden=4),
-        },
+        _SIZES | _BLOOM | {"mixer.slopes": slopes("num_attention_heads", "alibi_bias_max")},
         ropes={"full": "none"},
         heads_inside=True,
         defaults={"max_position_embeddings": 2048},
@@ -94,16 +93,9 @@ FAMILIES = {
             "down": "ffn.down_proj.weight",
         },
         "transformer.blocks.{}.",
-        _MPT
-        | {
-            "hidden_size": integer("hidden_size"),
-            "vocab_size": integer("vocab_size"),
-            "norm_eps": number("layer_norm_epsilon", default=1e-5),
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "mixer.num_heads": integer("num_attention_heads"),
-            "mixer.slopes": slopes("num_attention_heads", "attn_config.alibi_bias_max"),
-            "ffn.size": integer("intermediate_size", times_hidden=4),
-        },
+        _SIZES
+        | _MPT
+        | {"mixer.slopes": slopes("num_attention_heads", "attn_config.alibi_bias_max")},
         ropes={"full": "none"},
         aliases={
             "d_model": "hidden_size",

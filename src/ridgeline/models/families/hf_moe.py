@@ -19,6 +19,7 @@ from ridgeline.models.families.hf_parts import (
     SHARED,
     SHARED_FACTS,
     SPARSE,
+    SPARSE_BLOCK,
 )
 from ridgeline.models.families.table import (
     Family,
@@ -31,13 +32,7 @@ from ridgeline.models.families.table import (
 FAMILIES = {
     "MixtralForCausalLM": Family(
         OUTER,
-        LAYER
-        | {
-            "router": "block_sparse_moe.gate.weight",
-            "gate": "block_sparse_moe.experts.{e}.w1.weight",
-            "up": "block_sparse_moe.experts.{e}.w3.weight",
-            "down": "block_sparse_moe.experts.{e}.w2.weight",
-        },
+        LAYER | SPARSE_BLOCK,
         PREFIX,
         MODEL
         | {

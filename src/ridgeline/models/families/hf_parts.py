@@ -116,3 +116,9 @@ OLMO_NAMES = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
+SPARSE_BLOCK = {  # experts as Mixtral names them
+    "router": "block_sparse_moe.gate.weight",
+    "gate": "block_sparse_moe.experts.{e}.w1.weight",
+    "up": "block_sparse_moe.experts.{e}.w3.weight",
+    "down": "block_sparse_moe.experts.{e}.w2.weight",
+}

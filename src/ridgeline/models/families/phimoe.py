@@ -6,7 +6,7 @@ from ridgeline.models.families.gguf_names import LAYER as GGUF_LAYER
 from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
 from ridgeline.models.families.gguf_names import refused_but
-from ridgeline.models.families.hf_parts import BIASES, LAYER, MODEL, OUTER, PREFIX
+from ridgeline.models.families.hf_parts import BIASES, LAYER, MODEL, OUTER, PREFIX, SPARSE_BLOCK
 from ridgeline.models.families.table import Family, const, flag, has, integer, number
 
 _ROUTER = {
@@ -19,13 +19,7 @@ _ROUTER = {
 FAMILIES = {
     "PhimoeForCausalLM": Family(
         OUTER,
-        LAYER
-        | {
-            "router": "block_sparse_moe.gate.weight",
-            "gate": "block_sparse_moe.experts.{e}.w1.weight",
-            "up": "block_sparse_moe.experts.{e}.w3.weight",
-            "down": "block_sparse_moe.experts.{e}.w2.weight",
-        },
+        LAYER | SPARSE_BLOCK,
         PREFIX,
         MODEL
         | BIASES
