@@ -17,8 +17,10 @@ _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 def activated(name: str, x: Value) -> Value:
     """Return x after the activation that ``physics.arch.Mlp`` calls ``name``."""
-    functions = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu}
-    return {**functions, "relu2": _relu2}[name](x)
+    functions = {
+        "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu, "relu2": _relu2,
+    }  # fmt: skip
+    return functions[name](x)
 
 
 def gated(name: str, gate: Value, up: Value) -> Value:
