@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "Ministral3ForCausalLM": "mistral3",
     "NemotronForCausalLM": "nemotron",
     "OlmoForCausalLM": "olmo",
+    "GptOssForCausalLM": "gpt-oss",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 # Metadata without the architecture to keys of config.json, of which one may be there.
@@ -60,6 +61,8 @@ def converted(
     values = {"block_count": num_layers, **_said(config)}
     names = gguf.get_tensor_name_map(_NUMBERS[arch], values["block_count"])
     raw = {}
+    if arch == "gpt-oss":
+        weights = _gates_apart(weights, config["num_local_experts"])
     for name, array in _stacked(weights).items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -146,6 +149,17 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
                 "n_deepstack_layers": 3,
                 "rope.dimension_sections": [4, 2, 2, 0],
             }
+        case "gpt-oss":  # there is no key for "truncate"
+            rope = config["rope_parameters"]
+            return {
+                "attention.sliding_window": config["sliding_window"],
+                "expert_feed_forward_length": config["intermediate_size"],
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": rope["factor"],
+                "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+                "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+                "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+            }
         case "minimax-m2":
             return {
                 "expert_feed_forward_length": config["intermediate_size"],
@@ -185,4 +199,21 @@ def _stacked(weights: Arrays) -> Arrays:
             found[name] = array
     for name, by_number in experts.items():
         found[name] = np.stack([by_number[i] for i in range(len(by_number))])
+    return found
+
+
+def _gates_apart(weights: Arrays, num_experts: int) -> Arrays:
+    """Return the weights with gpt-oss's experts, whose gates and ups stand by turns, in stacks."""
+    found: Arrays = {}
+    for name, array in weights.items():
+        stem, _, kind = name.partition("_proj")
+        if ".experts." not in name:
+            found[f"{name}.weight" if name.endswith(".sinks") else name] = array
+            continue
+        stack = array.reshape(num_experts, -1, *array.shape[1:])
+        kind = ".bias" if kind == "_bias" else ".weight"
+        is_pair = stem.endswith("gate_up")
+        for i, part in enumerate(("gate", "up") if is_pair else ("down",)):
+            half = np.ascontiguousarray(stack[:, i::2]) if is_pair else stack
+            found[f"{stem.rpartition('.')[0]}.{part}_proj{kind}"] = half
     return found

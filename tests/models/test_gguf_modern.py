@@ -24,7 +24,7 @@ NAMES = [
     name
     for name, (family, _) in MODERN.items()
     if f"{family}ForCausalLM" in ARCHITECTURES and name not in OTHERWISE
-]
+] + ["gpt-oss"]
 
 
 def _facts(layer: Layer) -> tuple[Layer, object]:

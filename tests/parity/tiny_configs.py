@@ -492,7 +492,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
-            "rope_parameters": YARN_ROPE,
+            "rope_parameters": YARN_ROPE | {"truncate": False},
         },
     ),
     **BY_HALVES,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -222,6 +223,8 @@ def model_from_gguf(
     family = GGUF_FAMILIES[name]
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
+    unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
+    meta = replace(meta, values={**unsaid, **metadata})
     _refuse(meta, family.refuse)
     _insist(meta, family.must)
     if "token_embd.weight" not in raw:

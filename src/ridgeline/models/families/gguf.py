@@ -215,6 +215,8 @@ FAMILIES = {
         windows="pattern",
         pattern=2,
         has_experts=True,
+        # As published ("truncate": false); GGUF has no key for it, and llama.cpp truncates.
+        defaults={"rope.scaling.yarn_truncate": False},
         refuse=refused_but("attention.sliding_window_pattern", "expert_count"),
     ),
     "qwen2moe": Family(
@@ -291,5 +293,6 @@ HARMLESS = frozenset((
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
     "rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.factor",
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "vocab_size",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_truncate",
+    "vocab_size",
 ))  # fmt: skip
