@@ -143,10 +143,10 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
             }
         case "olmo":
             return {"attention.layer_norm_epsilon": 1e-5}
-        case "qwen3vl" | "qwen3vlmoe":
+        case "qwen2vl" | "qwen3vl" | "qwen3vlmoe":
             return {
                 "expert_feed_forward_length": config.get("moe_intermediate_size"),
-                "n_deepstack_layers": 3,
+                "n_deepstack_layers": None if arch == "qwen2vl" else 3,
                 "rope.dimension_sections": [4, 2, 2, 0],
             }
         case "gpt-oss":  # there is no key for "truncate"

@@ -316,6 +316,7 @@ BASES += [
         "dots1": "Dots1",
         "hunyuan-dense": "HunYuanDenseV1",
         "arcee": "Arcee",
+        "gemma": "Gemma",
         "mistral3": "Ministral3",
         "nemotron": "Nemotron",
         "olmo": "Olmo",
@@ -340,7 +341,7 @@ def test_an_adapter_of_peft_is_the_same_on_files_of_both_kinds(
 def test_every_gguf_family_with_matrices_to_adapt_knows_its_names_in_peft() -> None:
     known = {in_gguf for in_gguf, *_ in BASES}
     known |= {"llama", "phi3", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2"}
-    known |= {"smollm3", "qwen3moe", "qwen3vl", "qwen3vlmoe"}
+    known |= {"smollm3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"}
     known |= {"nemotron_h", "nemotron_h_moe", "phimoe", "bloom", "mpt"}
     nothing = {"mamba2"}  # has none of the matrices
     scaled = {"falcon-h1"}

@@ -56,8 +56,10 @@ def test_a_file_gives_what_a_directory_gives(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[part].to_f32(), wanted[part].to_f32(), part)
 
 
-@pytest.mark.parametrize(("name", "arch"), [("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")])
-def test_of_qwen3_vl_the_text_half_is_that_of_qwen3(name: str, arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arch"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")]
+)
+def test_of_qwen_vl_the_text_half_is_that_of_qwen(name: str, arch: str, tmp_path: Path) -> None:
     config, weights = in_directory(name, tmp_path)
     wanted_arch, wanted = model_from_config(config, as_tensors(weights), "model")
     metadata, raw = converted(config, weights, arch)

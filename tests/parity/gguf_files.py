@@ -139,7 +139,7 @@ def write_gguf(model: Any, path: Path) -> Path:
         array = parameter.detach().numpy()
         if name.endswith("conv.conv.weight"):
             array = array[:, 0]
-        if family in ("gemma2", "gemma3_text") and "norm" in name:
+        if family in ("gemma", "gemma2", "gemma3_text") and "norm" in name:
             array = array + 1
         if name.endswith("per_expert_scale"):
             writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_down_exps.scale", array)
@@ -244,7 +244,7 @@ def _add_heads_by_layer(writer: gguf.GGUFWriter, model: Any) -> None:
 def _add_specials(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add what only some families have."""
     family = config.model_type
-    if family in ("phi3", "phimoe", "olmo3", "gpt_oss") or family.startswith("gemma"):
+    if family in ("phi3", "phimoe", "olmo3", "gpt_oss", "gemma2", "gemma3_text", "gemma4_text"):
         writer.add_sliding_window(config.sliding_window or 0)
     if family == "gemma3_text":
         writer.add_sliding_window_pattern([kind[0] == "s" for kind in config.layer_types])

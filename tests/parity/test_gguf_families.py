@@ -16,6 +16,7 @@ CASES = [(name, (12, 5), 64) for name in tiny_configs.CONFIGS if name not in OTH
 CASES += [
     (name, (12, 40), 64)
     for name in (
+        "gemma",
         "gemma2",
         "gemma3",
         "gemma4",

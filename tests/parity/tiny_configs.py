@@ -202,6 +202,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
         },
     ),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
     "gemma2": (
         "Gemma2",
         {
@@ -212,10 +213,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
-    "granite": (
-        "Granite",
-        {**_GRANITE_SCALES, "attention_bias": True},
-    ),
+    "granite": ("Granite", {**_GRANITE_SCALES, "attention_bias": True}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
         "Olmo3",

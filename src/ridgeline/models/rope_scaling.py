@@ -56,6 +56,8 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
         # HunYuan's: another base, which the length of a text does not change.
         theta *= power(scaling.number("alpha"), Fraction(dim, dim - 2))
         kind = "default"
+    if kind == "mrope":  # of Qwen2-VL: positions in sections, which are equal for text
+        kind = "default"
     if kind not in _KINDS:
         scaling.fail(f"rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
     growth = 0.0

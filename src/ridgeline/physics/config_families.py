@@ -82,8 +82,10 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(window="all", bias_switch=False),
     "phi3": Family(window="all", bias_switch=False),
     "phimoe": Family(window="all", norm_bias=True),
-    "qwen2": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
-    "qwen2_moe": Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+        Family(qkv_bias=True, o_bias=False, window="switch", default_window=4096),
+    ),
     "qwen3": Family(qk_norm="head", window="switch", default_window=4096, head_dim=128),
     "qwen3_moe": Family(qk_norm="head", window="switch", default_window=4096),
     "qwen3_next": _GATED,

@@ -37,7 +37,7 @@ _ARCHITECTURES = {
     "gemma2": "gemma2", "gemma3": "gemma3_text", "deepseek2": "deepseek_v3", "gpt-oss": "gpt_oss",
     "glm4moe": "glm4_moe", "olmo2": "olmo2", "olmoe": "olmoe", "starcoder2": "starcoder2",
     "command-r": "cohere", "cohere2": "cohere2", "granite": "granite", "smollm3": "smollm3",
-    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
+    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2vl": "qwen2_vl",
 }  # fmt: skip
 _KEYS = {
     "block_count": "num_hidden_layers",

@@ -34,6 +34,7 @@ from ridgeline.models.families.halves import has_expert_halves
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
+from ridgeline.models.families.hf_parts import OF_OTHER_HALVES
 from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     layers_from_config,
@@ -93,13 +94,6 @@ _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
-_OF_OTHER_HALVES = ("audio_config", "audio_token_id", "boa_token_id", "boi_token_id",
-                    "boi_token_index", "eoa_token_id", "eoa_token_index", "eoi_token_id",
-                    "eoi_token_index", "image_token_index", "image_token_id",
-                    "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
-                    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
-                    "vision_feature_layer", "vision_soft_tokens_per_image",
-                    "vision_start_token_id")  # fmt: skip
 _OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
                  "model.embed_audio.", "model.embed_vision.")  # fmt: skip
@@ -276,7 +270,7 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config of a model's text half, under the whole model's name."""
     of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
     outside = {key: value for key, value in values.items() if key != "text_config"}
-    _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *_OF_OTHER_HALVES})
+    _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES})
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
     return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}

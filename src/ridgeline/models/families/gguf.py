@@ -53,11 +53,11 @@ _MODEL = {
     "mixer.o_bias": has("blk.0.attn_output.bias"),
     "ffn.size": integer("feed_forward_length"),
 }
-_GEMMA = {
+_GEMMA_1 = {
     "embed_scale": power("embedding_length", 0.5),
-    "layer.norms": const("around"),
     "ffn.activation": const("gelu_tanh"),
 }
+_GEMMA = _GEMMA_1 | {"layer.norms": const("around")}
 _SCALES = {
     "embed_scale": number("embedding_scale", default=1.0),
     "residual_scale": number("residual_scale", default=1.0),
@@ -109,6 +109,7 @@ FAMILIES = {
         refuse=REFUSED,
         unused=_SWITCHED_OFF,
     ),
+    "gemma": Family(OUTER, LAYER, PREFIX, _MODEL | _GEMMA_1, refuse=REFUSED),
     "gemma3": Family(
         OUTER,
         LAYER,
@@ -282,11 +283,11 @@ FAMILIES["lfm2moe"] = replace(
 )
 # Of models that also see: sections of positions are those of pictures, and so are the deep stacks.
 FAMILIES |= {
-    f"qwen3vl{kind}": replace(
-        FAMILIES[f"qwen3{kind}"],
+    name: replace(
+        FAMILIES[of_text],
         unused=(*_SWITCHED_OFF, "n_deepstack_layers", "rope.dimension_sections"),
     )
-    for kind in ("", "moe")
+    for name, of_text in (("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3moe"))
 }
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",

@@ -11,9 +11,11 @@ from ridgeline.models.families.hf_parts import (
     BIASES,
     FUSED,
     GEMMA,
+    GEMMA_1,
     LAYER,
     LAYER_NORM,
     MODEL,
+    OF_OTHER_HALVES,
     OLMO,
     OLMO_NAMES,
     OUTER,
@@ -102,6 +104,15 @@ FAMILIES = {
         MODEL | BIASES | QWEN3,
         windows="switch",
         default_window=4096,
+    ),
+    "GemmaForCausalLM": Family(
+        OUTER,
+        LAYER,
+        PREFIX,
+        MODEL | BIASES | GEMMA_1,
+        norm_offset=1.0,
+        unused=("hidden_activation",),  # beside hidden_act
+        refuse=("use_bidirectional_attention",),
     ),
     "Gemma2ForCausalLM": Family(
         OUTER,
@@ -419,6 +430,11 @@ FAMILIES = {
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
 FAMILIES["Mistral3ForConditionalGeneration"] = FAMILIES["MistralForCausalLM"]
+# Their first configs describe both halves side by side.
+FAMILIES["Qwen2VLForConditionalGeneration"] = replace(
+    FAMILIES["Qwen2ForCausalLM"], unused=OF_OTHER_HALVES, others=("visual.",)
+)
+FAMILIES["Qwen2_5_VLForConditionalGeneration"] = FAMILIES["Qwen2VLForConditionalGeneration"]
 FAMILIES |= RECURRENT
 
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.

@@ -74,11 +74,20 @@ MODEL = {
 }
 BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
 LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
-GEMMA = {
+GEMMA_1 = {
     "embed_scale": power("hidden_size", 0.5),
     "tied_embeddings": flag("tie_word_embeddings", default=True),
-    "layer.norms": const("around"),
     "mixer.head_dim": integer("head_dim", default=256),
+    # The first configs say "gelu" alone, and mean the approximation, as Google's own code has it.
+    "ffn.activation": choice(
+        "hidden_act",
+        "hidden_activation",
+        among={**ACTIVATIONS, "gelu": "gelu_tanh"},
+        default="gelu_pytorch_tanh",
+    ),
+}
+GEMMA = GEMMA_1 | {
+    "layer.norms": const("around"),
     "mixer.scale": power("query_pre_attn_scalar", -0.5, 256),
     "ffn.activation": choice("hidden_activation", among=ACTIVATIONS, default="gelu_pytorch_tanh"),
 }
@@ -122,3 +131,12 @@ SPARSE_BLOCK = {  # experts as Mixtral names them
     "up": "block_sparse_moe.experts.{e}.w3.weight",
     "down": "block_sparse_moe.experts.{e}.w2.weight",
 }
+# Of models that also see or hear: what a config says of these halves and of their tokens.
+OF_OTHER_HALVES = (
+    "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "boi_token_index",
+    "eoa_token_id", "eoa_token_index", "eoi_token_id", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_feature_layer", "vision_soft_tokens_per_image", "vision_start_token_id",
+    "vision_token_id",
+)  # fmt: skip
