@@ -82,11 +82,13 @@ class Surroundings(NamedTuple):
             that need one.
         progress: told how many of how many bytes of the model's file are read.
         announce: called before something that takes seconds, such as a compilation.
+        say: told in a line what is wrong with a file that was kept, and is made again.
     """
 
     home: Callable[[], Path]
     progress: Callable[[int, int], None] = lambda done, total: None
     announce: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True, slots=True)

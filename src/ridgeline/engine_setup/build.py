@@ -35,7 +35,7 @@ def new_runner(
         has_compiled = True
         say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
-    surroundings = Surroundings(_home, report, announce)
+    surroundings = Surroundings(_home, report, announce, say)
     try:
         return BACKENDS[config.backend].new_runner(checkpoint, setup_of(config), surroundings)
     except KeyboardInterrupt:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import sys
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -50,7 +53,6 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_read_is_what_was_written(path: Path) -> None:
     found = packed.read(path)
-    assert found is not None
     assert list(found) == list(ARRAYS)
     for name, (kind, data) in ARRAYS.items():
         assert found[name].kind == kind
@@ -63,7 +65,6 @@ def test_what_is_read_is_what_was_written(path: Path) -> None:
 def test_arrays_stay_in_the_file(path: Path) -> None:
     """Which is what makes a start short: nothing is copied. Nobody here may write there."""
     found = packed.read(path)
-    assert found is not None
     content = bytearray(path.read_bytes())
     for name in ("norm", "embedding"):
         place = content.find(ARRAYS[name].data.tobytes())
@@ -74,16 +75,108 @@ def test_arrays_stay_in_the_file(path: Path) -> None:
     assert not found["norm"].data.flags.writeable
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
-def test_a_file_that_was_cut_is_not_used(path: Path, keep: int) -> None:
-    path.write_bytes(path.read_bytes()[:keep])
-    assert packed.read(path) is None
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of some blocks, the last of which is not whole."""
+    path = tmp_path_factory.mktemp("large") / "key.weights"
+    values = np.random.default_rng(1).integers(0, 256, 2_500_000, np.uint8)
+    assert packed.write(path, {**ARRAYS, "head": Packed("w8", values.reshape(2, -1))}.items())
+    return path
 
 
-def test_no_file_and_nonsense_are_not_used(tmp_path: Path) -> None:
-    assert packed.read(tmp_path / "absent") is None
-    (tmp_path / "nonsense").write_bytes(os.urandom(10_000))
-    assert packed.read(tmp_path / "nonsense") is None
+def _index_changed(content: bytes, name: str, place: int, value: object) -> bytes:
+    length = int.from_bytes(content[-8:], "little")
+    index = json.loads(content[-8 - length : -8])
+    index[name][place] = value
+    text = json.dumps(index).encode()
+    return content[: -8 - length] + text + len(text).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    {
+        "empty": lambda c: b"",
+        "shorter than its head": lambda c: c[:7],
+        "cut in the middle": lambda c: c[: len(c) // 2],
+        "cut by one": lambda c: c[:-1],
+        "longer": lambda c: c + b"\0",
+        "nonsense": lambda c: np.random.default_rng(2).bytes(10_000),
+        "a block that was never written": lambda c: c[: 1 << 20] + bytes(1 << 20) + c[2 << 20 :],
+        "the beginning was never written": lambda c: bytes(1 << 20) + c[1 << 20 :],
+        "the end was never written": lambda c: c[:-4096] + bytes(4096),
+        "a shape": lambda c: _index_changed(c, "head", 2, [1, 1_250_000]),
+        "a negative shape": lambda c: _index_changed(c, "head", 2, [-1]),
+        "a place": lambda c: _index_changed(c, "norm", 3, 0),
+        "a type": lambda c: _index_changed(c, "head", 1, "<f8"),
+        "a kind": lambda c: _index_changed(c, "head", 0, "x"),
+        "a huge index": lambda c: c[:-8] + (1 << 63).to_bytes(8, "little"),
+        "a deep index": lambda c: c[:-100_008] + b"[" * 100_000 + (100_000).to_bytes(8, "little"),
+    }.items(),
+    ids=lambda damage: damage[0],
+)
+def test_a_damaged_file_is_not_used(
+    large: Path, tmp_path: Path, damage: tuple[str, Callable[[bytes], bytes]]
+) -> None:
+    damaged = tmp_path / large.name
+    damaged.write_bytes(damage[1](large.read_bytes()))
+    with pytest.raises(ValueError, match="damaged"):
+        packed.read(damaged)
+
+
+def test_no_bit_of_a_file_may_change(large: Path, tmp_path: Path) -> None:
+    """Only what fills the first page, which nobody reads, may."""
+    content, rng = large.read_bytes(), np.random.default_rng(3)
+    index_at = len(content) - 8 - int.from_bytes(content[-8:], "little")
+    of_tail = [index_at - 1, index_at, len(content) - 1]
+    places = [0, 31, 32, 39, 4096, *of_tail, *rng.integers(4096, len(content), 50).tolist()]
+    damaged = tmp_path / large.name
+    for place in places:
+        changed_ = bytearray(content)
+        changed_[place] ^= 1 << int(rng.integers(8))
+        damaged.write_bytes(changed_)
+        with pytest.raises(ValueError, match="damaged"):
+            packed.read(damaged)
+
+
+def test_a_file_of_another_model_is_not_used(large: Path, tmp_path: Path) -> None:
+    shutil.copy(large, tmp_path / "other.weights")
+    with pytest.raises(ValueError, match="of another model"):
+        packed.read(tmp_path / "other.weights")
+
+
+def test_the_digest_of_all_arrays_is_in_the_file(large: Path) -> None:
+    """It depends on what is in them, and is no business of the file's name."""
+    content = large.read_bytes()
+    tail_at = int.from_bytes(content[32:40], "little")
+    assert content[tail_at : tail_at + 32] == hashlib.sha256(content[4096:tail_at]).digest()
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        packed.read(tmp_path / "absent")
+    with pytest.raises(OSError, match="directory"):
+        packed.read(tmp_path)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, order = tmp_path / "key.weights", []
+    fsync, rename = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        order.append("folder" if is_folder else os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    def renamed(old: str, new: Path) -> None:
+        order.append("name")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    packed.write(path, ARRAYS.items())
+    assert order == [path.stat().st_size, "name", "folder"]
 
 
 def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
@@ -230,6 +323,36 @@ def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
             again.arrays[name].kind,
             again.arrays[name].data.tobytes(),
         )
+
+
+def test_a_damaged_file_is_named_once_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf")
+    model.path.write_bytes(b"as good as any")
+    monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
+    sizes, said = weights.model_sizes(PLAIN, "int8", "int8"), list[str]()
+
+    def load() -> bytes:
+        found = weights.load_weights(
+            model, sizes, "int8", 64, tmp_path / "packed", lambda done, total: None, said.append
+        )
+        assert found.is_mapped
+        return b"".join(data.tobytes() for _, data in found.arrays.values())
+
+    good = load()
+    assert not said
+    (path,) = (tmp_path / "packed").iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:5000] + b"damage" + content[5006:])
+    assert load() == good
+    assert said == [
+        f"{path} cannot be used, and the weights are packed again: it is damaged at byte 4,096 or "
+        "behind"
+    ]
+    assert path.read_bytes() == content
+    assert load() == good
+    assert len(said) == 1
 
 
 def test_what_cannot_be_kept_is_packed_into_memory(

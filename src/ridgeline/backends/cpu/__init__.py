@@ -112,6 +112,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
         weights_cache=home / "packed",
         progress=surroundings.progress,
         announce=surroundings.announce,
+        say=surroundings.say,
     )
 
 

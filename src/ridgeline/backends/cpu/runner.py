@@ -73,6 +73,7 @@ class CpuRunner:
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         announce: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Pack weights, load (or compile) kernels, start the workers.
 
@@ -92,12 +93,13 @@ class CpuRunner:
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
             announce: called before a compilation.
+            say: told in a line what is wrong with a file that was kept.
         """
         arch = checkpoint.arch
         self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
         self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
         self.weights = load_weights(
-            checkpoint, sizes, dtype, max_model_len, weights_cache, progress
+            checkpoint, sizes, dtype, max_model_len, weights_cache, progress, say
         )
         kinds = self.weights.kinds
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)

@@ -146,20 +146,22 @@ def load_weights(
     max_model_len: int,
     cache: Path | None,
     progress: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda line: None,
 ) -> Weights:
     """Return the weights, mapped from a file in the directory ``cache``; it is made if need be.
 
     They are packed into that file one by one, so memory for all of them at once is not needed.
     Small models are packed into memory each time, for each place they are moved to would leave a
     file; so are all where no file can be kept. ``progress`` is told how many of how many bytes of
-    the model's file are packed. Raises ValueError if they fit neither there nor into memory.
+    the model's file are packed, ``say`` that a file was damaged. Raises ValueError if they fit
+    neither there nor into memory.
     """
     arrays = None
     if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
         path = cache / packed.file_name(checkpoint.path, dtype)
-        arrays = packed.read(path)
+        arrays = _kept(path, say)
         if arrays is None and packed.write(path, _pack_all(checkpoint, sizes, dtype, progress)):
-            arrays = packed.read(path)
+            arrays = _kept(path, say)
     is_mapped = arrays is not None
     if arrays is None:
         if checkpoint.nbytes > available_bytes():
@@ -172,6 +174,18 @@ def load_weights(
         arrays = {name: Packed(kind, aligned_copy(data)) for name, (kind, data) in parts}
     give_back()
     return _assemble(arrays, checkpoint.arch, sizes, max_model_len, is_mapped=is_mapped)
+
+
+def _kept(path: Path, say: Callable[[str], None]) -> dict[str, Packed] | None:
+    """Return the arrays of a file; None if it is not there, or damaged, which is said."""
+    try:
+        return packed.read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        say(f"{path} cannot be used, and the weights are packed again: {why}")
+        return None
 
 
 def _pack_all(

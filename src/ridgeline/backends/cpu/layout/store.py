@@ -1,8 +1,14 @@
 """Packed weights on disk: packing takes seconds to minutes, reading it back takes none.
 
-A file is the arrays one after another, then an index as JSON, then the index's length in eight
-bytes. It appears by renaming, so it is complete or not there. If a file cannot be read or written,
-a start is only slower. It knows nothing of what the arrays mean.
+A file is a page that seals it, the arrays one after another, and a tail: the SHA-256 of the arrays,
+a CRC-32 of each MiB of them, an index as JSON, the index's length in eight bytes. The seal is the
+SHA-256 of the file's name, which says what model and code it is of, and of the tail. So a file that
+was damaged, cut or moved is known before it is used. What comes by accident a CRC finds, and no
+digest in the standard library is quicker on every processor. The SHA-256 of the arrays, the same
+wherever the same weights are packed, is not read at a start.
+
+A file is on the disk before it gets its name. If one cannot be read or written, a start is only
+slower. It knows nothing of what the arrays mean.
 """
 
 from __future__ import annotations
@@ -10,10 +16,15 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import mmap
 import os
+import struct
 import tempfile
+import zlib
+from array import array
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,10 +33,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import available_bytes
+from ridgeline.machine import usable_cpus
 from ridgeline.models.gguf_parts import part_paths
 
 _ALIGNMENT = 4096
+_BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 17  # at once: what stays in a processor's own cache
+_DIGEST_BYTES = 32  # of SHA-256
+_HEAD = struct.Struct("<32sQ")  # the seal, and where the tail begins
+_MOST_THREADS = 8  # that read a file: more wait for memory
 
 
 class Packed(NamedTuple):
@@ -66,29 +82,99 @@ def sources() -> list[Path]:
     return files
 
 
-def read(path: Path) -> dict[str, Packed] | None:
-    """Return the arrays of a file, mapped; None if it cannot be used.
+def read(path: Path) -> dict[str, Packed]:
+    """Return the arrays of a file, mapped, after all of it was read and compared with its digests.
 
     Copying them into memory of their own costs a start more than huge pages give back (LOG.md),
-    and processes with the same model share the mapped file.
+    and processes with the same model share the mapped file. Raises OSError if the file cannot be
+    read, ValueError if it is not what was written.
     """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(-8, os.SEEK_END)
-            index_bytes = int.from_bytes(file.read(8), "little")
-            end = file.seek(size - index_bytes)
-            index = json.loads(file.read(index_bytes))
-            area = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
-        if hasattr(mmap, "MADV_WILLNEED") and end < available_bytes():
-            area.madvise(mmap.MADV_WILLNEED)
-        arrays, content = {}, np.frombuffer(area, np.uint8)
-        for name, (kind, dtype, shape, begin) in index.items():
-            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            part = content[begin : begin + count].view(dtype)
-            arrays[name] = Packed(kind, part.reshape(shape))
-    except (OSError, ValueError, TypeError, AttributeError, LookupError):
-        return None
+    with path.open("rb") as file:
+        seal, tail_at = _HEAD.unpack(_exactly(file, _HEAD.size))
+        size = file.seek(0, os.SEEK_END)
+        if not _ALIGNMENT <= tail_at < size:
+            raise ValueError("it is damaged")
+        file.seek(tail_at)
+        tail = file.read()
+        if _seal(path, tail) != seal:
+            raise ValueError("it is damaged, or of another model")
+        num_blocks = -(-(tail_at - _ALIGNMENT) // _BLOCK_BYTES)
+        crcs = array("I", tail[_DIGEST_BYTES:][: 4 * num_blocks])
+        index_bytes = int.from_bytes(tail[-8:], "little")
+        index = json.loads(tail[-8 - index_bytes : -8])
+        _check_blocks(file.fileno(), tail_at, crcs)
+        area = mmap.mmap(file.fileno(), tail_at, access=mmap.ACCESS_READ)
+    arrays, content = {}, np.frombuffer(area, np.uint8)
+    for name, (kind, dtype, shape, begin) in index.items():
+        count = math.prod(shape) * np.dtype(dtype).itemsize
+        part = content[begin : begin + count].view(dtype)
+        arrays[name] = Packed(kind, part.reshape(shape))
     return arrays
+
+
+def _exactly(file: IO[bytes], count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
+        raise ValueError("it is damaged")
+    return data
+
+
+def _seal(path: Path, tail: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + tail).digest()
+
+
+def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
+    """Compare each block with its CRC; read, not mapped, since a bad sector kills who maps it.
+
+    Raises OSError or ValueError at the first that cannot be read or has another.
+    """
+
+    def check(first: int) -> None:
+        buffer = memoryview(bytearray(_READ_BYTES))
+        for number in range(first, len(crcs), num_threads):
+            begin, crc = _ALIGNMENT + number * _BLOCK_BYTES, 0
+            stop = min(begin + _BLOCK_BYTES, end)
+            for place in range(begin, stop, _READ_BYTES):
+                part = buffer[: min(_READ_BYTES, stop - place)]
+                num_read = os.preadv(descriptor, [part], place)
+                crc = zlib.crc32(part[:num_read], crc)
+            if crc != crcs[number]:
+                raise ValueError(f"it is damaged at byte {begin:,} or behind")
+
+    num_threads = max(1, min(usable_cpus(), _MOST_THREADS, len(crcs)))
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in pool.map(check, range(num_threads)):
+            pass
+
+
+class _Content:
+    """Writes the arrays of a file, and computes their digests on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest, self.crcs = hashlib.sha256(), array("I")
+        self._crc, self._room = 0, _BLOCK_BYTES  # of the block that was begun
+
+    def write(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        while len(data):
+            part = data[: self._room]
+            self._crc = zlib.crc32(part, self._crc)
+            self._room -= len(part)
+            data = data[len(part) :]
+            if not self._room:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        self.crcs.append(self._crc)
+        self._crc, self._room = 0, _BLOCK_BYTES
+
+    def digests(self) -> bytes:
+        """Return the SHA-256 of all, then the CRC of each block, the last one included."""
+        if self._room < _BLOCK_BYTES:
+            self._end_block()
+        return self._digest.digest() + self.crcs.tobytes()
 
 
 def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
@@ -98,18 +184,22 @@ def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
     dtype, of another version of either, go.
     """
 
-    def content(file: IO[bytes]) -> None:
+    def write_all(file: IO[bytes]) -> None:
         index = {}
+        file.write(bytes(_ALIGNMENT))
+        content = _Content(file)
         for name, (kind, data) in arrays:
-            file.write(bytes(-file.tell() % _ALIGNMENT))
             index[name] = (kind, data.dtype.str, data.shape, file.tell())
-            file.write(np.ascontiguousarray(data).data)
-        file.write(bytes(-file.tell() % _ALIGNMENT))
-        text = json.dumps(index).encode()
-        file.write(text + len(text).to_bytes(8, "little"))
+            content.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+            content.write(memoryview(bytes(-file.tell() % _ALIGNMENT)))
+        tail_at, text = file.tell(), json.dumps(index).encode()
+        tail = content.digests() + text + len(text).to_bytes(8, "little")
+        file.write(tail)
+        file.seek(0)
+        file.write(_HEAD.pack(_seal(path, tail), tail_at))
 
     try:
-        write_whole(path, content)
+        write_whole(path, write_all)
     except OSError:
         return False
     with suppress(OSError):
@@ -120,12 +210,24 @@ def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
 
 
 def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
-    """Let a complete file appear at ``path``; raise OSError if none can be written."""
+    """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
+
+    A file system may keep a name longer than what the file holds when power is lost; so the
+    content is synced before the name is given, and the name after.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             content(file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
+        with suppress(OSError):  # not every system syncs a directory
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         Path(partial).unlink(missing_ok=True)
