@@ -60,11 +60,20 @@ def test_names_and_letters_say_the_same() -> None:
         ({"moe_latent_size": 64}, "moe_latent_size is set"),
         ({"num_key_value_heads": 5}, "cannot share 5 key and value heads"),
         ({"mlp_hidden_act": "mish"}, "mlp_hidden_act 'mish' is not supported"),
+        ({"time_step_limit": [0.001, float("inf")]}, "time_step_limit is "),
     ],
 )
 def test_what_cannot_be_joined_is_named(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelFileError, match=problem):
         arch_from_config(small("M-*E") | changes, {}, "x")
+
+
+def test_the_least_step_of_the_first_weights_is_no_floor_of_steps() -> None:
+    """As in the publisher's own code, where only time_step_limit limits them."""
+    assert EXPERTS["time_step_min"] == 0.001
+    arch = arch_from_config(EXPERTS, {}, "x")
+    for value in (1e-30, 0.5):
+        assert arch_from_config(EXPERTS | {"time_step_min": value}, {}, "x") == arch
 
 
 def test_a_config_without_experts_may_speak_of_them() -> None:

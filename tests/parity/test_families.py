@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.models.quantizers import mxfp4_values
 from tests.parity import tiny, tiny_configs
-from tests.parity.compare import check
+from tests.parity.compare import TOLERANCE, check
 
 PLAIN = [name for name in tiny_configs.CONFIGS if name != "phi3-longrope"]
 LONG_PROMPTS, SHORT_PROMPTS = (40, 33), (8, 5)  # 40 + 24 is the context of 64
@@ -29,6 +29,23 @@ def test_family(name: str, tmp_path: Path) -> None:
 def test_newer_family(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(name)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7, 1)]
+    check(tiny.save(model, tmp_path), answers)
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe"])
+def test_small_steps_of_nemotron_h_are_left_as_they_are(name: str, tmp_path: Path) -> None:
+    """The publisher's code limits steps by time_step_limit; transformers by time_step_min."""
+    model = tiny.make_model(name)
+    floored = [module for module in model.modules() if hasattr(module, "time_step_limit")]
+    assert all(module.time_step_limit[0] == model.config.time_step_min for module in floored)
+    for module in floored:
+        module.dt_bias.data -= 9  # steps of about a ten-thousandth
+    prompts = tiny.prompts(40, 7)
+    otherwise = [tiny.answer(model, ids) for ids in prompts]
+    for module in floored:
+        module.time_step_limit = (0.0, float("inf"))
+    answers = [tiny.answer(model, ids) for ids in prompts]
+    assert np.abs(otherwise[0].logprobs[:40] - answers[0].logprobs[:40]).max() > 100 * TOLERANCE
     check(tiny.save(model, tmp_path), answers)
 
 
