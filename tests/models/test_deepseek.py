@@ -273,10 +273,14 @@ def test_a_gguf_file_says_the_same() -> None:
         read, bound = model_from_gguf(meta, raw, "x")
         assert read == arch
         assert bound.keys() == arch.matrix_shapes().keys()
-    softmax = META | {"deepseek2.expert_gating_func": None, "deepseek2.expert_group_count": None}
-    softmax |= {"deepseek2.expert_group_used_count": None}
-    ffn = model_from_gguf(softmax, raw, "x")[0].layers[1].ffn
-    assert ffn == replace(arch.layers[1].ffn, router="softmax", num_groups=1, groups_met=1)  # type: ignore[type-var]
+    unsaid = META | {"deepseek2.expert_gating_func": None, "deepseek2.expert_group_count": None}
+    unsaid |= {"deepseek2.expert_group_used_count": None}
+    with pytest.raises(ModelFileError, match=r"deepseek2\.expert_gating_func is missing"):
+        model_from_gguf(unsaid, raw, "x")
+    without_biases = {name: one for name, one in raw.items() if "exp_probs_b" not in name}
+    ffn = model_from_gguf(unsaid, without_biases, "x")[0].layers[1].ffn
+    changes = {"router": "softmax", "num_groups": 1, "groups_met": 1, "choice_bias": False}
+    assert ffn == replace(arch.layers[1].ffn, **changes)  # type: ignore[type-var]
     with pytest.raises(ModelFileError, match="expert_gating_func 3 is not supported"):
         model_from_gguf(META | {"deepseek2.expert_gating_func": 3}, raw, "x")
     with pytest.raises(ModelFileError, match="of which 16 turn"):

@@ -337,6 +337,25 @@ def test_a_window_of_a_gguf_file_is_honoured_or_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(("arch", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_scores_of_gemma_27b_are_scaled_as_published(arch: str, num_layers: int) -> None:
+    """By hidden size over heads, 144 and 168; their files do not say it."""
+    of_config = CONFIG | {"num_hidden_layers": num_layers, "head_dim": 4, "hidden_act": "gelu"}
+    config = of_config | {
+        "architectures": [f"G{arch[1:]}ForCausalLM"],
+        "query_pre_attn_scalar": CONFIG["hidden_size"] // CONFIG["num_attention_heads"],
+    }
+    meta = gguf_metadata(of_config, arch)
+    more = {"key_length": 4, "value_length": 4, "sliding_window": 8}
+    meta |= {f"{arch}.attention.{key}": value for key, value in more.items()}
+    found = {}
+    for size in (num_layers, num_layers - 1):
+        facts = Facts(meta | {f"{arch}.block_count": size}, "x", prefix=f"{arch}.")
+        found[size] = layers_from_gguf(facts, GGUF_FAMILIES[arch], {})[0].known_attention.scale
+    assert found[num_layers] == mixer(arch_from_config(config, {}, "x")).scale == 8**-0.5
+    assert found[num_layers - 1] is None  # by a head's channels
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

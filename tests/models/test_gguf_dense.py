@@ -43,6 +43,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {
         "layer_norm_eps": None,
         "norm_epsilon": 1e-4,
+        "sliding_window": 4096,  # as published, where files do not say it
         "tie_word_embeddings": False,
     },
     "GPTNeoXForCausalLM": {

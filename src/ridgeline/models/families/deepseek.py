@@ -142,7 +142,10 @@ GGUF_FAMILIES = {
             "latent.kv_rank": integer("attention.kv_lora_rank"),
             "latent.v_dim": integer("attention.value_length_mla", "attention.value_length"),
             **GGUF_SPARSE,
-            "ffn.router": numbered("expert_gating_func", among=ROUTERS, default=1),
+            # Files of V2 lack it; with learnt biases, softmax or sigmoid would be a guess.
+            "ffn.router": numbered(
+                "expert_gating_func", among=ROUTERS, default=1, must_beside="exp_probs_b.bias"
+            ),
         },
         interleaved=True,
         has_experts=True,

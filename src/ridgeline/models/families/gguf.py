@@ -119,7 +119,7 @@ FAMILIES = {
         pattern=6,
         ropes={"sliding": "10000"},
         refuse=refused_but("attention.sliding_window_pattern"),
-        refuse_layers=(62,),
+        wide_scale_layers=(62,),
     ),
     "gemma2": Family(
         OUTER,
@@ -134,7 +134,7 @@ FAMILIES = {
         windows="pattern",
         pattern=2,
         refuse=refused_but("attn_logit_softcapping", "final_logit_softcapping"),
-        refuse_layers=(46,),
+        wide_scale_layers=(46,),
     ),
     "granite": Family(
         OUTER,

@@ -75,7 +75,7 @@ FAMILIES = {
         PREFIX,
         _MODEL | _ALL_BIASES,
         windows="all",
-        default_window=0,
+        default_window=4096,  # of all published ones; converters leave it out
         refuse=REFUSED,
     ),
     "phi2": Family(

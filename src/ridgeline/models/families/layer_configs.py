@@ -153,12 +153,9 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         ffn = Mlp(**family.read(meta, "ffn"))
         layer = Layer(_recurrent(meta, family), ffn, **family.read(meta, "layer"))
         return (layer,) * num_layers
-    if num_layers in family.refuse_layers:
-        meta.fail(
-            f"{meta.prefix}block_count is {num_layers}: files of this size do not say how scores "
-            f"are scaled; take the safetensors of the model"
-        )
     mixer = family.read(meta, "mixer")
+    if num_layers in family.wide_scale_layers:
+        mixer["scale"] = (meta.integer("embedding_length") // mixer["num_heads"]) ** -0.5
     if latent := family.read(meta, "latent"):
         scaled = latent_rope_from_gguf(meta, raw)
         return _latent_layers(meta, family, mixer, latent, scaled, num_layers)

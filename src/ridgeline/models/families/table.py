@@ -92,11 +92,13 @@ class Reader(NamedTuple):
             case "slopes":
                 return _slopes(facts.integer(key), facts.number(self.argument, 8.0))
             case "numbered":
-                number = facts.integer(key, self.default)
-                if number not in self.argument:
-                    known = ", ".join(map(str, self.argument))
+                among, tensor = self.argument
+                must = tensor and any(name.endswith(tensor) for name in facts.tensors)
+                number = facts.integer(key, None if must else self.default)
+                if number not in among:
+                    known = ", ".join(map(str, among))
                     facts.fail(f"{facts.prefix}{key} {number} is not supported; supported: {known}")
-                return self.argument[number]
+                return among[number]
             case "choice":
                 choice = facts.text(key, self.default)
                 if choice not in self.argument:
@@ -217,9 +219,9 @@ def groups(key: str) -> Reader:
     return Reader("groups", (key,))
 
 
-def numbered(key: str, *, among: Mapping[int, str], default: int) -> Reader:
-    """A number, put into our words."""
-    return Reader("numbered", (key,), default, among)
+def numbered(key: str, *, among: Mapping[int, str], default: int, must_beside: str = "") -> Reader:
+    """A number, put into our words; beside a tensor whose name ends so, the file must have it."""
+    return Reader("numbered", (key,), default, (among, must_beside))
 
 
 def slopes(num_heads: str, largest: str) -> Reader:
@@ -287,7 +289,8 @@ class Family:
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
-        refuse_layers: numbers of layers of models whose files lack a fact.
+        wide_scale_layers: numbers of layers of models whose scores are divided by the root of the
+            hidden size over the heads, not of a head's channels; their files do not say it.
         dense_layers: the key that says how many first layers have a dense network, not experts.
         experts_every: the key that says that one layer in this many has experts, but for those
             whose numbers ``dense_layers`` then lists.
@@ -324,7 +327,7 @@ class Family:
     others: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     first_norms: Literal["", "before mlp"] = ""
-    refuse_layers: tuple[int, ...] = ()
+    wide_scale_layers: tuple[int, ...] = ()
     dense_layers: str = ""
     experts_every: str = ""
     unused: tuple[str, ...] = ()
