@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
 from ridgeline.server.stream import Stream, StreamError
@@ -316,8 +314,15 @@ def answer_of(found: tuple[int, Any]) -> str:
 GOOD = [[40 + i, 60, 70 + i] for i in range(6)]
 
 
+class Panic(BaseException):
+    """As those of libraries in Rust, which no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 @pytest.mark.parametrize("guilty", [0, 3, 6])
-def test_an_exception_in_a_step_fails_only_who_causes_it(served: Served, guilty: int) -> None:
+def test_an_exception_in_a_step_fails_only_who_causes_it(
+    served: Served, guilty: int, kind: type[BaseException]
+) -> None:
     wanted = [answer_of(found) for found in texts(served, GOOD)]
     bad = [99, 98, 97]
 
@@ -325,7 +330,7 @@ def test_an_exception_in_a_step_fails_only_who_causes_it(served: Served, guilty:
         for work in step.work:
             position = work.start + len(work.tokens)
             if work.tokens[:3] == tuple(bad) or (position >= 5 and work.tokens == (96,)):
-                raise RuntimeError("kernel exploded at /some/path")
+                raise kind("kernel exploded at /some/path")
 
     served.valve.before = before
     prompts = [*GOOD[:guilty], bad, *GOOD[guilty:]]
@@ -404,51 +409,6 @@ def test_a_stream_that_fails_midway_ends_with_an_error_and_not_with_done(served:
     assert json.loads(frames[-1].removeprefix("data: "))["error"]["code"] == "generation_failed"
     assert not any("[DONE]" in frame for frame in frames)
     assert all(json.loads(f[6:])["choices"][0]["finish_reason"] is None for f in frames[:-1])
-
-
-def test_a_bug_in_the_engine_ends_all_and_leaves_it_able(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def commit(*arguments: object) -> None:
-        raise AssertionError("a bug of ours")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fold, "commit", commit)
-        assert [status for status, _ in texts(served, GOOD)] == [500] * 6
-    assert answer_of(ask(served, GOOD[0]))
-    assert served.call("/health")[0] == served.call("/ready")[0] == 200
-
-
-def test_an_engine_that_cannot_go_on_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(model) as served:
-
-        def broken(*arguments: object) -> None:
-            raise AssertionError("a bug of ours")
-
-        monkeypatch.setattr(fold, "commit", broken)
-        monkeypatch.setattr(served.llm.engine, "check", broken)
-        assert ask(served, [40])[0] == 500
-        for path in ("/health", "/ready"):
-            status, answer, _ = served.call(path)
-            assert (status, answer["status"]) == (503, "no")
-        status, error = served.refused(COMPLETE, LONG)
-        assert (status, error["code"]) == (503, "engine_stopped")
-
-
-def test_a_step_that_takes_too_long_shows_in_health(model: Path) -> None:
-    with serving(model, step_timeout=600) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
-        connection = post(served.port, LONG)
-        eventually(lambda: served.valve.num_steps == 1)
-        assert served.call("/health")[0] == 200
-        service = served.running.service
-        service.options = replace(service.options, step_timeout=0.01)
-        eventually(lambda: served.call("/health")[0] == 503)
-        held.set()
-        eventually(lambda: served.call("/health")[0] == 200)
-        connection.close()
-        served.assert_idle()
 
 
 def test_under_pressure_of_memory_every_answer_is_right(model: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import openai
 import pytest
 
 from ridgeline.core.step import Step
-from tests.server.serving import Served, eventually, serving
+from ridgeline.server.replies import OpenAiShape
+from tests.server.serving import JSON, Served, eventually, serving
 
 GO_ON = {"prompt": "hello", "max_tokens": 3}
 COMPLETE = "/v1/completions"
@@ -329,3 +332,53 @@ def test_a_trace_id_stands_in_the_log(served: Served) -> None:
         served.call("/version", None, traceparent=given)
         eventually(lambda before=before: any("/version" in x for x in served.lines[before:]))
         assert any(f"trace_id={trace}" in line for line in served.lines[before:]) == found
+
+
+class Panic(BaseException):
+    """As those of libraries in Rust, which no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/generate", "/tokenize"])
+def test_what_breaks_in_a_thread_is_one_error_and_one_line(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], path: str
+) -> None:
+    def encode(*arguments: object, **options: object) -> list[int]:
+        raise kind("a library panicked")
+
+    monkeypatch.setattr(served.llm.text.chat_template, "render_ids", encode)
+    monkeypatch.setattr(served.llm.tokenizer, "encode", encode)
+    bodies = {
+        "/v1/messages": {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 2,
+        },
+        "/api/generate": {"model": "tiny", "prompt": "a", "stream": False},
+    }
+    status, answer, found = served.call(path, bodies.get(path, {"prompt": "a"}))
+    assert status == 500
+    assert "something went wrong" in str(answer["error"])
+    assert "panicked" not in str(answer)
+    eventually(lambda: any(f"id={found['x-request-id']} " in line for line in served.lines))
+    (line,) = (line for line in served.lines if f"id={found['x-request-id']} " in line)
+    assert " status=500 " in line
+    assert "something went wrong" in line
+    assert served.call("/health")[0] == 200
+
+
+def test_a_panic_amid_a_stream_cuts_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def ending(*arguments: object) -> bytes:
+        taken.append(1)
+        raise Panic("a library panicked")
+
+    monkeypatch.setattr(OpenAiShape, "ending", ending)
+    body = {"prompt": "a", "max_tokens": 3, "stream": True, "ignore_eos": True}
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+        connection.request("POST", COMPLETE, json.dumps(body), JSON)
+        with connection.getresponse() as response, pytest.raises(http.client.IncompleteRead):
+            response.read()
+    assert taken
+    assert served.call("/health")[0] == 200

@@ -12,6 +12,7 @@ none while nothing was measured, or while promises hold back who else comes.
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ridgeline.server.stream import Stream, StreamEvent
 from ridgeline.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.simulator.steptime import StepTime
 
+_log = logging.getLogger("ridgeline.server")
 EVERY = 50
 _SHARE = 1 / 200  # of a processor
 _REST_S = 0.002  # after each simulated step
@@ -124,7 +126,11 @@ class Arrivals:
 
         def work() -> None:
             began_s = time.thread_time()
-            foreseen = self._foresee(copy.state, times, standing.number, queued)
+            foreseen = None
+            try:
+                foreseen = self._foresee(copy.state, times, standing.number, queued)
+            except BaseException:  # nobody reads what becomes of this call
+                _log.exception("a forecast failed")
             cost_s = time.thread_time() - began_s
             self._bridge.call(self._end, sample, copy.now_s, foreseen, cost_s)
 

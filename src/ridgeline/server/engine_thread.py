@@ -5,6 +5,8 @@ wait here, in fair order, until the engine could start them, so that its own que
 Those with a promise enter at once; while there are any, others enter only as they are permitted.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
+Whatever fails here ends requests with an error, never the thread; should that end or hang all the
+same, ``trouble`` says so at once, and nobody waits for it.
 This module knows nothing of HTTP and text: token ids go in, events come out.
 """
 
@@ -29,6 +31,7 @@ from ridgeline.server.isolate import ContainedRunner, StepLost
 from ridgeline.server.stream import Stream, StreamError, StreamEvent
 
 _log = logging.getLogger("ridgeline.server")
+_WATCH_S = 0.5  # between two looks whether the thread is well
 
 
 class Bridge:
@@ -40,6 +43,8 @@ class Bridge:
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
+        self.step_timeout_s = inf  # after which a step hangs
+        self._turn_began_s: float | None = None  # a turn is a step and all around it
         self.before_step: Callable[[], object] | None = None  # called in the engine's thread
         self.on_submit: Callable[[Stream], None] = lambda stream: None  # on the loop
         engine.runner = ContainedRunner(engine.runner, self._note_failure)
@@ -65,6 +70,25 @@ class Bridge:
         """Begin; to be called on the loop that streams live on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._watch()
+
+    def trouble(self) -> str | None:
+        """Return why the engine takes no requests now, if so."""
+        if self.error:
+            return self.error
+        if self._thread.ident and not self._thread.is_alive() and not self._stopping:
+            return "the engine has stopped: its thread has ended"
+        began_s = self._turn_began_s
+        if began_s and time.monotonic() - began_s > self.step_timeout_s:
+            return f"a step has taken more than {self.step_timeout_s:g} s"
+        return None
+
+    def _watch(self) -> None:
+        """Let nobody wait for an engine that has stopped, or hangs."""
+        if self._streams and (why := self.trouble()):
+            self.abandon_all(StreamError(why, 503))
+        if not self._stopping:
+            self._loop.call_later(_WATCH_S, self._watch)
 
     @property
     def num_streams(self) -> int:
@@ -77,9 +101,9 @@ class Bridge:
         return len(self._queue)
 
     def submit(self, stream: Stream) -> None:
-        """Queue all prompts of a stream. Raises StreamError if the engine has stopped."""
-        if self.error or self._stopping:
-            raise StreamError(self.error or "the server is stopping", 503)
+        """Queue all prompts of a stream. Raises StreamError if the engine takes none."""
+        if why := "the server is stopping" if self._stopping else self.trouble():
+            raise StreamError(why, 503)
         self._streams.add(stream)
         with self._wake:
             if stream.due_s < inf:
@@ -129,7 +153,15 @@ class Bridge:
 
     def _deliver(self, batch: list[tuple[Stream, list[StreamEvent]]]) -> None:
         for stream, events in batch:
-            if not stream.deliver(events):
+            try:
+                is_behind = not stream.deliver(events)
+            except (
+                Exception
+            ):  # what is told of its end failed: the others' events are still to come
+                _log.exception("a stream failed")
+                self.abandon(stream, StreamError("the answer failed; the server's log says more"))
+                continue
+            if is_behind:
                 stream.resume = functools.partial(self._pause, stream, False)
                 self._pause(stream, True)
 
@@ -142,26 +174,42 @@ class Bridge:
     # --- the engine's side ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(self._is_wanted)
-                if self._stopping:
-                    return
-                gone, self._gone = self._gone, []
-                pauses, self._pauses = self._pauses, {}
-                callbacks, self._callbacks = self._callbacks, []
-                arrivals = self._arrivals()
-                # Now: who comes from here on was not seen. Who is held back is not waited for.
-                num_outside = int(min(len(self._queue), self._num_permitted))
+        goes_on = True
+        while goes_on:
             try:
-                num_outside = self._enter(gone, arrivals, pauses, num_outside)
-                for callback in callbacks:
-                    callback()
-                self._step(num_outside)
-            except Exception:
+                goes_on = self._turn()
+            except BaseException:  # panics of compiled libraries are no Exceptions
                 _log.exception("the engine failed; all its requests end")
-                if not self._clear():
-                    return
+                goes_on = self._clear()
+            self._turn_began_s = None
+
+    def _turn(self) -> bool:
+        """Wait until something is to be done, and do it; return False at the end."""
+        with self._wake:
+            self._wake.wait_for(self._is_wanted)
+            if self._stopping:
+                return False
+            self._turn_began_s = time.monotonic()
+            arrivals = self._arrivals()
+            gone, self._gone = self._gone, []
+            pauses, self._pauses = self._pauses, {}
+            callbacks, self._callbacks = self._callbacks, []
+            # Now: who comes from here on was not seen. Who is held back is not waited for.
+            num_outside = int(min(len(self._queue), self._num_permitted))
+        try:
+            num_outside = self._enter(gone, arrivals, pauses, num_outside)
+        finally:  # somebody waits for each
+            for callback in callbacks:
+                self._call_back(callback)
+        self._step(num_outside)
+        return True
+
+    @staticmethod
+    def _call_back(callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException:
+            _log.exception("a look at the engine failed")
 
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
@@ -298,14 +346,14 @@ class Bridge:
     def _clear(self) -> bool:
         """After a fault in the engine itself: end everything; return whether it may go on."""
         self.step_began_s = None
-        with self._wake:
-            self._queue.remove(lambda _: True)
-            self._promised.clear()
         try:
+            with self._wake:
+                self._queue.remove(lambda _: True)
+                self._promised.clear()
             for request_id in list(self.engine.requests):
                 self.engine.abort(request_id)
             self.engine.check()
-        except Exception as error:
+        except BaseException as error:
             _log.exception("the engine cannot go on")
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()

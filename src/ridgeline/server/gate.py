@@ -6,6 +6,7 @@ whole body, bounded, before a route runs.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -103,9 +104,16 @@ class Gate:
             scope["path"] = scope["path"].removeprefix(self._root_path)
         try:
             await self._inner(scope, receive, answer)
-        except Exception:  # already answered, if that was possible
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # panics of compiled libraries are no Exceptions
             _log.exception("a request failed")
-            scope["state"].get("cut", lambda: None)() if status < 500 else None
+            if status == 499:
+                error = ApiError(500, "something went wrong; the server's log says what")
+                note["error"] = str(error)
+                await refuse(answer, error, body_at(scope["path"], error, request_id.decode()))
+            elif status < 500:
+                scope["state"].get("cut", lambda: None)()
         finally:
             if refused := scope["state"].get("refused"):  # by the protocol, while it ran
                 status = refused[0] if status == 499 else status

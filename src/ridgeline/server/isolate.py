@@ -25,7 +25,7 @@ class StepLost(Exception):
 class ContainedRunner:
     """Executes steps; if that raises, by halves, until each item runs or is the one that raises."""
 
-    def __init__(self, runner: Runner, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, runner: Runner, on_error: Callable[[BaseException], None]) -> None:
         """Run on ``runner``; ``on_error`` is told of each item that fails."""
         self._runner = runner
         self._on_error = on_error
@@ -37,7 +37,7 @@ class ContainedRunner:
         """
         try:
             return self._runner.execute(step)
-        except Exception as error:
+        except BaseException as error:  # panics of compiled libraries are no Exceptions
             if step.copies or step.state_copies:
                 raise StepLost from error
             if len(step.work) == 1:

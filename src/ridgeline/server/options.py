@@ -72,7 +72,9 @@ class ServeOptions:
     max_body: str = flag_field("8MiB", "Largest body of a request.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
     stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
-    step_timeout: float = flag_field(300.0, "Seconds of one step after which /health says no.")
+    step_timeout: float = flag_field(
+        300.0, "Seconds of one step after which it counts as hung: /health says no."
+    )
     shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
     cors_origin: list[str] | None = flag_field(
         None, "Origin whose pages may call, as https://page.example; repeatable; '*' is any."

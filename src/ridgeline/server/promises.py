@@ -299,7 +299,9 @@ class Promises:
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
                 self._thread, self._decide, seen, promises, times, began_s, refuse
             )
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             for _, future in asking:
                 if not future.done():
                     future.set_exception(error)
@@ -392,11 +394,15 @@ class Promises:
         looked, copies = asyncio.Event(), list[Copy]()
 
         def take_copy() -> None:
-            copies.append(self._take_copy())
-            self._bridge.call(looked.set)
+            try:
+                copies.append(self._take_copy())
+            finally:
+                self._bridge.call(looked.set)
 
         self._bridge.between_steps(take_copy)
         await looked.wait()
+        if not copies:
+            raise ApiError(500, "nothing can be promised now; the server's log says why")
         return copies[0]
 
     def _take_copy(self) -> Copy:

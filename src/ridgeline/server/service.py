@@ -68,6 +68,7 @@ class Service:
         any thread may call it. ``loras`` are the model's adapters.
         """
         self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
+        bridge.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
@@ -87,12 +88,7 @@ class Service:
 
     def trouble(self) -> str | None:
         """Return why this process should be replaced, if it should."""
-        began_s = self.bridge.step_began_s
-        if self.bridge.error:
-            return self.bridge.error
-        if began_s and time.monotonic() - began_s > self.options.step_timeout:
-            return f"a step has taken more than {self.options.step_timeout:g} s"
-        return None
+        return self.bridge.trouble()
 
     def unready(self) -> str | None:
         """Return why no request would be taken now, if so."""
@@ -110,8 +106,8 @@ class Service:
             raise ApiError(
                 503, "the server is stopping", code="stopping", headers={"retry-after": "5"}
             )
-        if self.bridge.error:
-            raise ApiError(503, self.bridge.error, code="engine_stopped")
+        if why := self.bridge.trouble():
+            raise ApiError(503, why, code="engine_stopped")
         self._check_name(model)
 
     def _check_name(self, model: str | None) -> None:

@@ -201,7 +201,7 @@ class CpuRunner:
         batch = self._prepare(step.work)
         try:
             return self._results(step, batch)
-        except Exception:
+        except BaseException:
             if self.sizes.recurrence and not self._buffers.get("does_layers"):
                 self._done = Done(step.work, batch)
             raise
