@@ -146,6 +146,17 @@ def test_what_cannot_be_used_says_why(plain: LLM, wish: dict[str, Any], reason: 
     assert_idle(plain)
 
 
+@pytest.mark.parametrize("is_drafting", [False, True])
+def test_an_answer_without_an_end_is_an_error(plain: LLM, drafting: LLM, is_drafting: bool) -> None:
+    wish = {"grammar": 'start: "a" "b"? C\nC: /x/ & /y/'}
+    llm = drafting if is_drafting else plain
+    for seed in range(6):
+        (out,) = llm.generate("x", replace(SAMPLED, structured_outputs=wish, seed=seed))
+        assert out.outputs[0].finish_reason == "error"
+        assert "the grammar allows no token here" in (out.outputs[0].error or "")
+    assert_idle(llm)
+
+
 def _any_of(depth: int) -> dict[str, Any]:
     inner: dict[str, Any] = {"type": "string"}
     for i in range(depth):

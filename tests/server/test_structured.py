@@ -143,6 +143,27 @@ def test_what_is_wrong_is_named(
     assert len(error["message"]) < 600
 
 
+DEAD_END = 'start: "a" "b"? C\nC: /x/ & /y/'  # nothing can follow, which shows only there
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_an_answer_without_an_end_is_an_error(served: Served, path: str) -> None:
+    ask = ASK if path == CHAT else GO_ON
+    for seed in range(4):
+        fields = {"structured_outputs": {"grammar": DEAD_END}, "seed": seed, "temperature": 1}
+        status, error = served.refused(path, ask | fields)
+        assert (status, error["param"]) == (400, "structured_outputs.grammar")
+        assert "the grammar allows no token here" in error["message"]
+
+
+def test_a_stream_without_an_end_fails(served: Served) -> None:
+    fields = {"structured_outputs": {"grammar": DEAD_END}, "stream": True}
+    _, body, _ = served.call(CHAT, ASK | fields)
+    last = json.loads(body.decode().strip().splitlines()[-1].removeprefix("data: "))
+    assert last["error"]["param"] == "structured_outputs.grammar"
+    assert '"stop"' not in body.decode()
+
+
 def test_a_neighbour_never_pauses_for_a_second(served: Served) -> None:
     """Every bomb, while a stream runs: what is refused has status 400, and soon.
 

@@ -112,9 +112,11 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             chat = chat_request(body)
             prompt = await service.prompts.of_chat(chat)
             shape = partial(ResponseShape, asked=body)
-            return await service.reply(request, chat, [prompt], "messages", new_shape=shape)
+            reply = await service.reply(request, chat, [prompt], "messages", new_shape=shape)
         except ApiError as error:
             raise renamed(error) from None
+        reply.renamed = renamed
+        return reply
 
     @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:

@@ -91,7 +91,8 @@ class Answers:
             return []
         if payload.finish_reason is FinishReason.ERROR:
             status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
-            raise StreamError(payload.error or "the model failed on this request", status)
+            param = self._stream.form_param if payload.error == MASKED_OUT else None
+            raise StreamError(payload.error or "the model failed on this request", status, param)
         answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
         if self._echo and not answer.has_begun:
             self._add_prompt(answer, index)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
@@ -29,6 +29,22 @@ Ids = tuple[int, ...]
 _NUM_THREADS = 2
 _MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
+
+
+class Formed(NamedTuple):
+    """The form that an answer must have.
+
+    Attributes:
+        params: of the request, which say so.
+        new_constraint: what ensures it, if anything must.
+        message: what a message may have, if it may have more than text.
+        param: the field that asks for it.
+    """
+
+    params: SamplingParams
+    new_constraint: Callable[[], Constraint] | None = None
+    message: MessageForm | None = None
+    param: str | None = None
 
 
 class Prompts:
@@ -158,10 +174,8 @@ class Prompts:
 
     async def of_form(
         self, params: SamplingParams, form_fields: dict[str, Any], message: MessageForm | None
-    ) -> tuple[SamplingParams, Callable[[], Constraint] | None, MessageForm | None]:
-        """Return the parameters with the form that the answer must have, and what ensures it.
-
-        The third is what a message may have, if it may have more than text.
+    ) -> Formed:
+        """Return the form that the answer must have.
 
         Args:
             params: of the request.
@@ -171,11 +185,9 @@ class Prompts:
         Raises ApiError.
         """
         if not form_fields and not (message and message.tools):
-            return params, None, message
+            return Formed(params, message=message)
 
-        def compile_() -> tuple[
-            SamplingParams, Callable[[], Constraint] | None, MessageForm | None
-        ]:
+        def compile_() -> Formed:
             form = wanted_form(form_fields)
             constrained, param = params, form.param if form else "tools"
             if params.penalty_alpha and (form or (message and message.tools)):
@@ -196,7 +208,7 @@ class Prompts:
                 raise _bad(param, f"{param} cannot be used: {error}") from None
             if constraint is not None:
                 self._metrics.note_grammar(time.monotonic() - begin_s)
-            return constrained, constraint, shape
+            return Formed(constrained, constraint, shape, param)
 
         return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
 

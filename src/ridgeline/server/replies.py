@@ -165,6 +165,7 @@ class Reply(Response):
         self._log_content, self._content = options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
+        self.renamed: Callable[[ApiError], ApiError] = lambda error: error  # to its API's names
         self._extra: dict[str, str] = {}
         self._has_begun = False
         self._is_streamed = bool(getattr(body, "stream", False))
@@ -228,7 +229,9 @@ class Reply(Response):
         self._note["finish"], self._note["error"] = "error", str(error)
         headers = {"retry-after": "5"} if error.status == 503 else {}
         code = "invalid_value" if error.status == 400 else "generation_failed"
-        shown = ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
+        shown = self.renamed(
+            ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
+        )
         if not self._has_begun:
             raise shown
         await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)

@@ -156,7 +156,8 @@ class Service:
         if isinstance(body, ChatRequest):
             continues = bool(body.continue_final_message)
             form = self.text.message_form(prompts[0], body.use, continues=continues)
-        params, new_constraint, form = await self.prompts.of_form(params, body.form_fields, form)
+        formed = await self.prompts.of_form(params, body.form_fields, form)
+        params, form = formed.params, formed.message
         tenant = request.state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         adapter, name = NO_ADAPTER, self.name
@@ -172,7 +173,8 @@ class Service:
             cache_root=self.cache_root(tenant),
             adapter=adapter,
             prediction=prediction,
-            new_constraint=new_constraint,
+            new_constraint=formed.new_constraint,
+            form_param=formed.param,
             token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )

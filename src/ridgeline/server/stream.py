@@ -54,6 +54,7 @@ class Stream:
         prediction: tuple[int, ...] = (),
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
+        form_param: str | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
@@ -67,6 +68,7 @@ class Stream:
         self.prediction = prediction
         self.new_constraint = new_constraint
         self.token_rules = token_rules
+        self.form_param = form_param  # the field that the constraint comes from
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one

@@ -151,18 +151,14 @@ class GrammarState:
 
     def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
         """Return a mask for the next token, and behind each draft; what fails allows nothing."""
-        matcher = self._matcher
-        masks = [b"\0" if matcher.is_error() else matcher.compute_bitmask()]
-        taken = 0
+        masks = [_mask(self._matcher)]
+        ahead = self._matcher.deep_copy()  # what fails behind a draft is no fault of the answer
         for draft in drafts:
-            if not matcher.validate_tokens([draft]) or draft in self._eos_ids:
+            if draft in self._eos_ids or not ahead.validate_tokens([draft]):
                 break
-            matcher.consume_token(draft)
-            taken += 1
-            masks.append(matcher.compute_bitmask())
-        if taken:
-            matcher.rollback(taken)
-        masks += [masks[-1]] * (len(drafts) - taken)  # behind a draft that cannot be right
+            ahead.consume_token(draft)
+            masks.append(_mask(ahead))
+        masks += [masks[-1]] * (len(drafts) + 1 - len(masks))  # behind one that cannot be right
         return tuple(masks)
 
     def forced(self, most: int) -> tuple[int, ...]:
@@ -171,7 +167,7 @@ class GrammarState:
 
     def num_valid(self, drafts: tuple[int, ...]) -> int:
         """Return how many of these tokens may follow, one after the other."""
-        return self._matcher.validate_tokens(list(drafts))
+        return self._matcher.deep_copy().validate_tokens(list(drafts))
 
     def accept(self, token: int) -> None:
         """Take the next token of the answer."""
@@ -180,6 +176,15 @@ class GrammarState:
     def fork(self) -> GrammarState:
         """Return another that has come as far, for an answer with the same beginning."""
         return GrammarState(self._matcher.deep_copy(), self._eos_ids)
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    """Return a bit for each token that may come next: none if the library fails, here or before.
+
+    It says so only afterwards. The mask that it returns then would let the answer end.
+    """
+    mask: bytes = matcher.compute_bitmask()
+    return b"\0" if matcher.is_error() else mask
 
 
 def _size(source: Source) -> int:
