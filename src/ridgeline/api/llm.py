@@ -34,16 +34,15 @@ from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.engine_setup.build import new_engine, new_runner
-from ridgeline.engine_setup.conversion import conversion_line
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.start_lines import start_lines
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -75,12 +74,6 @@ class LLM:
         wishes = Options(**{"enable_contrastive_search": True} | options)
         located = locate(str(model))
         checkpoint = load_checkpoint(located.path)
-        told = checkpoint.tokenizer
-        if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
-            say(
-                f"{located.path.name} names no pre-tokenizer: its text is cut as "
-                "llama.cpp's default"
-            )
         text_bytes = memory_in_use() - in_use
         self.path = checkpoint.path
         self.arch = checkpoint.arch
@@ -92,7 +85,7 @@ class LLM:
         self.config = resolve(
             wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
         )
-        if line := conversion_line(str(model), checkpoint, self.config):
+        for line in start_lines(str(model), checkpoint, self.config):
             say(line)
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:

@@ -1,0 +1,25 @@
+"""What a start says of answers that may be others than the publisher's."""
+
+from __future__ import annotations
+
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.start_lines import start_lines
+from tests.tiny import ARCHS, checkpoint
+
+
+def lines(name: str, **options: object) -> list[str]:
+    model = checkpoint(ARCHS[name])
+    return start_lines("m", model, resolve(Options(kv_cache_memory="1MiB", **options), model))
+
+
+def test_factors_of_long_texts_are_named_with_the_way_out() -> None:
+    (line,) = lines("long rope")
+    assert line.startswith("LongRoPE: sequences may have 1,024 tokens, so positions of all texts")
+    assert "texts of up to 32 tokens, and --max-model-len 32 takes those" in line
+    assert lines("long rope", max_model_len=33) == [line.replace("have 1,024", "have 33")]
+
+
+def test_nothing_is_said_where_short_texts_have_their_own_factors() -> None:
+    assert lines("long rope", max_model_len=32) == []
+    assert lines("scaled rope") == lines("plain") == []
