@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ def assert_idle(llm: LLM) -> None:
 
 def text_of(chunks: Iterator[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
+
+
+def tokens_of(chunks: Iterable[Chunk]) -> tuple[int, ...]:
+    return tuple(chunk.token_id for chunk in chunks if chunk.token_id is not None)
 
 
 # --- generate and chat -------------------------------------------------------------------------
@@ -175,9 +179,10 @@ def test_a_stream_adds_up_to_what_generate_returns(llm: LLM) -> None:
     for answer in out.outputs:
         mine = [chunk for chunk in chunks if chunk.index == answer.index]
         assert text_of(iter(mine)) == answer.text
-        assert tuple(chunk.token_id for chunk in mine) == answer.token_ids
-        assert [chunk.logprobs for chunk in mine] == answer.logprobs
-        assert [chunk.finish_reason for chunk in mine] == [None] * 19 + ["length"]
+        assert tokens_of(mine) == answer.token_ids
+        assert [chunk.logprobs for chunk in mine if chunk.token_id is not None] == answer.logprobs
+        *before, last = [chunk.finish_reason for chunk in mine]
+        assert (set(before), last) == ({None}, "length")
 
 
 def test_stop_strings_cut_exactly(llm: LLM) -> None:
@@ -220,7 +225,7 @@ def test_streams_may_be_interleaved(llm: LLM) -> None:
     twos += second
     ones += first
     for chunks, out in [(ones, wanted[0]), (twos, wanted[1])]:
-        assert tuple(chunk.token_id for chunk in chunks) == out.outputs[0].token_ids
+        assert tokens_of(chunks) == out.outputs[0].token_ids
     assert {chunk.prompt_index for chunk in ones + twos} == {0}
 
 
@@ -317,6 +322,55 @@ def test_a_runner_that_raises_ends_only_who_waited(
         with pytest.raises(MemoryError, match="no room"):
             llm.generate(["one", "two"], GREEDY)
     assert_idle(llm)
+
+
+def test_threads_share_steps_and_each_gets_its_own_answers(llm: LLM) -> None:
+    """A thousand answers to eight threads, whole, streamed or given up, each as it is alone."""
+    prompts = [[40 + i, 50 + i % 7, 60] for i in range(125)]
+    params = [
+        SamplingParams(temperature=1, seed=i, max_tokens=2 + i % 5, ignore_eos=True)
+        for i in range(125)
+    ]
+    alone = [out.outputs for out in llm.generate(prompts, params)]
+    texts = ["".join(one.text for one in outputs) for outputs in alone]
+    records: list[Record] = []
+    llm.engine.listeners.append(records.append)
+
+    def ask(first: int) -> int:
+        for turn in range(125):
+            i = (first * 16 + turn) % 125
+            if (turn + first) % 3 == 0:
+                assert text_of(llm.stream(prompts[i], params[i])) == texts[i]
+            elif (turn + first) % 3 == 1:
+                llm.stream(prompts[i - 1], params[i - 1]).close()
+                assert llm.generate(prompts[i], params[i])[0].outputs == alone[i]
+            else:
+                assert llm.generate([prompts[i]], params[i])[0].outputs == alone[i]
+        return 125
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(8))) == 1000
+    llm.engine.listeners.remove(records.append)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert max(len(step.work) for step in steps) > 1, "no step was shared"
+    assert [out.outputs for out in llm.generate(prompts, params)] == alone
+    assert_idle(llm)
+
+
+def test_a_streamed_token_never_runs_ahead_of_its_text(llm: LLM) -> None:
+    whole = llm.generate("The cat", GREEDY)[0].outputs[0]
+    stop = [whole.text[:2] + "never", whole.text[2:6] + "never"]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop, logprobs=0)
+    text, told, tokens, decode = "", "", [], llm.tokenizer.new_decoder()
+    for chunk in llm.stream("The cat", params):
+        text += chunk.text
+        if chunk.token_id is not None:
+            tokens.append(chunk.token_id)
+            told += decode(chunk.token_id)
+            assert chunk.logprobs is not None
+        assert text.startswith(told), "a token tells what is held back"
+    assert (text, told + decode.flush()) == (whole.text, whole.text)
+    assert tuple(tokens) == whole.token_ids
 
 
 def test_another_thread_may_run_it(llm: LLM) -> None:

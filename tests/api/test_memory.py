@@ -44,7 +44,7 @@ def test_lines_sum_to_what_the_process_has(model: Path, backend: str) -> None:
 FREEING = """
 import ctypes, json, sys
 from ridgeline import LLM
-libc, num, size = ctypes.CDLL(None), 4000, 4096
+libc, num, size = ctypes.CDLL(None), 8000, 4096
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 with LLM(sys.argv[1], kv_cache_memory="1MiB", threads=1) as llm:
     found = [llm.memory().as_dict()]
@@ -52,10 +52,11 @@ with LLM(sys.argv[1], kv_cache_memory="1MiB", threads=1) as llm:
     for part in parts:
         ctypes.memset(part, 1, size)
     found.append(llm.memory().as_dict())
-    for part in parts[::2]:  # what lies between is in use, so none of it goes back to the system
-        libc.free(part)
-    found.append(llm.memory().as_dict())
-    print(json.dumps([num // 2 * size, *found]))
+    for start in (0, 2):
+        for part in parts[start::4]:  # what lies between is in use: none goes back to the system
+            libc.free(part)
+        found.append(llm.memory().as_dict())
+    print(json.dumps([num // 4 * size, *found]))
 """
 
 
@@ -65,13 +66,14 @@ def test_what_was_freed_and_is_kept_has_a_line(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FREEING, str(model)], capture_output=True, text=True, check=True
     )
-    half, *documents = json.loads(done.stdout)
-    before, held, after = (
+    quarter, *documents = json.loads(done.stdout)
+    before, held, first, second = (
         {one["name"]: one["resident_bytes"] for one in document["lines"]} for document in documents
     )
-    assert held["process.other"] - before["process.other"] > 1.5 * half
-    gained = after["process.freed"] - held.get("process.freed", 0)
-    assert gained == pytest.approx(half, rel=0.2)
+    assert held["process.other"] - before["process.other"] > 3 * quarter
+    # Not from the start: what was freed while the model was loaded is taken before the first part.
+    gained = second["process.freed"] - first["process.freed"]
+    assert gained == pytest.approx(quarter, rel=0.2)
 
 
 def test_what_grows_with_use_and_stays(model: Path) -> None:

@@ -15,5 +15,9 @@ class Letters:
         self._incomplete = token_id == HALF
         return "" if token_id == HALF else chr(token_id)
 
+    @property
+    def is_whole(self) -> bool:
+        return not self._incomplete
+
     def flush(self) -> str:
         return "\ufffd" if self._incomplete else ""

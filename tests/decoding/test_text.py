@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ridgeline.decoding.text import TextStream
+from ridgeline.decoding.text import HeldEntries, TextStream
 from tests.decoding.letters import HALF, Letters
 
 # Two letters, so that stop strings overlap, contain each other and begin alike all the time.
@@ -20,6 +20,8 @@ class Pieces:
 
     def __init__(self, pieces: list[str]) -> None:
         self._pieces = pieces
+
+    is_whole = True
 
     def __call__(self, token_id: int, /) -> str:
         return self._pieces[token_id]
@@ -129,3 +131,37 @@ def test_an_incomplete_character_does_not_follow_a_stop() -> None:
     assert out.feed(ord("a"), may_stop=True) == "a"
     out.finish()
     assert out.take() == ""
+
+
+@given(TEXTS, STOPS, st.lists(st.integers(0, 24), max_size=8))
+@example("ab", ("abb",), [1])  # held back to the very end, then shown
+@example("aab", ("ab",), [2])  # a token of which only the first half is shown
+def test_what_is_told_of_tokens_never_runs_ahead_of_the_text(
+    text: str, stops: tuple[str, ...], cuts: list[int]
+) -> None:
+    pieces = pieces_of(text, cuts)
+    out, held = TextStream(Pieces(pieces), stops), HeldEntries[int](TextStream(Pieces(pieces)))
+    told: list[int] = []
+    shown, num_fed, stop = "", 0, None
+    while num_fed < len(pieces) and stop is None:
+        held.feed(num_fed, num_fed)
+        stop = out.feed(num_fed, may_stop=True)
+        num_fed += 1
+        new = out.take()
+        shown += new
+        if stop is None:
+            told += held.take(len(new), is_over=False)
+            assert shown.startswith("".join(pieces[token] for token in told))
+            if shown == "".join(pieces[:num_fed]):
+                assert told == list(range(num_fed)), "nothing waits that the text has shown"
+    told += held.take(0, is_over=True)
+    assert told == list(range(num_fed))
+
+
+def test_half_a_character_is_told_with_the_other_half() -> None:
+    held = HeldEntries[str](TextStream(Letters()))
+    held.feed(HALF, "first")
+    assert held.take(0, is_over=False) == []
+    held.feed(1, "second")
+    assert held.take(1, 1, is_over=False) == [], "the reader of the message holds it back"
+    assert held.take(0, is_over=False) == ["first", "second"]

@@ -86,6 +86,25 @@ def test_a_stream_tells_the_role_though_its_first_token_is_held_back(served: Ser
     assert "".join(delta.content or "" for delta in rest) == whole
 
 
+def test_logprobs_never_run_ahead_of_a_streamed_text(served: Served) -> None:
+    """A token that may be the beginning of a stop string is not told before its text."""
+    client = served.client()
+    whole = client.chat.completions.create(**ASK, **NO_EOS).choices[0].message.content
+    assert whole
+    stop = [whole[:2] + "never", whole[2:6] + "never"]
+    chunks = client.chat.completions.create(
+        **ASK, **NO_EOS, stop=stop, stream=True, logprobs=True, top_logprobs=1
+    )
+    text, told, num_entries = "", b"", 0
+    for part in (chunk.choices[0] for chunk in chunks):
+        text += part.delta.content or ""
+        for entry in (part.logprobs and part.logprobs.content) or ():
+            told += bytes(entry.bytes or ())
+            num_entries += 1
+        assert text.startswith(told.decode(errors="replace"))
+    assert (text, told.decode(errors="replace"), num_entries) == (whole, whole, 12)
+
+
 def test_the_chunk_that_ends_an_answer_has_no_text(served: Served) -> None:
     """A client that stops reading at ``finish_reason`` has seen all of it."""
     client = served.client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from copy import copy
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.decoding.message import MessageForm
+from ridgeline.decoding.text import TextStream
 from ridgeline.decoding.tools import HERMES
 from ridgeline.server.choices import Answers
 from ridgeline.server.response_shape import ResponseShape
@@ -27,6 +29,7 @@ from ridgeline.server.responses_protocol import ResponsesRequest
 from ridgeline.server.schemas import ResponseObject
 from ridgeline.server.stream import Stream
 from tests.api.test_llm import write_model
+from tests.decoding.test_text import Pieces
 from tests.server.serving import Served, eventually, hold, serving
 from tests.server.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
 
@@ -238,7 +241,8 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     tokens = [one[i : i + size] for one in texts for i in range(0, len(one), size)]
     fields = {"input": "x", "tools": [ADD], "stream": stream, **RANKED}
     asked = ResponsesRequest.model_validate(fields)
-    chat, text = chat_request(asked), thinker.llm.text
+    chat, text = chat_request(asked), copy(thinker.llm.text)
+    text.new_text = lambda *args, **kwargs: TextStream(Pieces(tokens))  # type: ignore[method-assign]
     params = chat.params(text.default_params, text.vocab_size)
     form = MessageForm(tools=(HERMES, chat.use)) if chat.use else None
     events: list[Any] = [

@@ -12,23 +12,26 @@ class Interrupts:
 
     The handler stays from step to step: changing it twice in each step takes a twentieth of the
     time that a small model needs for one token (LOG.md). May be entered again, and in any thread;
-    it does something only in the main one, where signals arrive. A handler that other code sets
-    meanwhile stays.
+    it does something only in the main one, where signals arrive. One thread at a time may hold. A
+    handler that other code sets meanwhile stays.
     """
 
     def __init__(self) -> None:
         """Do nothing yet."""
         self._num_entered = 0
+        self._counting = threading.Lock()
         self._is_held = self._is_pending = False
         self._before: object = None  # whose handler it was; None while it is not ours
 
     def __enter__(self) -> None:
-        self._num_entered += 1
+        with self._counting:
+            self._num_entered += 1
         if self._before is None and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._receive) or signal.SIG_DFL
 
     def __exit__(self, *error: object) -> None:
-        self._num_entered -= 1
+        with self._counting:
+            self._num_entered -= 1
         is_main = threading.current_thread() is threading.main_thread()
         if self._num_entered == 0 and is_main and self._before is not None:
             if signal.getsignal(signal.SIGINT) == self._receive:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
@@ -22,9 +24,10 @@ from ridgeline.api.outputs import (
     EmbeddingRequestOutput,
     Logprob,
     RequestOutput,
+    TokensBehindText,
     completions,
 )
-from ridgeline.api.text_side import Message, Prompt, TextSide, is_list
+from ridgeline.api.text_side import Message, Prompt, TextSide, is_chat, is_list, is_one_prompt
 from ridgeline.api.trace import Trace
 from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.backends.face import BackendRunner
@@ -33,6 +36,7 @@ from ridgeline.core.policies import Load
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
+from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
@@ -55,7 +59,7 @@ class LLM:
     """A loaded model that answers prompts.
 
     Prompts are text or lists of token ids. Any number may be given at once; they run together.
-    Not for use from several threads at the same time.
+    Several threads may ask at the same time: their requests share steps.
     """
 
     def __init__(self, model: str | Path = "smollm2", **options: Any) -> None:
@@ -108,6 +112,8 @@ class LLM:
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self._interrupts = Interrupts()
         self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
+        # Around the engine and the inboxes. A forgotten stream may end in the thread that has it.
+        self._lock = RLock()
         give_back()
 
     def default_params(self, **changes: Any) -> SamplingParams:
@@ -153,7 +159,7 @@ class LLM:
         Raises:
             ValueError: a prompt or its parameters can never run; nothing was computed then.
         """
-        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[assignment, list-item]
         if not suffix:
             encoded = [self.text.encode(prompt) for prompt in many]
             return self._collect(encoded, many, sampling_params, progress, lora_request)
@@ -176,7 +182,7 @@ class LLM:
         Raises:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
         """
-        one = not is_list(messages) or _is_chat(messages)
+        one = not is_list(messages) or is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
         texts = [None] * len(prompts)
@@ -204,7 +210,7 @@ class LLM:
             ValueError: a text can never run, or has fewer dimensions.
             RuntimeError: the model made no vector of a text; the message says why.
         """
-        many: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[assignment, list-item]
         if dimensions is not None:
             shaped((0.0,) * self.text.vector_size, dimensions)  # before work begins
         self.text.check_vectors()
@@ -286,7 +292,7 @@ class LLM:
         """
         encoded = [
             self.text.chat_template.render_ids(prompt)  # type: ignore[arg-type]
-            if _is_chat(prompt)
+            if is_chat(prompt)
             else self.text.encode(prompt)  # type: ignore[arg-type]
             for prompt in prompts
         ]
@@ -307,30 +313,34 @@ class LLM:
         """Queue all prompts, or none if one of them can never run."""
         params = self._params_of_each(sampling_params, len(prompts))
         adapters = self.adapters.leases(lora_request, len(prompts))
+        adds: list[partial[int]] = []
+        for prompt, sampling, adapter in zip(prompts, params, adapters, strict=True):
+            self.text.check_task(sampling)
+            if sampling.pool and not pools:
+                raise ValueError(f"pool is {sampling.pool!r}: for vectors there is LLM.embed")
+            sampling.validate_ids(self.arch.vocab_size)
+            check_search(sampling, is_stream=is_stream)
+            ids = tuple(prompt)
+            add = partial(
+                self.engine.add,
+                ids,
+                sampling,
+                new_text=partial(self.text.new_text, ids, sampling),
+                adapter=adapter,
+                prediction=self.text.encode_prediction(sampling),
+                new_constraint=self.text.new_constraint(sampling),
+                token_rules=self.text.lexicon.rules(sampling),
+            )
+            adds.append(add)
         requests: list[Request] = []
-        try:
-            for prompt, sampling, adapter in zip(prompts, params, adapters, strict=True):
-                self.text.check_task(sampling)
-                if sampling.pool and not pools:
-                    raise ValueError(f"pool is {sampling.pool!r}: for vectors there is LLM.embed")
-                sampling.validate_ids(self.arch.vocab_size)
-                check_search(sampling, is_stream=is_stream)
-                ids = tuple(prompt)
-                request_id = self.engine.add(
-                    ids,
-                    sampling,
-                    new_text=partial(self.text.new_text, ids, sampling),
-                    adapter=adapter,
-                    prediction=self.text.encode_prediction(sampling),
-                    new_constraint=self.text.new_constraint(sampling),
-                    token_rules=self.text.lexicon.rules(sampling),
-                )
-                requests.append(self.engine.requests[request_id])
-        except BaseException:
-            for request in requests:
-                self.engine.abort(request.id)
-            raise
-        self._inboxes |= {request.id: deque() for request in requests}
+        with self._lock:
+            try:
+                requests.extend(self.engine.requests[add()] for add in adds)
+            except BaseException:
+                for request in requests:
+                    self.engine.abort(request.id)
+                raise
+            self._inboxes |= {request.id: deque() for request in requests}
         return requests
 
     def _params_of_each(
@@ -354,28 +364,43 @@ class LLM:
         return chunks
 
     def _run(self, requests: list[Request], load: Load) -> Chunks:
+        behind = TokensBehindText(self._new_plain_text)
         try:
             with self._interrupts:
                 yield _BEGUN
-                while any(not r.is_finished or self._inboxes[r.id] for r in requests):
+                while self._await_events(requests, load):
                     for prompt_index, request in enumerate(requests):
                         inbox = self._inboxes[request.id]
                         while inbox:
-                            yield self._chunk(prompt_index, inbox.popleft())
-                    self._step(load)
+                            event = inbox.popleft()
+                            for told in behind.take(request, event) if load.is_read else (event,):
+                                yield self._chunk(prompt_index, told)
         finally:
-            for request in requests:
-                self.engine.abort(request.id)
-                del self._inboxes[request.id]
+            with self._lock:
+                for request in requests:
+                    self.engine.abort(request.id)
+                    del self._inboxes[request.id]
 
-    def _step(self, load: Load) -> None:
-        """Run a whole step, and leave its events in the inboxes."""
-        self._interrupts.hold()
-        try:
-            for event in self.engine.step(load):
-                self._inboxes[event.seq_id[0]].append(event)
-        finally:
-            self._interrupts.release()
+    def _new_plain_text(self, request: Request) -> TextStream:
+        return self.text.new_text(request.prompt, replace(request.params, stop=()))
+
+    def _await_events(self, requests: list[Request], load: Load) -> bool:
+        """Have events in an inbox of these requests; return False when all have ended.
+
+        Whichever thread has none runs the next step, for the requests of all threads.
+        """
+        with self._lock:
+            if any(self._inboxes[request.id] for request in requests):
+                return True
+            if all(request.is_finished for request in requests):
+                return False
+            self._interrupts.hold()
+            try:
+                for event in self.engine.step(load):
+                    self._inboxes[event.seq_id[0]].append(event)
+            finally:
+                self._interrupts.release()
+            return True
 
     def _chunk(self, prompt_index: int, event: Event) -> Chunk:
         return Chunk(
@@ -466,11 +491,3 @@ def _bar(
 ) -> AbstractContextManager[Callable[[int, int], None]]:
     show = num_prompts > 1 if progress is None else progress
     return count_bar(label) if show else nullcontext(lambda done, total: None)
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return not is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
-
-
-def _is_chat(prompt: Any) -> bool:
-    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request
+from ridgeline.core.step import Event, SeqId
+from ridgeline.decoding.text import HeldEntries, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Chunk:
         prompt_index: which of the prompts, as they were given.
         index: which of its answers.
         text: what became final; the chunks of an answer add up to its text.
-        token_id: the token, None when the answer ended without one.
+        token_id: the token, None when the answer ended without one, or when more of its text is
+            still held back: then it comes with the rest.
         logprobs: of that token, by token id; None unless asked for.
         finish_reason: set on the last chunk of an answer.
         stop_reason: the stop string or stop token id that ended it, if one did.
@@ -153,3 +157,32 @@ def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> Complet
         last.stop_reason,
         last.error,
     )
+
+
+class TokensBehindText:
+    """The events of streamed answers, none with a token whose text is still held back."""
+
+    def __init__(self, new_text: Callable[[Request], TextStream]) -> None:
+        """Decode with ``new_text``, which has no stop strings, once more."""
+        self._new_text = new_text
+        self._answers: dict[SeqId, HeldEntries[Event]] = {}
+
+    def take(self, request: Request, event: Event) -> list[Event]:
+        """Return what may be told now: the event's text, with the tokens that waited for it."""
+        if event.seq_id not in self._answers:
+            self._answers[event.seq_id] = HeldEntries(self._new_text(request))
+        held = self._answers[event.seq_id]
+        if event.token is not None:
+            held.feed(event.token, event)
+        told = held.take(len(event.text), is_over=event.finish_reason is not None)
+        if told == [event]:
+            return told
+        if not told:
+            is_news = event.text or event.finish_reason
+            return [event._replace(token=None, logprobs=None)] if is_news else []
+        events = [Event(one.seq_id, one.token, "", one.logprobs, None, None, None) for one in told]
+        events[0] = events[0]._replace(text=event.text)
+        events[-1] = event._replace(
+            token=told[-1].token, text=events[-1].text, logprobs=told[-1].logprobs
+        )
+        return events

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Constraint, Text
+from ridgeline.core.request import Constraint
 from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.decoding.message import REASONINGS, MessageForm
 from ridgeline.decoding.text import TextStream
@@ -293,7 +293,7 @@ class TextSide:
 
     def new_text(
         self, prompt: tuple[int, ...], params: SamplingParams, form: MessageForm | None = None
-    ) -> Text:
+    ) -> TextStream:
         """Return what turns an answer's tokens into text, for ``Engine.add``.
 
         The markers of a ``form`` are text, also those that are control tokens.
@@ -338,3 +338,13 @@ def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate
 def is_list(value: object) -> bool:
     """Return whether a value is a list of some kind, and not text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Return whether this is a prompt, and not a list of prompts."""
+    return not is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def is_chat(prompt: Any) -> bool:
+    """Return whether this is a list of messages."""
+    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

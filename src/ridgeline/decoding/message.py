@@ -78,6 +78,11 @@ class MessageReader:
         """Whether what comes next is reasoning, as far as is known."""
         return self._read in (self._label, self._think)
 
+    @property
+    def num_held(self) -> int:
+        """Characters of the text so far of which nothing is known yet, such as half a marker."""
+        return len(self._text) + len(self._space)
+
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return what it adds to the message."""
         self._text += text

@@ -6,7 +6,10 @@ It knows nothing about requests, steps or the wire.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+Entry = TypeVar("Entry")
 
 
 class Decoder(Protocol):
@@ -14,6 +17,10 @@ class Decoder(Protocol):
 
     def __call__(self, token_id: int, /) -> str:
         """Return the characters that this token completes."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token ended where a character ends."""
 
     def flush(self) -> str:
         """Return what an incomplete character at the very end becomes."""
@@ -45,6 +52,11 @@ class TextStream:
         """Return the text that became final since the last call."""
         text, self._ready = self._ready, ""
         return text
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token ended where a character ends."""
+        return self._decoder.is_whole
 
     def finish(self) -> None:
         """No token will follow: held-back text is final."""
@@ -81,3 +93,37 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._stop):
                 return length
         return 0
+
+
+class HeldEntries(Generic[Entry]):
+    """What is told of an answer's tokens, held back until its text shows all their characters.
+
+    Tokens whose text may still become a stop string, a marker or a whole character stay untold.
+    """
+
+    def __init__(self, text: TextStream) -> None:
+        """Take a text of the same tokens that has no stop strings."""
+        self._text = text
+        self._num_fed = self._num_shown = 0  # characters
+        self._held: deque[tuple[int, bool, Entry]] = deque()
+
+    def feed(self, token: int, entry: Entry) -> None:
+        """Take what is told of the next token."""
+        self._text.feed(token, may_stop=False)
+        self._num_fed += len(self._text.take())
+        self._held.append((self._num_fed, self._text.is_whole, entry))
+
+    def take(self, num_chars: int, num_unread: int = 0, *, is_over: bool) -> list[Entry]:
+        """Return the entries that may be told now, in order.
+
+        Args:
+            num_chars: characters that became final since the last call.
+            num_unread: the last of all final ones, which the reader of the message holds back.
+            is_over: whether the answer has ended; then nothing is held back.
+        """
+        self._num_shown += num_chars
+        num_told = 0
+        for place, (end, is_whole, _) in enumerate(self._held, start=1):
+            if is_over or (is_whole and end <= self._num_shown - num_unread):
+                num_told = place
+        return [self._held.popleft()[2] for _ in range(num_told)]

@@ -7,7 +7,7 @@ the logprobs of a token are written. It knows nothing of connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridgeline.api.outputs import likeliest
@@ -24,6 +24,7 @@ from ridgeline.core.step import (
 )
 from ridgeline.decoding.calls import Piece
 from ridgeline.decoding.message import MessageForm, MessageReader
+from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.messages import delta_of, message_of
 from ridgeline.server.promises import Promise
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
@@ -42,6 +43,7 @@ class _Answer:
     reader: MessageReader | None = None  # of a message that may have more than text
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
+    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
     num_tokens: int = 0
     cumulative_logprob: float = 0.0  # if tokens are ranked
     finish_reason: str | None = None
@@ -65,7 +67,7 @@ class Answers:
         form: MessageForm | None = None,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
-        self._text, self._body, self._stream = text, body, stream
+        self._text, self._body, self._stream, self._form = text, body, stream, form
         self.in_chunks = bool(body.stream)  # whether events give chunks
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
@@ -97,7 +99,7 @@ class Answers:
         if self._echo and not answer.has_begun:
             self._add_prompt(answer, index)
         answer.has_begun = True
-        self._add_event(answer, payload)
+        self._add_event(answer, payload, index)
         return self._chunks(answer) if self.in_chunks else []
 
     def _chunks(self, answer: _Answer) -> list[Choice]:
@@ -118,16 +120,20 @@ class Answers:
             chunks.append(self._ended(answer, self._choice(answer, form, None)))
         return chunks
 
-    def _add_event(self, answer: _Answer, event: Event) -> None:
+    def _add_event(self, answer: _Answer, event: Event, prompt: int) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
         if self._body.max_tokens == 0:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
             return
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
+        self._add_text(answer, event)
         if event.logprobs:
-            answer.logprobs.append(event.logprobs)
             answer.cumulative_logprob += event.logprobs.logprob
+        if self._with_logprobs:
+            self._add_logprobs(answer, event, prompt)
+
+    def _add_text(self, answer: _Answer, event: Event) -> None:
         if answer.reader is None:
             answer.pieces += [Piece("content", event.text)] if event.text else []
             return
@@ -137,6 +143,18 @@ class Answers:
         answer.num_reasoning += event.token is not None and is_reasoning
         if event.finish_reason:
             answer.pieces += answer.reader.finish()
+
+    def _add_logprobs(self, answer: _Answer, event: Event, prompt: int) -> None:
+        """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
+        if answer.held is None:
+            params = replace(self._stream.params, stop=())
+            ids = self._stream.prompts[prompt]
+            answer.held = HeldEntries(self._text.new_text(ids, params, self._form))
+        if event.logprobs:
+            answer.held.feed(event.logprobs.token, event.logprobs)
+        num_unread = answer.reader.num_held if answer.reader else 0
+        is_over = event.finish_reason is not None
+        answer.logprobs += answer.held.take(len(event.text), num_unread, is_over=is_over)
 
     def _add_prompt(self, answer: _Answer, index: int) -> None:
         prompt = self._stream.prompts[index]

@@ -299,6 +299,11 @@ class Decoder:
             self._at_start = False
         return self._utf8.decode(data)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token ended where a character ends."""
+        return not self._utf8.getstate()[0]
+
     def flush(self) -> str:
         """Return U+FFFD for a character that was begun and will not be completed, or nothing."""
         return self._utf8.decode(b"", final=True)
