@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_what_names_no_model_is_refused(routed: Routed) -> None:
         ({"prompt": "x"}, 400, "missing_parameter"),
         ({"prompt": "x", "model": 5}, 400, "missing_parameter"),
         ({"prompt": "x", "model": "d"}, 404, "model_not_found"),
-        (b"[]", 400, "invalid_json"),
+        (b"[]", 400, "invalid_value"),
         (b"{", 400, "invalid_json"),
         (b"[" * 100_000, 400, "invalid_json"),
     ):
@@ -306,6 +307,7 @@ def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
     eventually(lambda: routed.status("a")["num_requests"] == 0)
     running = 'ridgeline:num_requests_running{model_name="a"} 0.0'
     eventually(lambda: running in routed.call("/metrics")[1])
+    assert "Traceback" not in routed.log
 
 
 def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
@@ -321,6 +323,37 @@ def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
     connection.close()
     assert routed.complete("a")
     assert "a ended by itself" in routed.log
+
+
+def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
+    folder: Path, tmp_path: Path
+) -> None:
+    with routing(folder, tmp_path / "log", "--step-timeout", "12") as routed:
+        (first,) = routed.pids()
+        routed.complete("a")
+        routed.complete("b")
+        os.kill(first, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(routed.complete, "a")
+            health = routed.call("/health")
+            assert (health[0], health[1]["status"]) == (200, "ok")
+            assert "has not answered for" in health[1]["hung"]["a"]
+            assert list(health[1]["hung"]) == ["a"]
+            assert routed.states() == {"a": "hung", "b": "loaded", "c": "unloaded"}
+            assert "has not answered for" in routed.status("a")["reason"]
+            metrics = routed.call("/metrics")[1]
+            assert 'ridgeline:model_answers{model_name="a"} 0\n' in metrics
+            assert 'ridgeline:model_answers{model_name="b"} 1\n' in metrics
+            assert 'ridgeline:num_requests_running{model_name="b"} 0.0' in metrics
+            status, answer, _ = routed.call("/v1/memory?model=a")
+            assert (status, answer["error"]["code"]) == (503, "model_hung")
+            assert routed.complete("b"), "others go on"
+            status, answer, _ = routed.call("/v1/completions", ASK | {"model": "a"})
+            assert (status, answer["error"]["code"]) == (503, "model_hung")
+            assert answer["error"]["message"].startswith("a has not answered for ")
+            assert waiting.result(), "by the process that comes after it"
+        assert re.search("a has not answered for [0-9]+ s and is ended", routed.log)
+        assert "hung" not in routed.call("/health")[1]
 
 
 def test_a_model_that_was_told_to_end_is_started_again_before_it_has(

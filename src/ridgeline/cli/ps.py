@@ -65,6 +65,8 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _time(status: dict[str, Any]) -> str:
+    if status.get("value") == "hung":
+        return "it hangs"
     if status.get("value") != "loaded":
         return "-"
     left_s = status.get("unload_s")

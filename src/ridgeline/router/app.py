@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import TypeAdapter
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -27,7 +28,8 @@ from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, Slot
-from ridgeline.router.worker import Worker
+from ridgeline.router.worker import STATUS_S, Worker
+from ridgeline.server.bodies import in_turn
 from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ollama.models import entry, loaded
@@ -57,8 +59,9 @@ POSTS = (  # their bodies name a model
     "/api/embeddings",
 )
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
+_ANSWERS = "ridgeline:model_answers"
 _TRIES = 3  # a kept connection, a new one, a new process
-_LONG = 1 << 16  # bytes of a body that another thread looks into
+_FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
 
@@ -87,6 +90,7 @@ class Router:
             status["num_requests"] = slot.num_users
             status["resident_bytes"] = worker.memory.resident_bytes
             status["unload_s"] = None if is_kept else max(0.0, slot.keep_alive_s - idle_s)
+            status |= {"reason": worker.trouble} if worker.trouble else {}
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
         if worker:
             shown["max_model_len"] = worker.plan.max_model_len
@@ -164,7 +168,8 @@ class _PassedOn(Response):
         try:
             await working
         except asyncio.CancelledError:
-            raise ApiError(499, "the client left") from None
+            if not self._has_begun:  # else nobody reads what would be said of it
+                raise ApiError(499, "the client left") from None
         except httpx2.HTTPError as error:
             if self._has_begun:  # the reader must see that it is not whole
                 scope["state"]["cut"]()
@@ -238,7 +243,7 @@ def new_app(router: Router) -> FastAPI:
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
         body = await request.body()
-        fields = await asyncio.to_thread(_fields, body) if len(body) > _LONG else _fields(body)
+        fields = await in_turn(_FIELDS, body)
         name, model = router.chosen(fields.get("model"))
         use = partial(router.pool.use, name, model, _keep_alive(request.url.path, fields))
         return _PassedOn(router.pool, name, use, body)
@@ -257,6 +262,9 @@ def new_app(router: Router) -> FastAPI:
             message = f"{name} is not loaded: it is when it is first asked for"
             raise ApiError(503, message, code="model_not_loaded")
         worker = slot.worker
+        await worker.look()
+        if worker.trouble:
+            raise router.pool.refusal(slot)
         return _PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
 
     for path in POSTS:
@@ -282,33 +290,25 @@ def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
         ) from None
 
 
-def _fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body. Raises ApiError if it is no JSON object."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not valid JSON", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return fields
-
-
 def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List all models, loaded or not."""
+        await router.pool.look()
         return {"object": "list", "data": router.listing()}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         """Describe one."""
         known_name, _ = router.chosen(name)
+        await router.pool.look()
         return router.shown(known_name)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Say that this process lives."""
-        return {"status": "ok"}
+    async def health() -> dict[str, Any]:
+        """Say that this process lives, and which models hang: it mends that itself."""
+        hung = await router.pool.look()
+        return {"status": "ok"} | ({"hung": hung} if hung else {})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -343,16 +343,28 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return the metrics of all loaded models; each sample names its own."""
+        hung = await router.pool.look()
         slots = [slot for slot in router.pool.slots.values() if slot.worker is not None]
-        texts = await asyncio.gather(*map(_metrics, slots))
+        well = [slot for slot in slots if slot.name not in hung]
+        texts = await asyncio.gather(*map(_metrics, well))
+        texts.append(_answering({slot.name: slot in well for slot in slots}))
         return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+
+
+def _answering(models: Mapping[str, bool]) -> str:
+    """Return a metric of the router's own: which of the loaded models answer."""
+    head = f"# HELP {_ANSWERS} Whether the model's process answers.\n# TYPE {_ANSWERS} gauge\n"
+    names = [f"{_ANSWERS}{{model_name={json.dumps(name)}}} " for name in models]
+    lines = [f"{name}{well:d}\n" for name, well in zip(names, models.values(), strict=True)]
+    return "".join([head, *lines])
 
 
 async def _metrics(slot: Slot) -> str:
     """Return the metrics of a model's process, each sample with the model's name."""
     try:
-        text = (await slot.worker.client.get("/metrics")).text if slot.worker else ""
-    except httpx2.HTTPError:  # it is ending
+        async with asyncio.timeout(STATUS_S):
+            text = (await slot.worker.client.get("/metrics")).text if slot.worker else ""
+    except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
         return ""
     name = json.dumps(slot.name)
 

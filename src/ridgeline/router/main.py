@@ -41,6 +41,7 @@ class Running:
             as_variables(engine, options),
             keep_alive_s=options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
+            step_timeout_s=options.step_timeout,
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
         )

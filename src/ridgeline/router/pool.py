@@ -1,6 +1,7 @@
 """Which models are loaded: started when asked for, ended when idle or when memory is needed.
 
-A model that is answering, or that a request waits for, is never ended to make room.
+A model that is answering, or that a request waits for, is never ended to make room. One that hangs
+is ended, as one that has crashed: the next request starts it again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ridgeline.router.worker import StartError, Worker, spare_process
 from ridgeline.server.errors import ApiError
 from ridgeline.server.options import ServeOptions
 
+_LOOK_S = 1.0  # from one look at a model that is in use to the next
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
     *("host", "port", "uds", "allowed_host", "root_path", "cors_origin", "shutdown_timeout"),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
@@ -55,7 +57,7 @@ class Slot:
     def state(self) -> str:
         """What ``/v1/models`` says of it."""
         if self.worker is not None:
-            return "loaded"
+            return "hung" if self.worker.trouble else "loaded"
         return "loading" if self.starting is not None else "unloaded"
 
 
@@ -69,6 +71,7 @@ class Pool:
         *,
         keep_alive_s: float,
         memory_bytes: int | None,
+        step_timeout_s: float,
         shutdown_timeout_s: float,
         write: Callable[[str], object],
     ) -> None:
@@ -79,13 +82,14 @@ class Pool:
             variables: the same and all other flags of every model, as environment variables.
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
+            step_timeout_s: how long a model may be silent before it is ended.
             shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
         """
         self.slots: dict[str, Slot] = {}
         self._options, self._variables, self._write = options, variables, write
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._step_timeout_s = memory_bytes, step_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-")
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._num_started = 0
@@ -107,6 +111,8 @@ class Pool:
             slot.model = model  # another file may have the name now
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
+        if slot.worker is not None and not slot.worker.takes_requests:
+            raise self.refusal(slot)
         slot.num_users += 1
         if slot.timer is not None:
             slot.timer.cancel()
@@ -118,13 +124,26 @@ class Pool:
             if not slot.num_users:
                 self._begin_idle(slot)
 
+    async def look(self) -> dict[str, str]:
+        """Return what is wrong with which loaded models; it takes about a second at most."""
+        workers = {one.name: one.worker for one in self.slots.values() if one.worker is not None}
+        await asyncio.gather(*(worker.look() for worker in workers.values()))
+        return {name: worker.trouble for name, worker in workers.items() if worker.trouble}
+
+    def refusal(self, slot: Slot) -> ApiError:
+        """Return the error of a request for a model that hangs."""
+        trouble = slot.worker.trouble if slot.worker else "has ended"
+        message = f"{slot.name} {trouble}; it is ended after {self._step_timeout_s:g} s, and loaded"
+        message += " again when it is asked for"
+        return ApiError(503, message, code="model_hung", headers={"retry-after": "5"})
+
     async def forget_dead(self, name: str, worker: Worker) -> None:
         """Forget a process that has ended, or is about to, so that the next request gets a new one.
 
         One that still listens is left alone, however busy it is.
         """
         if not (worker.memory.resident_bytes and worker.is_listening):
-            await self._forget(self.slots[name], worker, "ended by itself")
+            await self._forget(self.slots[name], worker)
 
     def reload_keys(self) -> None:
         """Let all models read the file of keys again."""
@@ -291,14 +310,25 @@ class Pool:
         """Forget a model whose process ends by itself: the next request starts it again."""
 
         async def watch() -> None:
+            looking = asyncio.ensure_future(self._end_hung(slot, worker))
             await worker.wait()
-            await self._forget(slot, worker, "ended by itself")
+            looking.cancel()
+            await self._forget(slot, worker)
 
         self._later(watch())
 
-    async def _forget(self, slot: Slot, worker: Worker, why: str) -> None:
+    async def _end_hung(self, slot: Slot, worker: Worker) -> None:
+        """Look at a model while it is in use, and end it once it hangs."""
+        while not worker.is_hung(self._step_timeout_s):
+            await asyncio.sleep(_LOOK_S)
+            if slot.num_users or worker.trouble:
+                await worker.look()
+        worker.fate = f"{worker.trouble} and is ended"
+        worker.kill()
+
+    async def _forget(self, slot: Slot, worker: Worker) -> None:
         if slot.worker is worker:
-            self._write(f"{slot.name} {why}")
+            self._write(f"{slot.name} {worker.fate}")
             await self._unload(slot)
 
     def _later(self, work: Any) -> None:

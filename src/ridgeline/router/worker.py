@@ -18,7 +18,9 @@ import httpx2
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import Memory, memory_of
 
+STATUS_S = 1.0  # in which a process says how it is
 _END_S = 5.0  # that a process gets to end by itself
+_SILENT_S = 3.0  # after which it takes no more requests
 
 
 class StartError(Exception):
@@ -46,6 +48,8 @@ class Worker:
     Attributes:
         client: talks to it.
         plan: with what it was loaded.
+        trouble: what is wrong with it, if anything.
+        fate: how it ends.
     """
 
     def __init__(
@@ -55,7 +59,10 @@ class Worker:
         self._process, self._socket = process, socket
         self._last_line = ""
         self._reading: asyncio.Task[None] | None = None
+        self._silent_since_s: float | None = None
+        self._is_lost = False
         self.plan = plan
+        self.trouble, self.fate = "", "ended by itself"
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx2.Limits(max_connections=None)
@@ -123,6 +130,34 @@ class Worker:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
             return probe.connect_ex(str(self._socket)) not in (errno.ENOENT, errno.ECONNREFUSED)
+
+    async def look(self) -> None:
+        """Ask it how it is, with a second's patience; what comes of it is in ``trouble``."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(STATUS_S):
+                answer = await self.client.get("/health")
+        except TimeoutError:
+            self._silent_since_s = self._silent_since_s or began_s
+            self.trouble = f"has not answered for {self._silent_s():.0f} s"
+        except httpx2.HTTPError:  # it has ended: whoever waits for that sees it
+            return
+        else:
+            self._silent_since_s, self._is_lost = None, answer.status_code == 503
+            self.trouble = f"cannot go on: {answer.json()['reason']}" if self._is_lost else ""
+
+    def _silent_s(self) -> float:
+        since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
+        return 0.0 if since_s is None else now_s - since_s
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a further request would not be in vain."""
+        return not self._is_lost and self._silent_s() < _SILENT_S
+
+    def is_hung(self, timeout_s: float) -> bool:
+        """Whether it has been silent for so long, or says itself that it cannot go on."""
+        return self._is_lost or self._silent_s() > timeout_s
 
     async def wait(self) -> None:
         """Wait until its process has ended."""

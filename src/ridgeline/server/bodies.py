@@ -42,11 +42,7 @@ class BodyRoute(APIRoute):
 
         async def read_first(request: Request) -> Response:
             data = await request.body()
-            if len(data) < _LONG_BYTES:
-                model = read(adapter, data)
-            else:
-                loop = asyncio.get_running_loop()
-                model = await loop.run_in_executor(_READER, read, adapter, data)
+            model = await in_turn(adapter, data)
             response = await handle(_Read(request, data, model))
             if ignored := model.ignored():
                 response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
@@ -64,6 +60,13 @@ class _Read(Request):
 
     async def json(self) -> Any:
         return self._model
+
+
+async def in_turn(adapter: TypeAdapter[Any], data: bytes) -> Any:
+    """Return what ``read`` does, of a long body in a thread, when it is its turn."""
+    if len(data) < _LONG_BYTES:
+        return read(adapter, data)
+    return await asyncio.get_running_loop().run_in_executor(_READER, read, adapter, data)
 
 
 def read(adapter: TypeAdapter[Any], data: bytes) -> Any:

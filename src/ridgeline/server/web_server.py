@@ -114,7 +114,8 @@ class WebServer(uvicorn.Server):
         await self.serve([listener])
 
     def _log_request(self, fields: dict[str, Any]) -> None:
-        if not fields.get("passed_on"):  # to a process that writes a line of its own
+        is_well = fields["path"] == "/health" and fields["status"] == 200  # probes ask each second
+        if not is_well and not fields.get("passed_on"):  # to a process with a line of its own
             self._write(log_line(fields, self._log_format))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
