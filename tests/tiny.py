@@ -274,6 +274,7 @@ BY_LAYER = {
 
 
 LATENT = {name: replace(PLAIN, layers=layers) for name, layers in LATENT_LAYERS.items()}
+_HEADLESS = {"tied_embeddings": True, "has_head": False}
 ENCODERS = {
     "encoder": changed(
         standing(PLAIN, "within"),
@@ -287,12 +288,14 @@ ENCODERS = {
         gated=False,
         activation="gelu",
         bias=True,
-        tied_embeddings=True,
         pooling="mean",
+        **_HEADLESS,
     ),
-    "encoder with windows": changed(PLAIN, windows=(5, None), causal=False, pooling="cls"),
+    "encoder with windows": changed(
+        PLAIN, windows=(5, None), causal=False, pooling="cls", **_HEADLESS
+    ),
 }
-_BARE = changed(PLAIN, windows=(None, 5, 5), causal=False, norm="layer", tied_embeddings=True)
+_BARE = changed(PLAIN, windows=(None, 5, 5), causal=False, norm="layer", **_HEADLESS)
 ENCODERS["encoder with a bare first layer"] = replace(
     _BARE, layers=(replace(_BARE.layers[0], norms="before mlp"), *_BARE.layers[1:])
 )

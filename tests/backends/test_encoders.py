@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,7 +18,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from tests.kept_kernels import KERNELS
-from tests.tiny import ENCODERS, changed, checkpoint, plain_states, random_arrays
+from tests.tiny import ENCODERS, checkpoint, plain_states, random_arrays
 
 MAX_LEN = 96
 VOCAB = 50
@@ -122,11 +123,11 @@ def test_nothing_is_kept_for_an_output_head(make: Make, name: str) -> None:
     # A model that draws keeps rows of logits and those of the proxy; and the head.
     mine, drawing = (
         footprint(one, "auto", "int8", 512, MAX_LEN, 2, 256)
-        for one in (arch, changed(arch, causal=True))
+        for one in (arch, replace(arch, has_head=True))
     )
     logits_bytes = 256 * logits_stride(VOCAB) + PRUNED_ROWS * runner.sizes.proxy_stride
     assert drawing[0] - mine[0] == logits_bytes
-    weights = packed_bytes(checkpoint(changed(arch, causal=True)), "auto", "int8")
+    weights = packed_bytes(checkpoint(replace(arch, has_head=True)), "auto", "int8")
     assert weights["head"] > 0.8 * VOCAB * arch.hidden_size  # a byte and more a weight
 
 

@@ -174,7 +174,6 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"a_strangers_key": 0.5}, "a_strangers_key is .*changes what the model computes"),
         ({"a_strangers_key": False}, "a_strangers_key is False.*changes what the model computes"),
-        ({"is_causal": False}, "is_causal is False, which is not supported; supported: True"),
         ({"use_rope": False}, "use_rope is False"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (

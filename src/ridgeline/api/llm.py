@@ -184,6 +184,7 @@ class LLM:
         """
         one = not is_list(messages) or is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
+        self.text.check_task(SamplingParams())
         prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
         texts = [None] * len(prompts)
         return self._collect(prompts, texts, sampling_params, progress, lora_request)

@@ -54,7 +54,7 @@ class TextSide:
         reasoning: how it marks its reasoning, if it does.
         pooling: which final state is a text's vector (``SamplingParams.pool``).
         normalises: whether such vectors are scaled to length 1.
-        is_encoder: whether the model makes vectors alone.
+        has_head: whether it answers; else it makes vectors alone, or scores.
         vector_size: values of a text's vector.
         has_scores: whether it gives scores of pairs of texts, and no vectors.
         library_bytes: by how much the process grew for the library's tokenizer, built when needed.
@@ -65,7 +65,7 @@ class TextSide:
         self.vocab_size = checkpoint.arch.vocab_size
         self.pooling = checkpoint.arch.pooling or "last"
         self.normalises = checkpoint.normalises
-        self.is_encoder = checkpoint.arch.is_encoder
+        self.has_head = checkpoint.arch.has_head
         self.vector_size = checkpoint.vector_size
         self.has_scores = bool(checkpoint.arch.scores)
         self._between = checkpoint.between_ids
@@ -176,7 +176,7 @@ class TextSide:
 
     def check_task(self, params: SamplingParams) -> None:
         """Raise ValueError if the model has no answers, and one is asked for."""
-        if self.is_encoder and not params.pool:
+        if not self.has_head and not params.pool:
             raise ValueError(
                 "this model cannot generate text: it makes vectors of texts, or scores of pairs; "
                 "use /v1/embeddings or /v1/rerank, LLM.embed or LLM.score"

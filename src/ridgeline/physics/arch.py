@@ -376,7 +376,8 @@ class ModelArch:
         position_rows: rows of a learnt embedding of positions; 0 for none.
         position_offset: the row of position 0.
         head_bias: the output head has a bias.
-        tied_embeddings: the output head is the embedding.
+        tied_embeddings: the output head is the embedding, or there is none.
+        has_head: tokens can be predicted; else the model makes vectors alone, or scores.
         pooling: which final state is a text's vector: the "last", the first ("cls"), or the
             "mean" of all; "" if the file does not say.
         scores: what the score goes through that a classifier gives to a pair of texts, made of the
@@ -401,6 +402,7 @@ class ModelArch:
     position_offset: int = 0
     head_bias: bool = False
     tied_embeddings: bool = False
+    has_head: bool = True
     pooling: Pooling = ""
     scores: Literal["", "sigmoid", "identity"] = ""
     num_segments: int = 1
@@ -445,7 +447,7 @@ class ModelArch:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether tokens see what follows them, so that none can be predicted."""
+        """Whether tokens see what follows them."""
         return not all(attention.causal for attention in self.attentions)
 
     @property

@@ -31,6 +31,12 @@ from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
 from ridgeline.models.families.glm import FAMILIES as _GLM
 from ridgeline.models.families.glm import GGUF_FAMILIES as _GGUF_GLM
 from ridgeline.models.families.halves import has_expert_halves
+from ridgeline.models.families.headless import (
+    family_name,
+    named_by_what_it_has,
+    under_own_names,
+    without_head,
+)
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import ONLY
@@ -84,11 +90,6 @@ GGUF_FAMILIES = (
 )
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _ACTIVATION = "sbert_ce_default_activation_function"
-_WITHOUT_PREFIX = {  # the embedding's name in such files, and what is missing
-    "embed_tokens.weight": "model.",
-    "word_embeddings.weight": "transformer.",
-    "wte.weight": "transformer.",
-}
 _OF_ATTENTION = "attn_config"  # MPT has an object of it
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
@@ -116,7 +117,10 @@ def model_from_config(
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
-    raw = _with_prefix(raw)
+    family = family_of(values)
+    if family is not None:
+        values = named_by_what_it_has(values, raw, family)
+        raw = under_own_names(raw, family)
     arch = arch_from_config(values, raw, where)
     family = family_of(values)
     assert family is not None
@@ -126,6 +130,8 @@ def model_from_config(
     ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
         ignored.append(family.outer.get("head", ""))
+    if not arch.has_head:
+        ignored.append(family.outer.get("head_bias", ""))
     ignored += _keys_of_others(arch, family)
     if type(guessing := values.get("num_nextn_predict_layers")) is int:
         prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(guessing))
@@ -186,15 +192,15 @@ def architecture(values: Mapping[str, Any]) -> Any:
 
 def family_of(values: Mapping[str, Any]) -> Family | None:
     """Return the family of a config, which may have a table of its own for some of its models."""
-    name, half = architecture(values), values.get("text_config")
+    name, is_headless = family_name(architecture(values), HF_FAMILIES)
+    half = values.get("text_config")
     text = half if type(half) is dict else values
     has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
     has_experts = has_experts or has_expert_halves(text)
     kinds = {"of experts": has_experts, "of groups": text.get("new_decoder_architecture") is True}
-    for kind, is_one in kinds.items():
-        if is_one and f"{name} {kind}" in HF_FAMILIES:
-            return HF_FAMILIES[f"{name} {kind}"]
-    return HF_FAMILIES.get(name) if type(name) is str else None
+    names = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
+    family = next((HF_FAMILIES[one] for one in (*names, name) if one in HF_FAMILIES), None)
+    return without_head(family) if family is not None and is_headless else family
 
 
 def model_from_gguf(
@@ -289,18 +295,6 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _with_prefix(raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a decoder's tensors under the names of a whole model's.
-
-    sentence-transformers saves the model without its head, whose names lack a prefix then; the
-    first files of GPT-2 and BLOOM lack it too.
-    """
-    for embedding, prefix in _WITHOUT_PREFIX.items():
-        if embedding in raw:
-            return {f"{prefix}{name}": tensor for name, tensor in raw.items()}
-    return raw
-
-
 def _model(
     facts: Facts,
     family: Family,
@@ -316,6 +310,8 @@ def _model(
         known |= {"position_rows": num_rows * family.num_segments}
         known |= {"num_segments": family.num_segments}
     fields = family.read(facts) | known
+    if not fields.get("has_head", True):
+        fields["head_bias"] = False
     if "positions" in family.outer:
         longest = num_rows - fields.get("position_offset", 0)
         fields["max_position"] = min(fields["max_position"], longest)

@@ -21,7 +21,8 @@ _ENCODER = {
     "norm": const("layer"),
     "norm_bias": const(True),
     "norm_eps": number("layer_norm_eps", default=1e-12),
-    "tied_embeddings": const(True),  # there is no head
+    "tied_embeddings": const(True),
+    "has_head": const(False),
     "pooling": const("mean"),  # unless files beside the config say otherwise
     "layer.norms": const("within"),
     "mixer.causal": const(False),
@@ -254,6 +255,7 @@ FAMILIES["Gemma3TextModel"] = replace(
     facts={
         **_GEMMA3.facts,
         "tied_embeddings": const(True),
+        "has_head": const(False),
         "mixer.causal": unless("use_bidirectional_attention"),
     },
     refuse=("attn_logit_softcapping", "final_logit_softcapping"),
@@ -261,7 +263,12 @@ FAMILIES["Gemma3TextModel"] = replace(
 )
 GGUF_FAMILIES["gemma-embedding"] = replace(
     _GGUF_GEMMA3,
-    facts={**_GGUF_GEMMA3.facts, "pooling": const("mean"), "mixer.causal": const(False)},
+    facts={
+        **_GGUF_GEMMA3.facts,
+        "has_head": const(False),
+        "pooling": const("mean"),
+        "mixer.causal": const(False),
+    },
     unused=("dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"),
 )
 
@@ -276,6 +283,7 @@ _MODERN = {
     "norm": const("layer"),
     "norm_eps": number("norm_eps", default=1e-5),
     "tied_embeddings": const(True),
+    "has_head": const(False),
     "pooling": const("mean"),
 }
 FAMILIES["ModernBertModel"] = Family(

@@ -72,7 +72,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     if (factor := mixer.pop("key_scale", 1.0)) != 1.0:
         mixer["scale"] = head_dim**-0.5 * factor
     kinds, window = _windows_of_config(config, family, num_layers)
-    window = _reach(window, mixer)
+    window = _reach(config, window, mixer)
     if family.heads_by_layer:
         kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
     by_kind = heads_of_config(config, family, kinds, heads, Heads(kv_heads, head_dim))
@@ -192,7 +192,7 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
         for kind, of_kind in by_kind.items()
     }
     turning = _no_rope_layers(meta, family, num_layers)
-    reach = _reach(window or None, mixer)
+    reach = _reach(meta, window or None, mixer)
     layers = _layers(meta, family, attentions, kinds, reach, ropes, turning)
     layers = with_shared(meta, "attention.shared_kv_layers", layers)
     if sizes:
@@ -366,9 +366,14 @@ def num_guessing_layers(meta: Facts) -> int:
     return count
 
 
-def _reach(window: int | None, mixer: Mapping[str, Any]) -> int | None:
-    """Return how far a token sees: to both sides, half of what a file calls an encoder's window."""
-    return window if window is None or mixer.get("causal", True) else window // 2 + 1
+def _reach(facts: Facts, window: int | None, mixer: Mapping[str, Any]) -> int | None:
+    """Return how far a token sees: to both sides, half of what a file calls an encoder's window.
+
+    Of a decoder whose tokens see what follows them the window is said of one side, without itself.
+    """
+    if window is None or mixer.get("causal", True):
+        return window
+    return window + 1 if facts.get("is_causal") is False else window // 2 + 1
 
 
 def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[str]:

@@ -148,8 +148,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
         """Say what the model is and can."""
         service.check_open(body.model)
         can = {
-            "completion": not text.is_encoder,
-            "embedding": text.is_encoder,
+            "completion": text.has_head,
+            "embedding": not text.has_head,
             "tools": text.can_chat,
             "insert": text.fim is not None,
         }

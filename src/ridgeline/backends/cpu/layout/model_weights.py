@@ -131,7 +131,7 @@ def footprint(
     step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
         scores_stride(max_model_len)
     )
-    if not arch.is_encoder:  # which has neither a head nor logits
+    if arch.has_head:
         step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride
     kv_bytes = part_bytes(sizes, groups or one_group(arch)) // TOKENS
@@ -244,7 +244,7 @@ def _pack_all(
     if arch.position_rows:
         yield "positions", _plain_rows(checkpoint, "positions", sizes)
     yield "embedding", Packed("", _embedding(checkpoint, sizes, dtype))
-    if not arch.is_encoder:
+    if arch.has_head:
         name = "embed" if arch.tied_embeddings else "head"
         head = matrix(name, dtype=head_dtype(dtype, checkpoint.tensors[name].dtype))
         yield "head", head

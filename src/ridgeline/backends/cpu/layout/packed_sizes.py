@@ -52,7 +52,7 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
         kind = packed_kind(checkpoint.tensors["inputs_proj"], dtype)
         by_part["embedding"] += _matrix_bytes(kind, sizes.inputs_stride // 4, arch.hidden_size)
         by_part["norms"] += sizes.inputs.size * 4
-    if arch.is_encoder:
+    if not arch.has_head:
         return by_part
     name = "embed" if arch.tied_embeddings else "head"
     tensor = checkpoint.tensors[name]
