@@ -48,7 +48,7 @@ def _standing(family: Family) -> str:
         case "bias":
             return str(reader.argument[1])
         case "numbered":
-            return str(next(iter(reader.argument.values())))
+            return str(next(iter(reader.argument[0].values())))
     return str(reader.argument)
 
 
