@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -201,17 +202,22 @@ def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             assert chat.render_text(HELLO) == "fine"
 
 
+def process_of(chat: ChatTemplate) -> subprocess.Popen[bytes] | None:
+    """Return the process that is asked next."""
+    assert chat._renderer is not None
+    return chat._renderer._children._idle[-1]._process
+
+
 def test_the_process_ends_with_its_template() -> None:
     chat = ChatTemplate(CHATML, ours(byte_level))
     chat.render_ids(HELLO)
-    assert chat._renderer is not None
-    process = chat._renderer._child._process
+    process = process_of(chat)
     assert process is not None
     assert process.poll() is None
     chat.close()
     assert process.returncode == 0
     chat.start()  # it may be used again
-    second = chat._renderer._child._process
+    second = process_of(chat)
     assert second is not None
     del chat
     gc.collect()
@@ -222,8 +228,7 @@ def test_an_interrupted_rendering_leaves_no_answer_behind() -> None:
     chat = ChatTemplate("{{ messages[0].content }}", ours(byte_level))
     chat.start()
 
-    assert chat._renderer is not None
-    process = chat._renderer._child._process
+    process = process_of(chat)
     assert process is not None
     assert process.stdout is not None
 
@@ -241,10 +246,10 @@ def test_an_interrupted_rendering_leaves_no_answer_behind() -> None:
 def test_a_process_that_was_killed_is_replaced() -> None:
     chat = ChatTemplate("fine", ours(byte_level))
     chat.start()
-    assert chat._renderer is not None
-    assert chat._renderer._child._process is not None
-    chat._renderer._child._process.kill()
-    chat._renderer._child._process.wait()
+    process = process_of(chat)
+    assert process is not None
+    process.kill()
+    process.wait()
     assert chat.render_text(HELLO) == "fine"
 
 

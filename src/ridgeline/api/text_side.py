@@ -237,38 +237,45 @@ class TextSide:
         return MessageForm(reasoning, begun, tools)
 
     def new_constraint(
-        self, params: SamplingParams, form: MessageForm | None = None
+        self,
+        params: SamplingParams,
+        form: MessageForm | None = None,
+        *,
+        may_compile: bool = True,
     ) -> Callable[[], Constraint] | None:
         """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
 
         ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
-        that cannot be had.
+        that cannot be had, and ``NotKept`` if a grammar must not be compiled and is not kept.
         """
         structured = params.structured_outputs
         if structured is None and (form is None or form.tools is None):
             return None
         body = _grammar_of(structured) if structured else ()
         if form is None:
-            return self._constraint(*body)
+            return self._constraint(*body, may_compile=may_compile)
         while True:
             frame = message_grammar(form, self._marker_ids)
             try:
-                return self._constraint(*(body or ("lark",)), frame)
+                source = (*(body or ("lark",)), frame)
+                return self._constraint(*source, may_compile=may_compile)
             except ValueError:
-                simpler = self._without_unknown(form)
+                simpler = self._without_unknown(form, may_compile)
                 if simpler == form:
                     raise
                 form = simpler
 
-    def _constraint(self, *source: str) -> Callable[[], Constraint]:
+    def _constraint(self, *source: str, may_compile: bool) -> Callable[[], Constraint]:
         from ridgeline.text.grammars import Grammars, Source  # here: most starts need none
 
         with self._lock:
             if self._grammars is None:
-                self._grammars = Grammars(self.tokenizer, self._eos_ids, **self._grammar_limits)
-        return self._grammars.constraint(Source(*source))
+                self._grammars = Grammars(
+                    self.tokenizer, self._eos_ids, give_back=give_back, **self._grammar_limits
+                )
+        return self._grammars.constraint(Source(*source), may_compile=may_compile)
 
-    def _without_unknown(self, form: MessageForm) -> MessageForm:
+    def _without_unknown(self, form: MessageForm, may_compile: bool) -> MessageForm:
         """Return the form with any object as arguments of tools whose schema is not understood.
 
         Raises ValueError, which names the tool, if that is strict.
@@ -279,7 +286,7 @@ class TextSide:
         tools = []
         for i, tool in enumerate(use.tools):
             try:
-                self._constraint("json", json.dumps(tool.parameters))
+                self._constraint("json", json.dumps(tool.parameters), may_compile=may_compile)
                 tools.append(tool)
             except ValueError as error:
                 if tool.is_strict:

@@ -1,4 +1,4 @@
-"""A program in a process of its own, which may be stopped: it is asked in lines of JSON.
+"""A program in processes of its own, which may be stopped: they are asked in lines of JSON.
 
 For work whose time and memory nothing else can limit. The process starts with the first question,
 or when told to, and sleeps between two. When an answer takes too long it is killed, and the next
@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,53 @@ class Child:
             raise
         finally:
             limit.cancel()
+
+
+class Children:
+    """Processes of one program. Any thread may ask; at most so many questions are served at a time.
+
+    A further process starts when all that run are busy.
+    """
+
+    def __init__(self, most: int, program: Path, greeting: Callable[[], Any]) -> None:
+        """Prepare to run ``program`` in at most ``most`` processes (``Child``)."""
+        self._idle = [Child(program, greeting) for _ in range(most)]  # the last is asked next
+        self._are_idle = threading.Semaphore(most)
+        self._most = most
+
+    def start(self) -> None:
+        """Start one process now. Raises ChildProcessError if it does not answer."""
+        with self._one() as child:
+            child.start()
+
+    def ask(self, value: Any, limit_s: float) -> Any:
+        """Return the answer to a value; None if none came in time.
+
+        Raises ChildProcessError if no process starts.
+        """
+        with self._one() as child:
+            answer = child.ask(value, limit_s)
+            if answer is None:  # who asks next need not wait for the start
+                with suppress(ChildProcessError):
+                    child.start()
+            return answer
+
+    def close(self) -> None:
+        """End the processes, when they have answered."""
+        for _ in range(self._most):
+            self._are_idle.acquire()
+        for child in self._idle:
+            child.close()
+        self._are_idle.release(self._most)
+
+    @contextmanager
+    def _one(self) -> Iterator[Child]:
+        with self._are_idle:
+            child = self._idle.pop()
+            try:
+                yield child
+            finally:
+                self._idle.append(child)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

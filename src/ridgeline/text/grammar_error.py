@@ -12,3 +12,7 @@ class GrammarError(ValueError):
         """Say why in words, and in one word."""
         super().__init__(message)
         self.reason = reason
+
+
+class NotKept(LookupError):
+    """A grammar would have to be compiled first, which takes time."""

@@ -8,6 +8,7 @@ nothing of Ridgeline.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 import sys
@@ -37,6 +38,18 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's ``mallinfo2`` says of all arenas together, in bytes or counts."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
 
 
 class Vocabulary:
@@ -75,14 +88,14 @@ def main() -> None:
     _answer({})
     for line in sys.stdin.buffer:
         _bound_cpu()
-        answer: dict[str, str] = {}
+        answer: dict[str, Any] = {}
         worker = threading.Thread(target=_compile, args=(tokenizer, json.loads(line), answer))
         worker.start()
         worker.join()
         _answer(answer)
 
 
-def _answer(answer: dict[str, str]) -> None:
+def _answer(answer: dict[str, Any]) -> None:
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
 
@@ -106,22 +119,40 @@ def _bound_cpu() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, str]) -> None:
-    """Put the library's form of a grammar into ``answer``, or what is wrong with it."""
+def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Put the library's form of a grammar into ``answer``, or what is wrong with it.
+
+    With it, ``built_bytes`` and ``mask_bytes``: the memory that it takes without and for its first
+    mask, if that is known.
+    """
     try:
         grammar = _translated(asked["kind"], asked["text"], asked["options"])
         if asked["frame"]:
             grammar = _framed(asked["frame"], grammar)
+        before = _allocated_bytes()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-        error = matcher.get_error()
+        error, built = matcher.get_error(), _allocated_bytes()
         if not error:
             mask = matcher.compute_bitmask()
             failed = matcher.get_error()
             if failed or not any(mask):
                 error = f"no answer can begin with it ({failed or 'it allows nothing'})"
         answer.update({"error": _line(error)} if error else {"grammar": grammar})
+        answer["built_bytes"] = max(0, built - before)
+        answer["mask_bytes"] = max(0, _allocated_bytes() - built)
     except Exception as error:  # foreign code may raise anything
         answer["error"] = _line(str(error) or type(error).__name__)
+
+
+def _allocated_bytes() -> int:
+    """Return the bytes in use on the heap; 0 where the C library does not say."""
+    try:
+        count = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
+        return 0
+    count.restype = _Allocated
+    found = count()
+    return int(found.uordblks + found.hblkhd)
 
 
 def _translated(kind: str, source: str, options: dict[str, Any]) -> str:

@@ -3,11 +3,15 @@
 Beside ``text.grammar_process`` the only importer of llguidance. A grammar is compiled in that
 process first, which may take too long or die; what came back whole is compiled here. Each answer
 gets a copy, which advances with its tokens. It knows nothing of requests.
+
+Grammars are kept by the memory that they take: what the process measured, and what answers add,
+since copies share what the library finds out on the way.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from base64 import b64encode
 from collections import OrderedDict
@@ -17,13 +21,23 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from ridgeline.text.child import Child
-from ridgeline.text.grammar_error import GrammarError
+from ridgeline.text.child import Children
+from ridgeline.text.grammar_error import GrammarError, NotKept
 from ridgeline.text.grammar_process import LIMITS, Vocabulary
 from ridgeline.text.tokenizer import Tokenizer
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_KNOWS_PAGES = hasattr(resource, "RUSAGE_THREAD")  # of one thread: on Linux
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if _KNOWS_PAGES else 0
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
-_KEPT_BYTES = 4 << 20  # of sources whose grammars are kept
+NUM_PROCESSES = 2
+_KEPT_BYTES = 32 << 20  # of memory
+_LEAST_BYTES = 1 << 12  # of what is kept, an error among it
+_UNKNOWN_BYTES = 1 << 20  # where the process cannot measure
 
 
 class Source(NamedTuple):
@@ -40,7 +54,7 @@ class Source(NamedTuple):
 
 
 class Grammars:
-    """Compiles grammars for one model. Any thread may call; one call is served at a time."""
+    """Compiles grammars for one model. Any thread may call; what is kept waits for no compiling."""
 
     def __init__(
         self,
@@ -49,24 +63,31 @@ class Grammars:
         *,
         max_bytes: int = 64 << 10,
         timeout_s: float = 2.0,
+        give_back: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to constrain answers that end with any of ``eos_ids``.
 
-        A grammar may have ``max_bytes`` of text and take ``timeout_s`` to compile. Raises
-        ValueError for a model without an end-of-sequence token: its answers could not end.
+        A grammar may have ``max_bytes`` of text and take ``timeout_s`` to compile. ``give_back``
+        returns freed memory to the system. Raises ValueError for a model without an
+        end-of-sequence token: its answers could not end.
         """
         if not eos_ids:
             raise ValueError("this model has no end-of-sequence token, so no grammar can end")
         self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
-        self._kept_bytes = 0
-        self._child = Child(_PROGRAM, self._greeting)
+        self._give_back = give_back
+        self._lock = threading.Lock()  # around what is kept, never for longer than a moment
+        self._kept: OrderedDict[Source, _Kept] = OrderedDict()
+        self._freed_bytes = 0  # since it was given back
+        self._children = Children(NUM_PROCESSES, _PROGRAM, self._greeting)
+        self._building = threading.Lock()
         self._library: LLTokenizer | None = None
 
-    def constraint(self, source: Source) -> Callable[[], GrammarState]:
-        """Return what begins an answer. Raises GrammarError, with the reason, if nothing can."""
+    def constraint(self, source: Source, *, may_compile: bool = True) -> Callable[[], GrammarState]:
+        """Return what begins an answer. Raises GrammarError, with the reason, if nothing can.
+
+        Raises NotKept if it had to be compiled and must not be (``may_compile``).
+        """
         num_bytes = _size(source)
         if num_bytes > self._max_bytes:
             raise GrammarError(
@@ -74,36 +95,66 @@ class Grammars:
                 f"(--max-grammar-bytes)",
                 "too_long",
             )
-        with self._lock:
-            if source not in self._kept:
-                self._kept[source] = self._compiled(source)
-                self._kept_bytes += num_bytes
-                while self._kept_bytes > _KEPT_BYTES:
-                    self._kept_bytes -= _size(self._kept.popitem(last=False)[0])
-            self._kept.move_to_end(source)
-            matcher = self._kept[source].deep_copy()
-        eos_ids = frozenset(self._eos_ids)
-        return lambda: GrammarState(matcher.deep_copy(), eos_ids)
+        kept = self._found(source)
+        if kept is None:
+            if not may_compile:
+                raise NotKept
+            kept = self._compiled(source)
+            self._keep(source, kept)
+        matcher, eos_ids = kept.matcher, frozenset(self._eos_ids)
+        if isinstance(matcher, GrammarError):
+            raise GrammarError(str(matcher), matcher.reason)  # not itself: it would keep traces
+        return lambda: GrammarState(matcher.deep_copy(), eos_ids, kept)
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        with self._lock:
-            self._child.close()
+        """End the processes, if there are such."""
+        self._children.close()
 
-    def _compiled(self, source: Source) -> LLMatcher:
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that kept grammars take, as far as it is known."""
+        with self._lock:
+            return sum(one.num_bytes for one in self._kept.values())
+
+    def _found(self, source: Source) -> _Kept | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _keep(self, source: Source, kept: _Kept) -> None:
+        """Keep a grammar, and no longer those that were used longest ago if it is too much."""
+        with self._lock:
+            self._kept[source] = kept
+            num_bytes = sum(one.num_bytes for one in self._kept.values())  # they may have grown
+            while num_bytes > _KEPT_BYTES:
+                freed = self._kept.popitem(last=False)[1].num_bytes
+                num_bytes -= freed
+                self._freed_bytes += freed
+            is_much = self._freed_bytes > _KEPT_BYTES // 4
+            if is_much:
+                self._freed_bytes = 0
+        if is_much:
+            self._give_back()
+
+    def _compiled(self, source: Source) -> _Kept:
+        """Return a grammar, or why it is none. Raises GrammarError if it takes too long."""
         asked = {**source._asdict(), "options": json.loads(source.options)}
         try:
-            answer: dict[str, str] | None = self._child.ask(asked, self._timeout_s)
+            answer: dict[str, Any] | None = self._children.ask(asked, self._timeout_s)
         except ChildProcessError as error:
             raise ValueError(f"grammars cannot be compiled: {error}") from None
-        if answer is None:
+        if answer is None:  # it may be the load of the machine: the next try is another one
             raise GrammarError(
                 f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile", "too_slow"
             )
+        least_bytes = _LEAST_BYTES + _size(source)
         if "error" in answer:
-            raise GrammarError(answer["error"], "invalid")
+            return _Kept(GrammarError(answer["error"], "invalid"), least_bytes)
         limits = LLParserLimits(**LIMITS)
-        return LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
+        built_bytes = least_bytes + (answer["built_bytes"] or _UNKNOWN_BYTES)
+        return _Kept(matcher, built_bytes, answer["mask_bytes"])
 
     # --- the vocabulary ------------------------------------------------------------------------
 
@@ -124,25 +175,47 @@ class Grammars:
         }
 
     def _tokens(self) -> LLTokenizer:
-        if self._library is None:
-            tokenizer = self._tokenizer
+        tokenizer = self._tokenizer
 
-            def encode(text: str) -> list[int]:
-                return tokenizer.encode(text, parse_special=False, add_bos=False)
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, parse_special=False, add_bos=False)
 
-            vocabulary = Vocabulary(*self._facts(), self._eos_ids[0], encode)
-            self._library = LLTokenizer(
-                TokenizerWrapper(vocabulary), n_vocab=tokenizer.vocab_size, eos_token=self._eos_ids
-            )
-        return self._library
+        with self._building:
+            if self._library is None:
+                vocabulary = Vocabulary(*self._facts(), self._eos_ids[0], encode)
+                self._library = LLTokenizer(
+                    TokenizerWrapper(vocabulary),
+                    n_vocab=tokenizer.vocab_size,
+                    eos_token=self._eos_ids,
+                )
+            return self._library
+
+
+class _Kept:
+    """A grammar that is kept, or why it is none, and the memory that it takes.
+
+    Attributes:
+        grown_bytes: what masks have added.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher | GrammarError, built_bytes: int, mask_bytes: int = 0
+    ) -> None:
+        """Keep what takes ``built_bytes``, and ``mask_bytes`` more with its first mask."""
+        self.matcher = matcher
+        self._built_bytes, self._mask_bytes, self.grown_bytes = built_bytes, mask_bytes, 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._built_bytes + max(self._mask_bytes, self.grown_bytes)
 
 
 class GrammarState:
     """How far one answer has come: a ``core.request.Constraint``."""
 
-    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
-        """Begin with a matcher of its own."""
-        self._matcher, self._eos_ids = matcher, eos_ids
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], kept: _Kept) -> None:
+        """Begin with a matcher of its own, a copy of one that is ``kept``."""
+        self._matcher, self._eos_ids, self._kept = matcher, eos_ids, kept
 
     @property
     def is_over(self) -> bool:
@@ -151,6 +224,7 @@ class GrammarState:
 
     def masks(self, drafts: tuple[int, ...]) -> tuple[bytes, ...]:
         """Return a mask for the next token, and behind each draft; what fails allows nothing."""
+        before = _touched_bytes()
         masks = [_mask(self._matcher)]
         ahead = self._matcher.deep_copy()  # what fails behind a draft is no fault of the answer
         for draft in drafts:
@@ -159,6 +233,7 @@ class GrammarState:
             ahead.consume_token(draft)
             masks.append(_mask(ahead))
         masks += [masks[-1]] * (len(drafts) + 1 - len(masks))  # behind one that cannot be right
+        self._kept.grown_bytes += _touched_bytes() - before
         return tuple(masks)
 
     def forced(self, most: int) -> tuple[int, ...]:
@@ -175,7 +250,15 @@ class GrammarState:
 
     def fork(self) -> GrammarState:
         """Return another that has come as far, for an answer with the same beginning."""
-        return GrammarState(self._matcher.deep_copy(), self._eos_ids)
+        return GrammarState(self._matcher.deep_copy(), self._eos_ids, self._kept)
+
+
+def _touched_bytes() -> int:
+    """Return the memory that this thread was the first to touch; 0 where that is not known.
+
+    So is all that the process grows by; memory that was freed and is used again is not.
+    """
+    return _PAGE_BYTES * resource.getrusage(resource.RUSAGE_THREAD).ru_minflt if _KNOWS_PAGES else 0
 
 
 def _mask(matcher: LLMatcher) -> bytes:

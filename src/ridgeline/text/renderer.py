@@ -1,33 +1,31 @@
-"""One chat template in a process of its own, with limits on its time and memory (``text.child``).
+"""One chat template in processes of its own, with limits on its time and memory (``text.child``).
 
 This module knows nothing of jinja2 and messages: JSON values go in, text comes out.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ridgeline.text.child import Child
+from ridgeline.text.child import Children
 
 _PROGRAM = Path(__file__).with_name("jinja_process.py")
 _MAX_RENDERING_S = 2.0
+NUM_PROCESSES = 3
 
 
 class Renderer:
-    """Renders one template; any thread may call, and one call is served at a time."""
+    """Renders one template; any thread may call."""
 
     def __init__(self, source: str) -> None:
         """Prepare to render ``source``, in jinja2 as Hugging Face's templates are written."""
-        self._lock = threading.Lock()
-        self._child = Child(_PROGRAM, lambda: source)
+        self._children = Children(NUM_PROCESSES, _PROGRAM, lambda: source)
 
     def start(self) -> None:
         """Start the process now, so that the first rendering need not wait for it."""
-        with self._lock:
-            self._child.start()
+        self._children.start()
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the text that the template makes of ``variables``, which are JSON values.
@@ -36,8 +34,7 @@ class Renderer:
             ValueError: the template is broken, refuses, or takes more time or memory than it may.
         """
         try:
-            with self._lock:
-                answer: dict[str, str] | None = self._child.ask(variables, _MAX_RENDERING_S)
+            answer: dict[str, str] | None = self._children.ask(variables, _MAX_RENDERING_S)
         except ChildProcessError as error:
             raise ValueError(f"the chat template fails: {error}") from None
         if answer is None:
@@ -50,6 +47,5 @@ class Renderer:
         return answer["text"]
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        with self._lock:
-            self._child.close()
+        """End the processes, if there are such."""
+        self._children.close()
