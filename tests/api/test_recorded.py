@@ -90,6 +90,39 @@ def test_what_is_no_trace_is_refused_by_its_line(tmp_path: Path, change: Any, wo
         pass
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("engine", {"num_blocks": "16"}, "line 1: num_blocks is '16'; expected a whole number"),
+        ("engine", {"num_blocks": 1 << 50}, "line 1: num_blocks is .*; expected 1 to 16,777,216"),
+        ("engine", {"policy": "fifo"}, "line 1: policy is 'fifo'; expected one of static, orca"),
+        ("step", {"work": [[[0, 0], 1, None]]}, r"line \d+: work.0.2 is null; expected a whole"),
+        ("step", {"execute_s": float("nan")}, r"line \d+: execute_s is nan; expected a number"),
+        ("request", {"finish_s": True}, r"line \d+: finish_s is True; expected a number"),
+        ("request", {"params": {"top_k": "x"}}, r"line \d+: top_k must be a whole number"),
+        ("request", {"params": {"colour": 1}}, r"line \d+: .* keyword argument 'colour'"),
+        ("request", {"prompt_token_ids": [1, 2.5]}, r"line \d+: prompt_token_ids.1 is 2.5"),
+    ],
+)
+def test_a_wrong_type_is_named_by_line_and_field(
+    tmp_path: Path, kind: str, change: Json, words: str
+) -> None:
+    records = recorded(3)
+    place = next(i for i, one in enumerate(records) if one["type"] == kind)
+    records[place] |= change
+    path = write(tmp_path / "t", records)
+    with pytest.raises(ValueError, match=words):
+        read_whole(path)
+    with pytest.raises(ValueError, match=words):
+        _read_all(path)
+
+
+def _read_all(path: Path) -> None:
+    with read_trace(path) as found:
+        found.around(found.requests[0], 100, 100)
+        found.during(0, 1e9)
+
+
 def test_a_damaged_step_is_named_when_it_is_needed(tmp_path: Path) -> None:
     records = recorded(3)
     path = write(tmp_path / "t", records)

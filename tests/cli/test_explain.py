@@ -261,7 +261,7 @@ def test_a_trace_of_another_version_is_one_line(
     for changes in ([], ["--set", "max_num_seqs=12"]):
         done = ridgeline("simulate", "--replay", str(other), *changes)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert "is not a trace of this version: KeyError('num_outside')" in done.stderr
+        assert "other.jsonl, line 2, has no 'num_outside': is it of another version?" in done.stderr
 
 
 def test_a_calibration_gives_the_times_where_a_model_is_named(

@@ -35,8 +35,10 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
         assert not llm.engine.has_work()
         said = dict(rates(found, llm))
         assert assume(llm.path, llm.arch, llm.config).is_of(found)
-        found.save(tmp_path)
+        path = found.save(tmp_path)
         assert known(tmp_path, llm.path, llm.arch, llm.config) == found
+        path.write_text(path.read_text().replace('"threads":1', '"threads":[]'))
+        assert known(tmp_path, llm.path, llm.arch, llm.config).source == "assumed"
     assert seen[0] == (0, 2)
     assert found.source == "measured"
     assert found.step_error is not None

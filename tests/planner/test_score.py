@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -261,6 +261,36 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert path.parent.name == "calibration"
     assert read(path) == kept
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"threads": "1"}, "threads is '1'; expected a whole number"),
+        ({"factors": [1.0, None]}, "factors.1 is null; expected a number"),
+        ({"factors": [0.0]}, "factors are above 0"),
+        ({"measured_at": 1e300}, "measured_at is 1e.300: no time"),
+        ({"source": "dreamt"}, "source is 'dreamt': measured, served or assumed"),
+        ({"samples": [[1, 1, 1, 2.0, 3.0]]}, "samples.0.features is a list; expected a list of 5"),
+        ({"samples": [[1, 1, 1, 2.0, 3.0, "x"]]}, "samples.0.5 is 'x'; expected a number"),
+        ({"samples": [[1.5, 1, 1, 2.0, 3.0, 1.0]]}, "samples.0.features.num_tokens is 1.5"),
+        ({"times": asdict(TRUE) | {"knots": [True]}}, "times.knots.0 is True"),
+        ({"times": asdict(TRUE) | {"windows": [[0, 0.5]]}}, "a window has at least one position"),
+        ({"times": asdict(TRUE) | {"knots": [1], "table_s": [0.0]}}, "a step takes some time"),
+    ],
+)
+def test_a_calibration_with_one_wrong_value_is_passed_over_in_one_line(
+    tmp_path: Path, change: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = known().save(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=words):
+        read(path)
+    assert [*all_of(tmp_path), *all_of(tmp_path)] == []
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path} is not a calibration of this version: ")
+    assert said.endswith("; it is passed over\n")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"samples": 3})])

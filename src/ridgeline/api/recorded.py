@@ -7,7 +7,6 @@ they are.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
@@ -17,16 +16,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api.typed import parse, typed
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+from ridgeline.simulator.replay import POLICIES, params_of
 
 Json = dict[str, Any]
 
 _STEP = re.compile(rb'\{"type":"step","number":\d+,"start_s":([-+.\deE]+),')
 _PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
-_OF_ENGINE = tuple(field.name for field in fields(EngineRecord))
-_OF_STEP = tuple(field.name for field in fields(StepRecord))
-_TEXT = ("prompt_token_ids", "params")  # not needed to tell where time went
-_OF_REQUEST = tuple(f.name for f in fields(RequestRecord) if f.name not in _TEXT)
+_KINDS = {"engine": EngineRecord, "request": RequestRecord, "step": StepRecord}
+_TEXT: Json = {"prompt_token_ids": (), "params": {}}  # not needed to tell where time went
+# What an engine may be set up with; much more than any has, and little enough to do again.
+_MOST = {
+    "block_size": 1 << 20,
+    "num_blocks": 1 << 24,
+    "max_num_batched_tokens": 1 << 24,
+    "max_num_seqs": 1 << 20,
+    "max_model_len": 1 << 31,
+}
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
 
 
@@ -52,10 +59,11 @@ class Recorded:
         self._numbers, self._places = array("q"), array("q")
         self._of_requests: list[int] = []  # their places
         for number, (place, line) in enumerate(lines, start=1):
-            if match := _STEP.match(line):
-                self._note_step(number, place, float(match[1]))
-            else:
+            start_s = _start_s(line)
+            if start_s is None:
                 self._note(number, place, line)
+            else:
+                self._note_step(number, place, start_s)
         if not self.engine:
             raise ValueError(f"{source} is not a trace: it is empty")
 
@@ -73,17 +81,12 @@ class Recorded:
                 raise ValueError(
                     f"{self._source} is not a trace: its first line does not describe an engine"
                 )
-            self._check(number, record, _OF_ENGINE)
             self.engine = record
         elif kind == "request":
-            self._check(number, record, (*_OF_REQUEST, "num_prompt_tokens"))
             self.requests.append(record)
             self._of_requests.append(place)
         elif kind == "step":
-            self._check(number, record, _OF_STEP)
             self._note_step(number, place, record["start_s"])
-        else:
-            raise ValueError(f"{self._source}, line {number}, is no record of a trace: {kind!r}")
 
     def _note_step(self, number: int, place: int, start_s: float) -> None:
         if not self.engine:
@@ -97,13 +100,6 @@ class Recorded:
         self._starts_s.append(start_s)
         self._numbers.append(number)
         self._places.append(place)
-
-    def _check(self, number: int, record: Json, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in record:
-                raise ValueError(
-                    f"{self._source}, line {number}, has no {name!r}: is it of another version?"
-                )
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -149,7 +145,6 @@ class Recorded:
         pairs = zip(self._numbers[first:last], self._places[first:last], strict=True)
         for number, place in pairs:
             if record := _parse(self._source, number, self._fetch(place)):
-                self._check(number, record, _OF_STEP)
                 yield record
 
     def find(self, wanted: str, is_allowed: Callable[[Json], bool] = lambda _: True) -> Json | None:
@@ -180,31 +175,67 @@ class Recorded:
 
 def step_of(record: Mapping[str, Any]) -> StepRecord:
     """Return the record of a step from its JSON value."""
-    values = {name: _tuples(record[name]) for name in _OF_STEP}
-    return StepRecord(**values)
+    step: StepRecord = typed(record, StepRecord)
+    return step
 
 
 def request_of(record: Mapping[str, Any]) -> RequestRecord:
     """Return the record of a request, prompt included, from its JSON value."""
-    values = {field.name: _tuples(record[field.name]) for field in fields(RequestRecord)}
-    return RequestRecord(**values)
+    request: RequestRecord = typed(record, RequestRecord)
+    return request
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+def _start_s(line: bytes) -> float | None:
+    """Return when a step began, from its line, which is not parsed; None of any other line."""
+    match = _STEP.match(line)
+    try:
+        return float(match[1]) if match else None
+    except ValueError:
+        return None
 
 
 def _parse(source: str, number: int, line: bytes) -> Json | None:
-    """Return a line's record; None for the last one if the writer was stopped amid it."""
+    """Return a line's record; None for the last one if the writer was stopped amid it.
+
+    Raises ValueError, with source, line and field, if it is no record, or not of this version.
+    """
     try:
-        record = json.loads(line)
+        record = parse(line)
     except ValueError as error:
         if not line.endswith(b"\n"):
             return None
         raise ValueError(f"{source}, line {number}, is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise ValueError(f"{source} is not a trace: line {number} is no JSON object")
+    kind = record.get("type")
+    if kind == "simulated":
+        return record
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"{source}, line {number}, is no record of a trace: {kind!r:.60}")
+    is_short = kind == "request" and "num_prompt_tokens" in record
+    for name in (field.name for field in fields(_KINDS[kind])):
+        if name not in record and not (is_short and name in _TEXT):
+            raise ValueError(f"{source}, line {number}, has no {name!r}: is it of another version?")
+    try:
+        if is_short:
+            typed(record["num_prompt_tokens"], int)
+        value = typed(_TEXT | record if is_short else record, _KINDS[kind])
+        if isinstance(value, EngineRecord):
+            _check_engine(value)
+        if isinstance(value, RequestRecord):
+            params_of(value.params)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source}, line {number}: {error}") from None
     return record
+
+
+def _check_engine(engine: EngineRecord) -> None:
+    """Raise ValueError for a set-up that no engine has."""
+    if engine.policy not in POLICIES:
+        raise ValueError(f"policy is {engine.policy!r:.60}; expected one of {', '.join(POLICIES)}")
+    for name, most in _MOST.items():
+        if not 1 <= getattr(engine, name) <= most:
+            raise ValueError(f"{name} is {getattr(engine, name)}; expected 1 to {most:,}")
 
 
 def _count(match: re.Match[bytes]) -> bytes:

@@ -117,7 +117,7 @@ def serve_again(
             source = "fitted" if calibration is None else "calibrated"
             times = None if calibration is None else _usual_of(calibration)
             before, after = served_again(records, wanted, times)
-    except (KeyError, TypeError, IndexError) as error:
+    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
         raise ValueError(f"{trace} is not a trace of this version: {error!r}") from None
     if timeline_file:
         _write_timeline(timeline_file, settings, before, after)

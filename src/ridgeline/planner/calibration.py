@@ -16,19 +16,22 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline import __version__
+from ridgeline.api.typed import parse, typed
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
+from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import processor_name
 from ridgeline.physics import costs
 from ridgeline.physics.arch import ModelArch
 from ridgeline.planner.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof, kept_roof
 from ridgeline.planner.samples import After, Measured, Samples
-from ridgeline.simulator.steptime import Features, StepTime, from_json, windows_of
+from ridgeline.simulator.steptime import Features, StepTime, windows_of
 
 # Assumed of a processor that was not measured; of each thread, up to the most.
 _READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9
@@ -37,6 +40,8 @@ LAYER_S = 25e-6  # meeting of threads, norms, the cache
 _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 ONE_STREAM = Features(1, 1, 1, 128, 128)  # a step of one answer, of some length
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
+_LAST_S = 1e11  # seconds since 1970; a date has four digits for its year
+_SLOWEST = 1e6  # a machine that stood still for hours
 
 
 class Interval(NamedTuple):
@@ -137,7 +142,7 @@ class Calibration:
             "samples": [[*sample.features, sample.seconds] for sample in self.samples],
             "after": [list(sample) for sample in self.after],
         }
-        return asdict(self) | rows | {"times": self.times.to_json()}
+        return asdict(self) | rows
 
 
 def interval_of(factors: Sequence[float]) -> Interval:
@@ -147,27 +152,61 @@ def interval_of(factors: Sequence[float]) -> Interval:
     return Interval(*(ordered[round(share * last)] for share in (0.05, 0.5, 0.95)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The part of a file that is not written as it is declared: a row has features and seconds."""
+
+    samples: tuple[tuple[float, ...], ...]
+
+
 def read(path: Path) -> Calibration:
     """Read a file. Raises ValueError if it is not one of this version, and OSError."""
     try:
-        values = json.loads(path.read_text("utf-8"))
-        values["samples"] = tuple(
-            Measured(Features(*row[:-1]), row[-1]) for row in values["samples"]
-        )
-        values["after"] = tuple(After(*row) for row in values["after"])
-        values["factors"] = tuple(values["factors"])
-        return Calibration(**(values | {"times": from_json(values["times"])}))
-    except (ValueError, TypeError, KeyError) as error:
+        values = parse(path.read_bytes())
+        rows = typed(values, _Rows).samples
+        samples = [[row[:-1], *row[-1:]] for row in rows]
+        calibration: Calibration = typed(values | {"samples": samples}, Calibration)
+        _check(calibration)
+    except ValueError as error:
         raise ValueError(f"{path} is not a calibration of this version: {error}") from None
+    return calibration
+
+
+def _check(calibration: Calibration) -> None:
+    """Raise ValueError for what no measurement gives."""
+    if calibration.source not in ("measured", "served", "assumed"):
+        raise ValueError(f"source is {calibration.source!r:.40}: measured, served or assumed")
+    if not 0 <= calibration.measured_at < _LAST_S:
+        raise ValueError(f"measured_at is {calibration.measured_at}: no time since 1970")
+    if calibration.times.table_s[0] <= 0:
+        raise ValueError("times.table_s.0 is 0: a step takes some time")
+    if not all(0 < factor < _SLOWEST for factor in calibration.factors):
+        raise ValueError("factors are above 0, and each is about 1")
+    if any(sample.seconds < 0 or min(sample.features) < 0 for sample in calibration.samples):
+        raise ValueError("samples are of steps, whose counts and times are at least 0")
 
 
 def all_of(home: Path) -> Iterator[Calibration]:
-    """Yield the calibrations that are kept; files that are not one are passed over."""
+    """Yield the calibrations that are kept; a file that is not one is passed over, in a line."""
     for path in sorted((home / "calibration").glob("*.json")):
-        try:
-            yield read(path)
-        except (ValueError, OSError):
-            continue
+        if (calibration := _kept(path)) is not None:
+            yield calibration
+
+
+def _kept(path: Path) -> Calibration | None:
+    """Return the calibration of a file; None if it is not there, or is none, which is said."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        _pass_over(str(error))
+        return None
+
+
+@cache  # once per process
+def _pass_over(why: str) -> None:
+    say(f"{why}; it is passed over")
 
 
 def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
@@ -175,11 +214,8 @@ def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig)
     if home is None:
         return assume(model, arch, config)
     wanted = assume(model, arch, config, kept_roof(home))
-    try:
-        stored = read(wanted.path(home))
-    except (ValueError, OSError):
-        return wanted
-    if not stored.is_of(wanted):
+    stored = _kept(wanted.path(home))
+    if stored is None or not stored.is_of(wanted):
         return wanted
     sizes = wanted.weights_bytes, wanted.kv_bytes_per_token
     return replace(stored, weights_bytes=sizes[0], kv_bytes_per_token=sizes[1])

@@ -243,7 +243,7 @@ def explain(
     try:
         for step in steps:
             life.see(step)
-    except (KeyError, TypeError, IndexError) as error:
+    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
         raise ValueError(f"this is not a trace of this version: {error!r}") from None
     return Explanation(engine, request, tuple(steps), life.pieces(), predict is not None)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ridgeline.api.typed import parse, typed
 from ridgeline.machine import processor_name, usable_cpus
 
 Report = Callable[[int, int], None]
@@ -84,9 +85,9 @@ def kept_roof(home: Path) -> KeptRoof | None:
     """Return the roof that was measured here; None where none was, or its file is damaged."""
     processor, threads = processor_name(), usable_cpus()
     try:
-        kept = KeptRoof(**json.loads(_path(home, processor, threads).read_text("utf-8")))
+        kept: KeptRoof = typed(parse(_path(home, processor, threads).read_bytes()), KeptRoof)
         rates = [kept.read_bytes_per_s(1), kept.ops_per_s("int8", 1), kept.ops_per_s("f32", 1)]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError):
         return None
     is_of_here = (kept.processor, kept.threads) == (processor, threads)
     return kept if is_of_here and all(rate > 0 for rate in rates) else None

@@ -15,8 +15,8 @@ from dataclasses import fields
 from math import inf
 from typing import Any, NamedTuple
 
-from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, StepRecord, to_json
+from ridgeline.simulator.replay import params_of
 from ridgeline.simulator.run import Asked, Clock, new_replica
 from ridgeline.simulator.steptime import Features, Windows
 
@@ -94,9 +94,6 @@ def asked_in(records: Iterable[Json]) -> dict[int, Asked]:
 
 
 def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> Asked:
-    params = {name: value for name, value in record["params"].items() if name != "stop"}
-    if biases := params.get("logit_bias"):  # JSON has text for keys
-        params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
     lengths = [_NEVER if reason in ("abort", "error") else length for reason, length in ends]
     number = record["request_id"]
@@ -104,7 +101,7 @@ def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> Asked:
         prompt=tuple(record["prompt_token_ids"]),
         num_new=tuple(lengths),
         arrival_s=record["arrival_s"],
-        params=SamplingParams(**params),
+        params=params_of(record["params"]),
         cache_root=bytes.fromhex(record["cache_root"]),
         name=record["name"],
         answers=tuple(tuple(answers.get((number, i), ())) for i in range(len(lengths))),

@@ -111,7 +111,7 @@ def replay(records: Iterable[Json]) -> Replay:
             if decided != recorded:
                 return Replay(number, len(requests), (record["number"], recorded, decided), None)
             _fold(scheduler, step, record)
-    except (KeyError, TypeError, IndexError) as error:
+    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
         raise ValueError(f"this is not a trace of this version: {error!r} is missing") from None
     return Replay(len(steps), len(requests), None, None)
 
@@ -138,15 +138,12 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
     for record in (record for record in records if record["type"] == "request"):
         ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
         texts = [_Ends(length if reason == "stop" else None) for reason, length in ends]
-        params = {name: value for name, value in record["params"].items() if name != "stop"}
-        if biases := params.get("logit_bias"):  # JSON has text for keys
-            params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
         yield (
             record["request_id"],
             Request(
                 record["request_id"],
                 tuple(record["prompt_token_ids"]),
-                SamplingParams(**params),
+                params_of(record["params"]),
                 eos_ids=tuple(engine["eos_ids"]),
                 max_model_len=engine["max_model_len"],
                 new_text=partial(next, iter(texts), _Ends(None)),
@@ -155,6 +152,17 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 due_s=inf if record["due_s"] is None else record["due_s"],
             ),
         )
+
+
+def params_of(recorded: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a recorded request, but its stop strings, which need its text.
+
+    Raises ValueError or TypeError if they are none.
+    """
+    params = {name: value for name, value in recorded.items() if name != "stop"}
+    if isinstance(biases := params.get("logit_bias"), Mapping):  # JSON has text for keys
+        params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
+    return SamplingParams(**params)
 
 
 def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json) -> Step:

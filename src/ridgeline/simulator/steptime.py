@@ -140,6 +140,9 @@ class StepTime:
             or not all(rate >= 0 for rate in rates)
         ):
             raise ValueError("a model of time has a table that rises, and rates of at least 0")
+        shares = [share for _, share in self.windows]
+        if any(size < 1 for size, _ in self.windows) or not all(0 <= one <= 1 for one in shares):
+            raise ValueError("a window has at least one position, and a share of the layers")
 
     def seconds(self, features: Features) -> float:
         """Return the seconds from the begin of scheduling to the end of executing."""
@@ -174,20 +177,6 @@ class StepTime:
         }
         return StepTime(**numbers)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; ``from_json`` reads them."""
-        return asdict(self)
-
 
 def _times(factor: float, value: Any) -> Any:
     return tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
-
-
-def from_json(values: dict[str, Any]) -> StepTime:
-    """Return a model of time from plain values. Raises ValueError if they are not one."""
-    try:
-        listed = {name: tuple(values[name]) for name in ("knots", "table_s")}
-        windows = tuple((int(size), float(share)) for size, share in values["windows"])
-        return StepTime(**(values | listed | {"windows": windows}))
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"this is not a model of time: {error}") from None
