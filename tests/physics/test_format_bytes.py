@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -96,12 +97,48 @@ def test_experts_in_mxfp4_take_four_bits_and_a_quarter() -> None:
         ("model.layers.1", False),  # and not of layer 11 either
         ("proj", False),
         ("mlp", False),
+        ("re:.*self_attn", True),
+        ("re:self_attn.*", False),  # from the begin
+        (r"re:model\.layers\.\d+\.(self_attn|mlp)\..*_proj$", True),
+        ("re:.*(?:q_proj|k_proj)$", True),
+        ("re:.*v_proj$", False),
+        ("*.q_proj", True),
+        ("*.k_proj", False),
     ],
 )
 def test_modules_that_are_not_converted(pattern: str, is_kept: bool) -> None:
     storage = quantised(quant_method="fp8", modules_to_not_convert=[pattern])
     name = "model.layers.11.self_attn.q_proj"
     assert (storage.of(name, MATRIX) is storage.plain) == is_kept
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["re:(a+)+$"],
+        ["re:(.*.*)*x"],
+        ["re:" + "a?" * 30 + "a" * 30],
+        ["re:(a|a)*b"],
+        ["re:a{1,99}{1,99}b"],
+        ["re:("],
+        ["re:" + "(" * 150],
+        ["re:" + "x" * 500],
+        [f"*{i}" for i in range(100)],
+        [f"layers.{i}" for i in range(10_000)],
+    ],
+)
+def test_patterns_of_a_stranger_that_could_take_for_ever_are_refused(patterns: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"quantization_config: .*(is not understood|at most)"):
+        quantised(quant_method="fp8", modules_to_not_convert=patterns)
+
+
+def test_the_dearest_patterns_that_are_taken_cost_little() -> None:
+    patterns = ["re:" + ".*e" * 60 + "!" + str(i) for i in range(20)] + ["*e" * 90 + "x"]
+    storage = quantised(quant_method="fp8", modules_to_not_convert=patterns)
+    begin_s = time.process_time()
+    for i in range(500):
+        storage.of(f"model.layers.{i}.self_attn.e_proj_e_e_e_e_e_e_e_e_e_e_e_e_e_e_e_e", MATRIX)
+    assert time.process_time() - begin_s < 5, "tried in all ways, one name takes for ever"
 
 
 def test_what_is_not_a_product_stays_as_it_is() -> None:

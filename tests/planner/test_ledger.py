@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +19,7 @@ from ridgeline.physics.format_bytes import (
     stored_bytes,
 )
 from ridgeline.physics.shapes import Shape
+from ridgeline.planner import plan
 from ridgeline.planner.ledger import (
     ENGINES,
     Known,
@@ -327,3 +330,12 @@ def test_what_cannot_be_divided_so_is_refused(tp: int, pp: int, message: str) ->
         ledger_of("llama-3.1-8b", 1 << 40, setting(tp=tp, pp=pp))
     with pytest.raises(ValueError, match="one must divide the other"):
         ledger_of("phi-4", 1 << 40, setting(tp=4))  # 40 heads, 10 of keys and values
+
+
+def test_nothing_of_a_shape_is_kept_when_its_plan_is_gone() -> None:
+    found = plan(PUBLISHED["llama-3.1-8b"]["config"], on="l4")
+    assert found.placements
+    shape = weakref.ref(found.subject.shape)
+    del found
+    gc.collect()
+    assert shape() is None

@@ -6,6 +6,7 @@ sizes and is not read here is refused by name. It opens no file.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -35,9 +36,7 @@ from ridgeline.physics.shape_by_layer import layers_by_layer
 from ridgeline.physics.shapes import Matrix, Shape
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
-_MAX_LAYERS = 4096
-
-
+_MOST_LETTERS = 80  # of a family's name
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
 _WEIGHTS_ALONE = (
     "vision_config", "audio_config", "laurel_rank", "hidden_size_per_layer_input",
@@ -71,7 +70,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
         defaults = TEXT_DEFAULTS.get(str(values[text].get("model_type")), {})
         values = {**defaults, **shared, **values[text], **outer}
     config = Fields(in_usual_names(values, where), where)
-    name = config.text("model_type") or "unknown"
+    name = config.text("model_type")[:_MOST_LETTERS] or "unknown"
     family = FAMILIES.get(name, LLAMA)
     assumptions = []
     if name not in FAMILIES:
@@ -84,8 +83,8 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     config.get("torch_dtype", "dtype", "architectures", "quantization_config", *_WEIGHTS_ALONE)
     if unknown := config.not_understood():
         config.fail(
-            f"{unknown[0]} is {config.values[unknown[0]]!r}, which may change the model's size and "
-            f"is not understood; nothing is guessed"
+            f"{unknown[0]} is {reprlib.repr(config.values[unknown[0]])}, which may change the "
+            f"model's size and is not understood; nothing is guessed"
         )
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
     left = [key for key in _WEIGHTS_ALONE if values.get(key)]
@@ -97,9 +96,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
 def _decoder(config: Fields, name: str, family: Family) -> Shape:
     hidden = config.integer("hidden_size", "d_model", "n_embd")
     vocab = config.integer("vocab_size")
-    count = config.integer("num_hidden_layers", "n_layer", "n_layers")
-    if count > _MAX_LAYERS:
-        config.fail(f"num_hidden_layers is {count}, more than {_MAX_LAYERS}")
+    count = config.count("num_hidden_layers", "n_layer", "n_layers")
     context = config.integer("max_position_embeddings", "n_positions", default=0, low=0)
     rows = 0 if family.positions is None else context + family.positions
     before = embedding(hidden, vocab, rows)
@@ -121,7 +118,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     head_bias = config.flag("lm_head_bias", default=family.head_bias)
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
-    num_mtp = config.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
+    num_mtp = config.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
     mtp = (
         *layers[-1].matrices,
         Matrix("eh_proj", "head", hidden, 2 * hidden, hidden),

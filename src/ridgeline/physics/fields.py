@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _MAX_INTEGER = 2**31 - 1
+_MAX_COUNT = 4096
+_MAX_LENGTH = 1024  # of a list: it says something of each layer
 
 # Words in the names of fields that say how much of something there is.
 _SIZE = re.compile(
@@ -94,6 +96,13 @@ class Fields:
             self._refuse(names, value, "a string")
         return value
 
+    def count(self, *names: str, default: int | None = None, low: int = 1) -> int:
+        """Return how many there are of something that is made one by one, as layers are."""
+        value = self.integer(*names, default=default, low=low)
+        if value > _MAX_COUNT:
+            self.fail(f"{names[0]} is {value}, more than {_MAX_COUNT}")
+        return value
+
     def list_of(self, kind: type, *names: str, length: int | None = None) -> list[Any] | None:
         """Return a list whose elements are all of one kind; None where there is none."""
         value = self.get(*names)
@@ -102,6 +111,8 @@ class Fields:
         wanted = f"a list of {'' if length is None else f'{length} '}{kind.__name__}"
         if type(value) is not list or any(type(v) is not kind for v in value):
             self._refuse(names, value, wanted)
+        if len(value) > _MAX_LENGTH:
+            self.fail(f"{names[0]} has {len(value)} elements, more than {_MAX_LENGTH}")
         if length is not None and len(value) != length:
             self.fail(f"{names[0]} has {len(value)} elements, wanted {wanted}")
         return value

@@ -6,11 +6,11 @@ A format says how one matrix is stored. Which matrices a model converts stands i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.physics.module_names import NO_MODULES, Modules
 from ridgeline.physics.shapes import Matrix
 
 
@@ -86,19 +86,19 @@ class Storage:
     Attributes:
         plain: of what is not converted.
         linear: of matrices that are.
-        kept: patterns of modules that stay plain; see ``_matches``.
+        kept: modules that stay plain.
         only_experts: nothing but experts is converted.
     """
 
     plain: Format
     linear: Format
-    kept: tuple[str, ...] = ()
+    kept: Modules = NO_MODULES
     only_experts: bool = False
 
     def of(self, full_name: str, matrix: Matrix) -> Format:
         """Return the format of a matrix."""
         is_converted = matrix.linear and not (self.only_experts and matrix.group != "experts")
-        if not is_converted or any(_matches(pattern, full_name) for pattern in self.kept):
+        if not is_converted or full_name in self.kept:
             return self.plain
         return self.linear
 
@@ -132,7 +132,7 @@ def kv_bytes_of(name: str) -> float:
 def storage_of_dtype(name: str) -> Storage:
     """Return all matrices in one format, and the rest in 16 bits if that is narrower."""
     linear = format_named(name)
-    return Storage(linear if linear.bits >= 16 else FORMATS["bf16"], linear, kept=("lm_head",))
+    return Storage(linear if linear.bits >= 16 else FORMATS["bf16"], linear, Modules(("lm_head",)))
 
 
 def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> Storage:
@@ -173,7 +173,11 @@ def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> 
     has_head = bool(quantised.get("lm_head") or quantised.get("quantize_lm_head"))
     if not has_head:
         kept.append("lm_head")
-    return Storage(plain, linear, tuple(kept), only_experts=method == "mxfp4")
+    try:
+        modules = Modules(tuple(kept))
+    except ValueError as error:
+        raise ValueError(f"{where}: quantization_config: {error}") from None
+    return Storage(plain, linear, modules, only_experts=method == "mxfp4")
 
 
 def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:
@@ -229,15 +233,6 @@ def _compressed(weights: Mapping[str, Any]) -> Format | None:
             outputs, inputs = weights["block_structure"]
             return Format(name, bits, int(inputs), int(outputs), scale)
     return None
-
-
-def _matches(pattern: str, full_name: str) -> bool:
-    """Return whether a list of modules names this one: as a part of it, with stars, or by "re:"."""
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], full_name) is not None
-    if "*" in pattern:
-        return re.match(re.escape(pattern).replace(r"\*", ".*"), full_name) is not None
-    return f".{pattern}." in f".{full_name}."
 
 
 def stored_bytes(storage: Storage, matrices: Iterable[tuple[str, Matrix]]) -> int:

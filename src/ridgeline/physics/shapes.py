@@ -91,7 +91,7 @@ class Layer:
     mlp_values: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Shape:
     """A model.
 

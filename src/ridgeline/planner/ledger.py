@@ -8,16 +8,35 @@ the other way round (how much context, how many sequences) are answered over the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.shapes import GROUPS, Cache, Matrix, Shape
 
 _GIB = 1 << 30
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 MEASURED, FROM_FILE, COMPUTED, ASSUMED = "measured", "from the file", "computed", "assumed"
+
+
+def _kept(
+    function: Callable[Concatenate[Shape, _P], _R],
+) -> Callable[Concatenate[Shape, _P], _R]:
+    """Keep what a function of a shape returns for as long as the shape lives, and no longer."""
+    kept: WeakKeyDictionary[Shape, dict[Any, _R]] = WeakKeyDictionary()
+
+    @wraps(function)
+    def lookup(shape: Shape, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        of_shape = kept.setdefault(shape, {})
+        if args not in of_shape:
+            of_shape[args] = function(shape, *args, **kwargs)
+        return of_shape[args]
+
+    return lookup
 
 
 class Line(NamedTuple):
@@ -316,7 +335,7 @@ def _weights(
     return [Line(f"weights, {share:.1%} of them", size, known.weights_how)]
 
 
-@lru_cache(maxsize=256)  # a plan asks hundreds of times, for the same few divisions
+@_kept  # a plan asks hundreds of times, for the same few divisions
 def _stage_weights(
     shape: Shape, storage: Storage, tp: int, pp: int, number: int
 ) -> Mapping[str, int]:
@@ -358,7 +377,7 @@ def _layer_state_bytes(cache: Cache, setting: Setting) -> float:
     return 4 * cache.state_values / min(setting.tp, cache.num_heads)
 
 
-@lru_cache(maxsize=256)  # bisections ask thousands of times, and most layers are alike
+@_kept  # bisections ask thousands of times, and most layers are alike
 def _caches(shape: Shape, part: range) -> tuple[tuple[Cache, int], ...]:
     """Return the different caches of these layers, and how many layers have each."""
     return tuple(Counter(shape.layers[i].cache for i in part).items())
@@ -428,7 +447,7 @@ def _activations(
     return Line(name, round(residual + max(rows * widest * value, behind) / setting.tp), COMPUTED)
 
 
-@lru_cache(maxsize=256)
+@_kept
 def _widest(shape: Shape, part: range) -> int:
     """Return the most values of a token that one of these layers computes at once."""
     layers = (shape.layers[i] for i in part)

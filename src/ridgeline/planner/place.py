@@ -18,6 +18,7 @@ from ridgeline.physics.format_bytes import (
     storage_of_dtype,
 )
 from ridgeline.physics.hardware import Device
+from ridgeline.physics.module_names import Modules
 from ridgeline.planner.ledger import (
     COMPUTED,
     ENGINES,
@@ -119,8 +120,8 @@ def _storage(subject: Subject, wishes: Wishes) -> Storage:
     if wishes.dtype == AUTO:
         return subject.storage
     storage = storage_of_dtype(format_named(wishes.dtype).name)
-    kept = (*storage.kept, *subject.storage.kept)
-    return replace(storage, kept=tuple(dict.fromkeys(kept)))
+    kept = (*storage.kept.names, *subject.storage.kept.names)
+    return replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
 
 
 def _setting(

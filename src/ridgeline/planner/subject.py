@@ -34,6 +34,7 @@ from ridgeline.planner.stored import (
 )
 
 _MOST_JSON_BYTES = 16 << 20
+_MOST_LETTERS = 200  # of the name that a config gives itself
 _GROUPS = {
     "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
     "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP", "beside_gate": "MLP",
@@ -163,8 +164,9 @@ def _stem(path: Path) -> str:
 
 
 def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
+    own_name = str(config.get("_name_or_path") or name)[:_MOST_LETTERS]
     return Subject(
-        name=str(config.get("_name_or_path") or name) if name == "the config" else name,
+        name=own_name if name == "the config" else name,
         shape=shape_of_config(config, where),
         storage=storage_of_config(config, where),
         config=config,

@@ -1,0 +1,77 @@
+"""Lists of modules in a ``quantization_config``: names, names with stars, regular expressions.
+
+They come from strangers, and the standard library's expressions can take for ever. So one is cut at
+its ``.*``, whose parts then follow each other wherever they come first, and a part may not try
+several ways.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_MOST_NAMES = 4096
+_MOST_PATTERNS = 32  # each is tried on each module
+_MOST_LETTERS = 200
+_SEVERAL_WAYS = re.compile(r"(?<!\\)(?:[*{]|\?(?!:)|(?<!\\d)(?<!\[0-9\])\+)")
+
+
+_Parts = tuple[re.Pattern[str], ...]
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Modules that a list names, as a part of their full name or by a pattern that fits its begin.
+
+    Raises ValueError for a pattern that is not understood, or too many.
+    """
+
+    names: tuple[str, ...] = ()
+    _plain: frozenset[str] = field(init=False, repr=False, compare=False)
+    _ends: frozenset[str] = field(init=False, repr=False, compare=False)  # last steps of those
+    _patterns: tuple[_Parts, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = dict.fromkeys(self.names)
+        by_pattern = [name for name in names if name.startswith("re:") or "*" in name]
+        if len(names) > _MOST_NAMES or len(by_pattern) > _MOST_PATTERNS:
+            raise ValueError(
+                f"{len(names)} modules are named, {len(by_pattern)} of them by a pattern: at most "
+                f"{_MOST_NAMES}, and {_MOST_PATTERNS}"
+            )
+        plain = frozenset(names).difference(by_pattern)
+        object.__setattr__(self, "_plain", plain)
+        object.__setattr__(self, "_ends", frozenset(name.rpartition(".")[2] for name in plain))
+        object.__setattr__(self, "_patterns", tuple(map(_parts, by_pattern)))
+
+    def __contains__(self, full_name: str) -> bool:
+        steps = full_name.split(".")
+        ends = (end for end, step in enumerate(steps, start=1) if step in self._ends)
+        runs = (".".join(steps[start:end]) for end in ends for start in range(end))
+        is_plain = any(run in self._plain for run in runs)
+        return is_plain or any(_follow(parts, full_name) for parts in self._patterns)
+
+
+def _parts(pattern: str) -> _Parts:
+    """Return what must follow each other in a name. Raises ValueError."""
+    if pattern.startswith("re:"):
+        texts = re.split(r"(?<!\\)\.\*\??", pattern[3:])
+    else:
+        texts = list(map(re.escape, pattern.split("*")))
+    try:
+        if len(pattern) > _MOST_LETTERS or any(map(_SEVERAL_WAYS.search, texts)):
+            raise ValueError
+        return tuple(map(re.compile, texts))
+    except (ValueError, re.error, RecursionError, OverflowError):
+        raise ValueError(f"the pattern of modules {pattern[:80]!r} is not understood") from None
+
+
+def _follow(parts: _Parts, full_name: str) -> bool:
+    """Return whether the parts come one behind the other, the first at the begin."""
+    found = parts[0].match(full_name)
+    for part in parts[1:]:
+        found = found and part.search(full_name, found.end())
+    return found is not None
+
+
+NO_MODULES = Modules()
