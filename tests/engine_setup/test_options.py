@@ -74,6 +74,13 @@ def test_what_is_no_size_is_named(size: Any) -> None:
     assert repr(size) in str(caught.value)
 
 
+@pytest.mark.parametrize("size", ["9" * 400, 10**400, "9" * 400 + "GiB", "0." + "1" * 400])
+def test_a_size_that_no_machine_has_is_refused_in_a_short_line(size: Any) -> None:
+    with pytest.raises(ValueError, match="is not a size: write bytes") as caught:
+        parse_bytes(size)
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

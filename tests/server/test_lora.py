@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -115,12 +116,16 @@ def test_loading_and_unloading(served: Served, folder: Path) -> None:
         ({"lora_name": "x", "lora_path": "../outside"}, 403, "--allow-lora-loading"),
         ({"lora_name": "x", "lora_path": "link"}, 403, "--allow-lora-loading"),
         ({"lora_name": "x", "lora_path": "/etc"}, 403, "--allow-lora-loading"),
-        ({"lora_name": "x", "lora_path": "nothing"}, 400, "no such adapter"),
+        ({"lora_name": "x", "lora_path": "nothing"}, 400, "nothing: no such adapter"),
+        ({"lora_name": "x", "lora_path": "."}, 400, ".: "),
+        ({"lora_name": "x", "lora_path": "c\0"}, 400, "no path can have"),
+        ({"lora_name": "x", "lora_path": "c" * 10_000}, 400, ""),
         ({"lora_name": "x"}, 400, "lora_path"),
         ({"lora_name": "x", "lora_path": whole, "odd": 1}, 400, "odd"),
     ):
         found, error = served.refused(LOAD, body)
         assert (found, message in error["message"]) == (status, True), error
+        assert str(folder) not in error["message"], "the server's own paths are not told"
     assert served.call(LOAD, {"lora_name": "again", "lora_path": whole})[0] == 200
     assert text(served, "again") == text(served, "new")
     for name in ("new", "again"):
@@ -132,6 +137,28 @@ def test_loading_and_unloading(served: Served, folder: Path) -> None:
         status, error = served.refused(UNLOAD, {"lora_name": name})
         assert (status, error["param"]) == (404, "lora_name")
     assert served.refused(COMPLETE, ASK | {"model": "new"})[0] == 404
+
+
+def test_an_adapter_that_goes_from_the_disk_tells_no_path(model: Path, folder: Path) -> None:
+    gone = folder / "inside" / "gone"
+    shutil.copytree(folder / "inside" / "a", gone)
+    with serving(model, {"lora": {"gone": gone}}) as served:
+        shutil.rmtree(gone)
+        served.llm.adapters._named["gone"].kept = None  # as where another took its memory
+        status, error = served.refused(COMPLETE, ASK | {"model": "gone"})
+    assert (status, error["message"].startswith("gone: no such adapter")) == (404, True)
+
+
+def test_only_so_many_adapters_are_loaded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.running.service.loras, "_most", 4)
+    for name in ("one", "two"):
+        assert served.call(LOAD, {"lora_name": name, "lora_path": "c"})[0] == 200
+    status, error = served.refused(LOAD, {"lora_name": "three", "lora_path": "c"})
+    assert (status, error["code"]) == (400, "too_many_adapters")
+    for name in ("one", "two"):
+        served.call(UNLOAD, {"lora_name": name})
+    assert served.call(LOAD, {"lora_name": "three", "lora_path": "c"})[0] == 200
+    served.call(UNLOAD, {"lora_name": "three"})
 
 
 def test_nothing_is_loaded_where_that_is_off(model: Path, folder: Path) -> None:

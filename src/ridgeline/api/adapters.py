@@ -147,6 +147,10 @@ class Adapters:
             self._find(name)
             del self._named[name]
 
+    def path_of(self, name: str) -> Path | None:
+        """Return where an adapter was read from, None if there is none of this name."""
+        return self._named[name].path if name in self._named else None
+
     def settle(self) -> None:
         """End the time of those that come first: unless it was said, what they take is known."""
         if self._limit_bytes is None:

@@ -109,6 +109,7 @@ def main() -> None:
     """Run the command line, and turn exceptions into one line and a status."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    _open_what_is_closed()
     _bear_any_locale()
     try:
         command = typer.main.get_command(app)
@@ -132,6 +133,17 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
         text = f"{error.filename}: {error.strerror}"
     print(f"ridgeline: {text}", file=sys.stderr)
     sys.exit(status)
+
+
+def _open_what_is_closed() -> None:
+    """Let no other file get the number of a standard stream: words to that would go into it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _bear_any_locale() -> None:

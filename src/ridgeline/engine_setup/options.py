@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline.engine_setup.speculative import parse_speculative
 
+_MOST_BYTES = 1 << 60
+_MOST_SHOWN = 80  # letters of a value
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -116,12 +118,15 @@ class Options:
 def parse_bytes(size: int | str) -> int:
     """Return a size in bytes: a number, or text such as "512MiB", "4GiB" or "2G".
 
-    Raises ValueError if it is neither, or not positive.
+    Raises ValueError if it is neither, not positive, or more than any machine has.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(size).strip().lower())
+    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmg]i?)?b?", str(size).strip().lower())
     num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-    if num_bytes < 1:
-        raise ValueError(f"{size!r} is not a size: write bytes, or a number with MiB or GiB")
+    if not 1 <= num_bytes <= _MOST_BYTES:
+        text = f"{size!r}" if len(str(size)) <= _MOST_SHOWN else f"{str(size)[:_MOST_SHOWN]}..."
+        raise ValueError(
+            f"{text} is not a size: write bytes, or a number with MiB or GiB, up to 2**60 bytes"
+        )
     return num_bytes
 
 

@@ -16,15 +16,22 @@ _LINE_S = 10.0  # between two lines where there is no terminal
 
 
 def say(message: str) -> None:
-    """Say something on standard error, if that can be written."""
-    with suppress(OSError):  # a full disk is no reason to do nothing
-        print(message, file=sys.stderr)
+    """Say something on standard error, if that is there and can be written."""
+    if sys.stderr is not None:
+        with suppress(OSError):  # a full disk is no reason to do nothing
+            print(message, file=sys.stderr)
+
+
+def _is_terminal() -> bool:
+    """Whether standard error is one; it may be closed, or an object that is no file."""
+    isatty = getattr(sys.stderr, "isatty", None)
+    return isatty is not None and bool(isatty())
 
 
 @contextmanager
 def bytes_bar(label: str) -> Iterator[Report]:
     """Show ``label`` with a bar in bytes; without a terminal, by a line every ten seconds."""
-    if not sys.stderr.isatty():
+    if not _is_terminal():
         yield byte_lines(label, time.monotonic)
         return
     with _bar(label, is_bytes=True) as report:
@@ -48,7 +55,7 @@ def byte_lines(label: str, clock: Callable[[], float]) -> Report:
 @contextmanager
 def count_bar(label: str, *, note: str = "") -> Iterator[Report]:
     """Show ``label`` with a bar that counts, on a terminal. ``note`` stands behind the count."""
-    if not sys.stderr.isatty():
+    if not _is_terminal():
         yield lambda done, total: None
         return
     with _bar(label, is_bytes=False, note=note) as report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import Sequence
 
 from ridgeline.engine_setup.locate import locate
@@ -17,7 +16,7 @@ from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, as_variables
 from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.server.logs import LogWriter
+from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
@@ -90,7 +89,8 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     catalogue = Catalogue(models, options.models_dir)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
-    with unbound(listener), contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+        log.take_logging()
         for model in models:
             locate(model)  # pulled now, not while a request waits
         with asyncio.Runner() as runner:

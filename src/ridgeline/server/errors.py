@@ -33,10 +33,32 @@ _NAMED = (
 _SUBJECT = re.compile("^(Input|String|List|Dictionary) should")
 _OF_NAMES = ("literal_error", "string_pattern_mismatch")  # problems of what is no free text
 _MOST_SHOWN = 64  # characters
+_LONG_VALUES = re.compile(
+    r"""(?<!\w)(?:'([^']{80})[^']+'|"([^"]{80})[^"]+")(?!\w)|(?<!\S)(\S{80})\S{120,}"""
+)
+_MOST_LETTERS = 1000  # of a message
+
+
+def shortened(message: str) -> str:
+    """Return a message without the rest of values that are longer than about 80 letters.
+
+    Such values come from requests, and each would stand in the answer and in the log.
+    """
+    message = _LONG_VALUES.sub(_begin, _ends(message, 100 * _MOST_LETTERS))
+    return _ends(message, _MOST_LETTERS)
+
+
+def _begin(value: re.Match[str]) -> str:
+    quote = "" if value[3] else value[0][0]
+    return f"{quote}{value[1] or value[2] or value[3]}...{quote}"
+
+
+def _ends(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 class ApiError(Exception):
-    """Ends a request with a status and an error object; its words go to the client."""
+    """Ends a request with a status and an error object; its words go to the client, shortened."""
 
     def __init__(
         self,
@@ -47,9 +69,9 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.status = status
-        self.param = param
+        self.param = param and shortened(param)
         self.code = code or _CODES.get(status)
         self.headers = dict(headers or {})
 

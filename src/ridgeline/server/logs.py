@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import re
+import sys
 import threading
 import time
 from typing import Any
 
 _MOST_LINES = 10_000  # lines that wait to be written
 _LAST_WORDS_S = 1.0  # for lines that still wait at the end
+_MOST_LETTERS = 500  # of a line of a traceback, whose values are those of requests
 
 
 def log_line(fields: dict[str, Any], form: str) -> str:
@@ -30,6 +33,22 @@ def log_line(fields: dict[str, Any], form: str) -> str:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if re.fullmatch(r"[\w.:/+@,-]+", text, re.ASCII) else json.dumps(text)
+
+
+class _ShortLines(logging.Formatter):
+    """Words of ``logging``, tracebacks among them, in lines that are no longer than needed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).split("\n")
+        return "\n".join(line[:_MOST_LETTERS] for line in lines)
+
+
+def standard_error() -> int:
+    """Return the descriptor that words about this process go to."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # replaced by something that is no file
+        return 2
 
 
 class LogWriter:
@@ -47,6 +66,12 @@ class LogWriter:
         # Not sys.stderr: a thread that waits inside its lock at exit crashes the interpreter.
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
+
+    def take_logging(self) -> None:
+        """Write warnings of ``logging`` too."""
+        handler = logging.StreamHandler(self)
+        handler.setFormatter(_ShortLines("%(levelname)s: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
     def line(self, text: str) -> None:
         """Write a line."""

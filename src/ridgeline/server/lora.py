@@ -24,6 +24,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.strict import Strict
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
+_MOST_LOADED = 256  # adapters: each stands in the list of models and in the metrics
 
 
 class LoadLora(Strict):
@@ -52,6 +53,7 @@ class Loras:
         self._adapters, self._model = adapters, model
         self._folder = folder and Path(os.path.realpath(folder))
         self._created: dict[str, int] = dict.fromkeys(adapters.names, int(time.time()))
+        self._most = len(adapters.names) + _MOST_LOADED
         if model in adapters.names:
             raise ValueError(f"--lora: {model!r} is the name of the model itself")
         if self._folder and not self._folder.is_dir():
@@ -74,8 +76,9 @@ class Loras:
         except NoRoom as error:
             headers = {"retry-after": "5"}
             raise ApiError(503, str(error), code="no_room", headers=headers) from None
-        except ValueError as error:
-            raise ApiError(404, str(error), param="model", code="model_not_found") from None
+        except (ValueError, OSError) as error:
+            text = self._told(error, self._adapters.path_of(name), name)
+            raise ApiError(404, text, param="model", code="model_not_found") from None
 
     def entries(self, base: dict[str, Any]) -> list[dict[str, Any]]:
         """Return each adapter as an entry of the list of models; ``base`` is the model's."""
@@ -89,15 +92,23 @@ class Loras:
         if not _NAME.fullmatch(name) or name == self._model:
             message = f"lora_name is {name[:80]!r}: 1 to 128 letters, digits and ._:/- that no "
             raise ApiError(400, message + "model has", param="lora_name", code="invalid_value")
-        target = Path(os.path.realpath(self._allowed() / path))
+        if len(self._adapters.names) >= self._most:
+            message = f"there are {self._most} adapters, the most there may be: unload one first"
+            raise ApiError(400, message, param="lora_name", code="too_many_adapters")
+        try:
+            target = Path(os.path.realpath(self._allowed() / path))
+        except ValueError:
+            message = "lora_path has a character that no path can have"
+            raise ApiError(400, message, param="lora_path", code="invalid_value") from None
         if not target.is_relative_to(self._allowed()):
             message = f"lora_path is {path[:80]!r}: adapters are loaded from below the folder of "
             message += "--allow-lora-loading alone"
             raise ApiError(403, message, param="lora_path", code="invalid_value")
         try:
             await asyncio.to_thread(self._adapters.load, name, target)
-        except ValueError as error:
-            raise ApiError(400, str(error), param="lora_path", code="invalid_value") from None
+        except (ValueError, OSError) as error:
+            text = self._told(error, target, path)
+            raise ApiError(400, text, param="lora_path", code="invalid_value") from None
         self._created[name] = int(time.time())
 
     def unload(self, name: str) -> None:
@@ -105,8 +116,16 @@ class Loras:
         self._allowed()
         try:
             self._adapters.unload(name)
+            self._created.pop(name, None)
         except ValueError as error:
             raise ApiError(404, str(error), param="lora_name", code="model_not_found") from None
+
+    @staticmethod
+    def _told(error: Exception, path: Path | None, name: str) -> str:
+        """Return what an error says, without where the server's files lie."""
+        if isinstance(error, OSError):
+            return f"{name}: {error.strerror}"
+        return str(error).replace(str(path), name) if path else str(error)
 
     def _allowed(self) -> Path:
         if self._folder is None:

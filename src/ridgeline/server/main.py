@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import socket
 import sys
@@ -24,7 +23,7 @@ from ridgeline.server.app import new_app
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.server.logs import LogWriter
+from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.lora import Loras
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.options import ServeOptions
@@ -160,9 +159,9 @@ def serve(
     with (
         unbound(listener),
         load() as llm,
-        contextlib.closing(LogWriter(sys.stderr.fileno())) as log,
+        contextlib.closing(LogWriter(standard_error())) as log,
     ):
-        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=log)
+        log.take_logging()
         name = options.served_model_name or Path(model).name
         with asyncio.Runner() as runner:
             runner.run(_main(llm, name, options, keys, listener, log))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 
 from fastapi import FastAPI
 from starlette.responses import RedirectResponse
@@ -18,7 +17,7 @@ from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Keys
 from ridgeline.server.listening import bind, unbound
-from ridgeline.server.logs import LogWriter
+from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.plans import add_plans
 from ridgeline.server.static import FILES
@@ -47,7 +46,8 @@ def plan_app(subject: Subject | None) -> FastAPI:
 def serve_plans(subject: Subject | None, options: ServeOptions) -> None:
     """Serve the page until a signal ends it. Raises OSError if the address cannot be had."""
     listener = bind(options.host, options.port)
-    with unbound(listener), contextlib.closing(LogWriter(sys.stderr.fileno())) as log:
+    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+        log.take_logging()
         asyncio.run(_serve(plan_app(subject), listener, options, log))
 
 
