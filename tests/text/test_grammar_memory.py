@@ -14,6 +14,7 @@ import pytest
 
 from ridgeline.machine import give_back, memory_in_use, memory_of
 from ridgeline.text import grammars
+from ridgeline.text.child import NUM_PROCESSES
 from ridgeline.text.grammar_error import GrammarError, NotKept
 from ridgeline.text.grammars import Grammars, GrammarState, Source
 from tests.server.serving import eventually
@@ -119,7 +120,7 @@ def test_what_is_kept_waits_for_no_compiling_and_a_second_has_a_process_of_its_o
     ended = threading.Event()
     thread = threading.Thread(target=lambda: (slow.constraint(others[0]), ended.set()))
     thread.start()
-    eventually(lambda: len(slow._children._idle) < grammars.NUM_PROCESSES)
+    eventually(lambda: len(slow._children._idle) < NUM_PROCESSES)
     after(slow.constraint(kept, may_compile=False)(), b"{")
     slow.constraint(others[1])
     assert not ended.is_set()

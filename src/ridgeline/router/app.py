@@ -36,6 +36,7 @@ from ridgeline.server.ollama.models import entry, loaded
 from ridgeline.server.options import parse_seconds
 from ridgeline.server.plans import add_plans
 from ridgeline.server.static import FILES
+from ridgeline.server.turns import Work
 
 POSTS = (  # their bodies name a model
     "/v1/chat/completions",
@@ -234,6 +235,7 @@ def new_app(router: Router) -> FastAPI:
     app = FastAPI(
         title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
+    app.state.work = Work()
     add_errors(app)
     _add_status(app, router)
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))
@@ -243,7 +245,7 @@ def new_app(router: Router) -> FastAPI:
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
         body = await request.body()
-        fields = await in_turn(_FIELDS, body)
+        fields = await in_turn(request.app.state.work, _FIELDS, body)
         name, model = router.chosen(fields.get("model"))
         use = partial(router.pool.use, name, model, _keep_alive(request.url.path, fields))
         return _PassedOn(router.pool, name, use, body)
@@ -330,15 +332,17 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
         """List all models, as Ollama does; those that cannot be read are left out."""
-        names = router.catalogue.models()
-        summaries = await asyncio.gather(*(asyncio.to_thread(router.summary, one) for one in names))
-        pairs = zip(names, summaries, strict=True)
-        return {"models": [entry(name, one) for name, one in pairs if one is not None]}
+
+        def entries() -> list[dict[str, Any]]:
+            names = router.catalogue.models()
+            return [entry(name, one) for name in names if (one := router.summary(name)) is not None]
+
+        return {"models": await app.state.work.reports.run(entries)}
 
     @app.get("/api/ps")
     async def ps() -> dict[str, Any]:
         """List those that are loaded, as Ollama does."""
-        return {"models": await asyncio.to_thread(router.loaded)}
+        return {"models": await app.state.work.reports.run(router.loaded)}
 
     @app.get("/metrics")
     async def metrics() -> Response:

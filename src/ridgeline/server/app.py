@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -65,6 +64,7 @@ def new_app(service: Service) -> FastAPI:
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
+    app.state.work = service.work
     add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
@@ -100,7 +100,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if body.suffix:
             prompts = [await prepare.of_middle(prompt, body.suffix) for prompt in body.prompts]
         else:
-            prompts = [await prepare.of_text(prompt) for prompt in body.prompts]
+            prompts = await prepare.of_texts(body.prompts)
         is_middle = bool(body.suffix)
         return await service.reply(request, body, prompts, "prompt", is_middle=is_middle)
 
@@ -158,8 +158,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 def _add_tokens(app: FastAPI, service: Service) -> None:
     text = service.text
 
-    @app.post("/tokenize", responses=ERRORS)
-    async def tokenize(body: AnyTokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize", responses=ERRORS, response_model=dict[str, Any])
+    async def tokenize(body: AnyTokenizeRequest) -> Response:
         """Turn a text or a conversation into token ids."""
         service.check_open(body.model)
         if isinstance(body, TokenizeChatRequest):
@@ -167,20 +167,27 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         else:
             add_bos = None if body.add_special_tokens in (None, True) else False
             ids = await service.prompts.of_text(body.prompt, add_bos=add_bos)
-        strings = [text.spell(token) for token in ids] if body.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": service.max_model_len,
-            "tokens": ids,
-            "token_strs": strings,
-        }
+
+        def answer() -> Response:
+            strings = [text.spell(token) for token in ids] if body.return_token_strs else None
+            return JSONResponse(
+                {
+                    "count": len(ids),
+                    "max_model_len": service.max_model_len,
+                    "tokens": ids,
+                    "token_strs": strings,
+                }
+            )
+
+        return await service.work.prompts.run(answer)
 
     @app.post("/detokenize", responses=ERRORS)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """Turn token ids into text."""
         service.check_open(body.model)
         ids = await service.prompts.of_text(body.tokens, param="tokens")
-        return {"prompt": text.tokenizer.decode(ids, skip_special=False)}
+        decode = partial(text.tokenizer.decode, ids, skip_special=False)
+        return {"prompt": await service.work.prompts.run(decode)}
 
     @app.get("/tokenizer_info", responses=ERRORS)
     async def tokenizer_info() -> dict[str, Any]:
@@ -200,9 +207,15 @@ def _add_status(app: FastAPI, service: Service) -> None:
     app.get("/health", summary="Does the engine live?")(probe(service.trouble))
     app.get("/ready", summary="Are requests taken?")(probe(service.unready))
 
+    reports = service.work.reports  # what no stream may wait for
+
+    @cache
+    def written() -> bytes:
+        """Return the document, which takes half a second the first time."""
+        return bytes(JSONResponse(app.openapi()).body)
+
     async def document(request: Request) -> Response:
-        # In a thread: half a second of work the first time, which no stream may wait for.
-        return JSONResponse(await asyncio.to_thread(app.openapi))
+        return Response(await reports.run(written), media_type="application/json")
 
     app.add_route("/openapi.json", document, include_in_schema=False)
 
@@ -220,9 +233,10 @@ def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/v1/memory", responses=ERRORS)
     async def memory() -> dict[str, Any]:
         """Say line by line what takes this process's memory, and what of it may still grow."""
-        return (await asyncio.to_thread(service.memory)).as_dict()
+        return await reports.run(lambda: service.memory().as_dict())
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
-        return PlainTextResponse(service.metrics.text(), media_type=service.metrics.content_type)
+        text = await reports.run(service.metrics.text)
+        return PlainTextResponse(text, media_type=service.metrics.content_type)

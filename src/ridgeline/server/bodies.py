@@ -7,10 +7,9 @@ valid.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi.routing import APIRoute
@@ -20,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.server.errors import ApiError, validation_error
+from ridgeline.server.turns import Work
 
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
 _WINDOW_BYTES = 1 << 16
 _LONG_BYTES = 1 << 16  # from here on, parsing takes longer than handing the body to a thread
-_READER = ThreadPoolExecutor(1, "bodies")  # one at a time: that bounds the memory too
 
 
 class BodyRoute(APIRoute):
@@ -42,7 +41,7 @@ class BodyRoute(APIRoute):
 
         async def read_first(request: Request) -> Response:
             data = await request.body()
-            model = await in_turn(adapter, data)
+            model = await in_turn(request.app.state.work, adapter, data)
             response = await handle(_Read(request, data, model))
             if ignored := model.ignored():
                 response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
@@ -62,11 +61,11 @@ class _Read(Request):
         return self._model
 
 
-async def in_turn(adapter: TypeAdapter[Any], data: bytes) -> Any:
+async def in_turn(work: Work, adapter: TypeAdapter[Any], data: bytes) -> Any:
     """Return what ``read`` does, of a long body in a thread, when it is its turn."""
     if len(data) < _LONG_BYTES:
         return read(adapter, data)
-    return await asyncio.get_running_loop().run_in_executor(_READER, read, adapter, data)
+    return await work.bodies.run(partial(read, adapter, data))
 
 
 def read(adapter: TypeAdapter[Any], data: bytes) -> Any:

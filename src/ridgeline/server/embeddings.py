@@ -308,7 +308,7 @@ async def vectors_of(
         raise ApiError(400, str(error), param="model", code="unsupported_endpoint") from None
     service.check_count(len(texts), param)
     truncate_to = body.truncate_prompt_tokens
-    prompts = [await service.prompts.of_whole(text, param, truncate_to) for text in texts]
+    prompts = await service.prompts.of_wholes(texts, param, truncate_to)
     return _reply(service, request, body, prompts, answer)
 
 
@@ -332,7 +332,7 @@ async def _scores_of(
         raise ApiError(400, str(error), param="text_1", code="invalid_value") from None
     prepare, truncate_to = service.prompts, body.truncate_prompt_tokens
     if service.text.has_scores:
-        prompts = [await prepare.of_pair(pair, param, truncate_to) for pair in pairs]
+        prompts = await prepare.of_pairs(pairs, param, truncate_to)
         return _reply(
             service,
             request,
@@ -342,7 +342,7 @@ async def _scores_of(
         )
     texts = list(dict.fromkeys((*ones, *others)))
     service.check_count(len(texts), param)
-    prompts = [await prepare.of_whole(text, param, truncate_to) for text in texts]
+    prompts = await prepare.of_wholes(texts, param, truncate_to)
 
     def cosines(vectors: Vectors) -> dict[str, Any]:
         vector_of = dict(zip(texts, vectors.values, strict=True))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,7 +21,6 @@ from ridgeline.server.service import Service
 _ALSO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {}, "image/svg+xml": {}}}
 }
-_ONE_AT_A_TIME = ThreadPoolExecutor(1, "explanations")  # simulations; answers come first
 _FORMATS = ("json", "markdown", "svg", "timeline")
 
 
@@ -39,8 +37,8 @@ def add_explain(app: FastAPI, service: Service) -> None:
             message = f"format is {format[:80]!r}: one of {', '.join(_FORMATS)}"
             raise ApiError(400, message, param="format", code="invalid_value")
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                _ONE_AT_A_TIME, _answer, service.history, name, request.state.tenant, format
+            return await service.work.reports.run(
+                partial(_answer, service.history, name, request.state.tenant, format)
             )
         except Forgotten as error:
             raise ApiError(404, str(error), code="request_not_found") from None

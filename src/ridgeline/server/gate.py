@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.keys import ANYONE, Keys
 from ridgeline.server.static import FILES
+from ridgeline.server.turns import CALLER
 
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 _log = logging.getLogger("ridgeline.server")
@@ -149,7 +150,8 @@ class Gate:
         headers = _first(scope)
         try:
             self._check_origin(headers)
-            scope["state"]["tenant"] = self._tenant(scope, headers)
+            scope["state"]["tenant"] = tenant = self._tenant(scope, headers)
+            CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(asked, await self._bounded(scope, headers, receive), send)
         except ApiError as error:

@@ -104,7 +104,7 @@ class Running:
         self.bridge.start()
         self.server.on_started = announce
         await self.server.serve_on(listener)
-        self.service.prompts.close()
+        self.service.work.close()
         self.service.promises.close()
         self.service.arrivals.close()
         if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):

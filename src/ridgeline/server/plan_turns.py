@@ -1,4 +1,4 @@
-"""Plans for a load take seconds: one at a time, within a limit, and only while a client waits.
+"""Plans for a load take seconds: one of a key at a time, within a limit, while a client waits.
 
 It knows nothing of plans but that they ask, at every simulated step, whether they are still wanted.
 """
@@ -9,47 +9,39 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive
 
 from ridgeline.server.errors import ApiError
+from ridgeline.server.turns import Work
 
 MOST_S = 30.0
 _LEFT = 499  # it is not read
-_THREAD = ThreadPoolExecutor(1, "plans for loads")
 
 Alive = Callable[[], None]
 
 
-class Turns:
-    """Whose turn it is to have a long plan made."""
+async def run_long(work: Work, receive: Receive, make: Callable[[Alive], Response]) -> Response:
+    """Return what ``make`` returns, which runs in a thread and calls what it is given often.
 
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def run(self, receive: Receive, make: Callable[[Alive], Response]) -> Response:
-        """Return what ``make`` returns, which runs in a thread and calls what it is given often.
-
-        Raises ApiError if another is at work, if it takes too long, or if the client leaves.
-        """
-        if self._lock.locked():
-            raise ApiError(
-                503,
-                "another plan for a load is being made, one at a time: ask again in some seconds",
-                code="plan_busy",
-                headers={"retry-after": "2"},
-            )
-        async with self._lock:
-            gone = threading.Event()
-            watcher = asyncio.ensure_future(_watch(receive, gone))
-            alive = _until(time.monotonic() + MOST_S, gone)
-            try:
-                return await asyncio.get_running_loop().run_in_executor(_THREAD, make, alive)
-            finally:
-                gone.set()  # also where the server ends this request
-                watcher.cancel()
+    Raises ApiError if another is at work, if it takes too long, or if the client leaves.
+    """
+    if not work.loads.is_free():
+        raise ApiError(
+            503,
+            "another plan for a load is being made, one at a time: ask again in some seconds",
+            code="plan_busy",
+            headers={"retry-after": "2"},
+        )
+    gone = threading.Event()
+    watcher = asyncio.ensure_future(_watch(receive, gone))
+    try:
+        return await work.loads.run(partial(make, _until(time.monotonic() + MOST_S, gone)))
+    finally:
+        gone.set()  # also where the server ends this request
+        watcher.cancel()
 
 
 def _until(end_s: float, gone: threading.Event) -> Alive:

@@ -21,12 +21,14 @@ from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.options import ServeOptions
 from ridgeline.server.plans import add_plans
 from ridgeline.server.static import FILES
+from ridgeline.server.turns import Work
 from ridgeline.server.web_server import WebServer, address
 
 
 def plan_app(subject: Subject | None) -> FastAPI:
     """Return the application; ``subject`` is a model that requests may name, beside configs."""
     app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
+    app.state.work = Work()
     add_errors(app)
 
     def find(name: str | None) -> Subject:

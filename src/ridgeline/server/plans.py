@@ -1,17 +1,16 @@
 """Plans over HTTP: what a model needs in memory, and what fits, from a config or of a served model.
 
 It reads no file that a request names, and computes nothing itself: all that is ``planner``'s. Plans
-for a load take seconds: they have a thread of their own, and wait for no others (``plan_turns``).
+for a load take seconds: of a key one is made at a time, and it waits for no others.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from datetime import date
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -31,13 +30,13 @@ from ridgeline.planner.plan import plan_for
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.bodies import BodyRoute
 from ridgeline.server.errors import ApiError
-from ridgeline.server.plan_turns import Alive, Turns
+from ridgeline.server.plan_turns import Alive, run_long
 from ridgeline.server.schemas import ERRORS
 from ridgeline.server.strict import Strict, contradiction
+from ridgeline.server.turns import Work
 from ridgeline.simulator.workload import parse_length
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
-_PLANNER = ThreadPoolExecutor(1, "plans")  # one at a time: answers to requests come first
 _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "int8-int4")
@@ -175,23 +174,25 @@ def add_plans(
     """
     app.router.route_class = BodyRoute
 
-    turns, kept = Turns(), _Kept()
+    kept = _Kept()
 
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
+        work: Work = request.app.state.work
+        answer = partial(_answer, body, find, kept)
         if body.load_is_given and body not in kept:
-            return await turns.run(request.receive, lambda alive: _answer(body, find, kept, alive))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PLANNER, _answer, body, find, kept)
+            return await run_long(work, request.receive, answer)
+        return await work.reports.run(answer)
 
     @app.get("/v1/plan/devices", responses=ERRORS)
-    async def catalogue() -> dict[str, Any]:
+    async def catalogue(request: Request) -> dict[str, Any]:
         """List what plans can be asked for: devices with their facts, formats, engines, models."""
+        work: Work = request.app.state.work
         return {
             "models": list(names()),
             "chat": has_chat,
-            "devices": [_shown(device) for device in (this_machine(), *devices().values())],
+            "devices": await work.reports.run(_devices),
             "dtypes": list(FORMATS),
             "kv_cache_dtypes": list(_KV_DTYPES),
             "engines": list(ENGINES),
@@ -285,6 +286,10 @@ _DRAWN: dict[str, Callable[[Plan], tuple[str, str]]] = {
     "markdown": lambda plan: ("\n".join(as_markdown(plan)), "text/markdown; charset=utf-8"),
     "svg": _svg,
 }
+
+
+def _devices() -> list[dict[str, Any]]:
+    return [_shown(device) for device in (this_machine(), *devices().values())]
 
 
 def _shown(device: Device) -> dict[str, Any]:

@@ -1,15 +1,13 @@
-"""Prompts of requests, made into token ids in threads of their own: rendering and tokenising long
-texts takes milliseconds to seconds, in which the event loop must go on.
+"""Prompts of requests, made into token ids in threads, when it is the turn of their key: rendering
+and tokenising long texts takes milliseconds to seconds, in which the event loop must go on.
 
 A prompt that can never run is refused here, with the numbers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +22,10 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.infill import InfillRequest
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.structured import wanted_form
+from ridgeline.server.turns import Work
+from ridgeline.text.grammar_error import NotKept
 
 Ids = tuple[int, ...]
-_NUM_THREADS = 2
 _MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
@@ -50,13 +49,11 @@ class Formed(NamedTuple):
 class Prompts:
     """Turns messages, texts and token ids into prompts of one model."""
 
-    def __init__(self, text: TextSide, max_model_len: int, metrics: Metrics) -> None:
+    def __init__(self, text: TextSide, max_model_len: int, metrics: Metrics, work: Work) -> None:
         self._text, self._max_model_len = text, max_model_len
-        self._metrics = metrics
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "prompts")
-        self._compiler = ThreadPoolExecutor(1, "grammars")  # one takes time, and prompts go on
+        self._metrics, self._work = metrics, work
         text.tokenizer.prepare()
-        self._threads.submit(text.chat_template.start)
+        work.prompts.soon(text.chat_template.start)
         vocab = range(text.tokenizer.vocab_size)
         longest = max(len(text.tokenizer.token_bytes(token)) for token in vocab)
         self.max_bytes = max_model_len * longest  # more cannot fit, whatever the text is
@@ -94,30 +91,45 @@ class Prompts:
             return await self._in_thread(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._in_thread(param, lambda: self._text.encode(prompt))
 
-    async def of_whole(self, text: str | list[int], param: str, truncate_to: int | None) -> Ids:
-        """Return the ids of a text that becomes a vector; raises ApiError.
+    async def of_texts(self, prompts: Sequence[str] | Sequence[list[int]]) -> list[Ids]:
+        """Return the token ids of prompts, each as ``of_text`` does; raises ApiError."""
+        for prompt in prompts:
+            self._check_bytes(prompt, "prompt")
+        encode = self._text.encode
+        return await self._all_in_thread("prompt", lambda: [encode(one) for one in prompts])
 
-        ``truncate_to`` is how many tokens it keeps: -1 means as many as the model takes, and None
+    async def of_wholes(
+        self, texts: Sequence[str] | Sequence[list[int]], param: str, truncate_to: int | None
+    ) -> list[Ids]:
+        """Return the ids of each of the texts that become vectors; raises ApiError.
+
+        ``truncate_to`` is how many tokens one keeps: -1 means as many as the model takes, and None
         refuses a longer text.
         """
-        room = self._room(truncate_to)
-        if truncate_to is None:
-            self._check_bytes(text, param)
-        else:
-            text = text[: self.max_bytes]
-        return self._checked(
-            await self._in_thread(param, lambda: self._text.encode_whole(text, room)), param
-        )
+        room, encode = self._room(truncate_to), self._text.encode_whole
+        most = None if truncate_to is None else self.max_bytes
+        if most is None:
+            for text in texts:
+                self._check_bytes(text, param)
 
-    async def of_pair(self, pair: tuple[str, str], param: str, truncate_to: int | None) -> Ids:
-        """Return the ids of two texts that are read together; raises ApiError as ``of_whole``."""
-        room = self._room(truncate_to)
+        def encode_all() -> list[list[int]]:
+            return [encode(one[:most], room) for one in texts]
+
+        return self._checked(await self._all_in_thread(param, encode_all), param)
+
+    async def of_pairs(
+        self, pairs: Sequence[tuple[str, str]], param: str, truncate_to: int | None
+    ) -> list[Ids]:
+        """Return the ids of each two texts that are read together; as ``of_wholes``."""
+        room, encode, most = self._room(truncate_to), self._text.encode_pair, self.max_bytes
         if truncate_to is None:
-            self._check_bytes(list(pair), param)
-        first, second = (text[: self.max_bytes] for text in pair)
-        return self._checked(
-            await self._in_thread(param, lambda: self._text.encode_pair(first, second, room)), param
-        )
+            for pair in pairs:
+                self._check_bytes(list(pair), param)
+
+        def encode_all() -> list[list[int]]:
+            return [encode(one[:most], other[:most], room) for one, other in pairs]
+
+        return self._checked(await self._all_in_thread(param, encode_all), param)
 
     def _room(self, truncate_to: int | None) -> int | None:
         """Return to how many tokens a text is cut, None for not at all; raises ApiError."""
@@ -128,18 +140,19 @@ class Prompts:
             self._max_model_len if truncate_to < 0 else min(truncate_to, self._max_model_len)
         )
 
-    def _checked(self, ids: Ids, param: str) -> Ids:
-        """Return the ids. Raises ApiError if there are none, or more than the model takes."""
-        if not ids:
-            raise _bad(param, f"{param} has an empty text: give at least one token")
-        if len(ids) > self._max_model_len:
-            raise _bad(
-                param,
-                f"this model takes {self._max_model_len} tokens, but {param} has a text of "
-                f"{len(ids)}: send truncate_prompt_tokens: -1 to cut it",
-                "context_length_exceeded",
-            )
-        return ids
+    def _checked(self, texts: list[Ids], param: str) -> list[Ids]:
+        """Return the ids. Raises ApiError if one has none, or more than the model takes."""
+        for ids in texts:
+            if not ids:
+                raise _bad(param, f"{param} has an empty text: give at least one token")
+            if len(ids) > self._max_model_len:
+                raise _bad(
+                    param,
+                    f"this model takes {self._max_model_len} tokens, but {param} has a text of "
+                    f"{len(ids)}: send truncate_prompt_tokens: -1 to cut it",
+                    "context_length_exceeded",
+                )
+        return texts
 
     async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
@@ -186,31 +199,42 @@ class Prompts:
         """
         if not form_fields and not (message and message.tools):
             return Formed(params, message=message)
+        formed = partial(self._formed, params, form_fields, message)
+        try:
+            return await self._work.prompts.run(partial(formed, may_compile=False))
+        except NotKept:
+            return await self._work.grammars.run(partial(formed, may_compile=True))
 
-        def compile_() -> Formed:
-            form = wanted_form(form_fields)
-            constrained, param = params, form.param if form else "tools"
-            if params.penalty_alpha and (form or (message and message.tools)):
-                raise _bad(param, f"{param} cannot be used with penalty_alpha")
-            if form is not None:
-                if message and message.tools and message.tools[1].is_required:
-                    raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
-                try:
-                    constrained = replace(params, structured_outputs=form.structured_outputs)
-                except ValueError as error:
-                    raise _bad(str(error).split(" ")[0], str(error)) from None
-            shape = message and message._replace(has_body=form is not None)
-            begin_s = time.monotonic()
+    def _formed(
+        self,
+        params: SamplingParams,
+        form_fields: dict[str, Any],
+        message: MessageForm | None,
+        *,
+        may_compile: bool,
+    ) -> Formed:
+        """Do what ``of_form`` says. Raises NotKept if a grammar must not be compiled and has to."""
+        form = wanted_form(form_fields)
+        constrained, param = params, form.param if form else "tools"
+        if params.penalty_alpha and (form or (message and message.tools)):
+            raise _bad(param, f"{param} cannot be used with penalty_alpha")
+        if form is not None:
+            if message and message.tools and message.tools[1].is_required:
+                raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
             try:
-                constraint = self._text.new_constraint(constrained, shape)
+                constrained = replace(params, structured_outputs=form.structured_outputs)
             except ValueError as error:
-                self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
-                raise _bad(param, f"{param} cannot be used: {error}") from None
-            if constraint is not None:
-                self._metrics.note_grammar(time.monotonic() - begin_s)
-            return Formed(constrained, constraint, shape, param)
-
-        return await asyncio.get_running_loop().run_in_executor(self._compiler, compile_)
+                raise _bad(str(error).split(" ")[0], str(error)) from None
+        shape = message and message._replace(has_body=form is not None)
+        begin_s = time.monotonic()
+        try:
+            constraint = self._text.new_constraint(constrained, shape, may_compile=may_compile)
+        except ValueError as error:
+            self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
+            raise _bad(param, f"{param} cannot be used: {error}") from None
+        if constraint is not None:
+            self._metrics.note_grammar(time.monotonic() - begin_s)
+        return Formed(constrained, constraint, shape, param)
 
     async def token_rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
@@ -222,18 +246,19 @@ class Prompts:
             raise _bad("samplers", message)
         if not (params.allowed_token_ids or params.bad_words or params.uses_dry or narrows):
             return NO_RULES
-        loop, rules = asyncio.get_running_loop(), self._text.lexicon.rules
+        rules = partial(self._text.lexicon.rules, params, narrows=narrows)
         try:
-            return await loop.run_in_executor(
-                self._threads, partial(rules, params, narrows=narrows)
-            )
+            return await self._work.prompts.run(rules)
         except ValueError as error:
             raise _bad(str(error).split(" ")[0], str(error)) from None
 
     async def _in_thread(self, param: str, work: Callable[[], list[int]]) -> Ids:
-        loop = asyncio.get_running_loop()
+        (ids,) = await self._all_in_thread(param, lambda: [work()])
+        return ids
+
+    async def _all_in_thread(self, param: str, work: Callable[[], list[list[int]]]) -> list[Ids]:
         try:
-            return tuple(await loop.run_in_executor(self._threads, work))
+            return [tuple(ids) for ids in await self._work.prompts.run(work)]
         except ValueError as error:
             raise _bad(param, str(error)) from None
 
@@ -275,11 +300,6 @@ class Prompts:
                 f"{prompt_len}, and {length_field} asks for {max_tokens or 'at least 1'} more",
                 "context_length_exceeded",
             )
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._compiler.shutdown(wait=False, cancel_futures=True)
 
 
 def _bad(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -42,6 +42,7 @@ from ridgeline.server.replies import OpenAiShape, Reply, Shape
 from ridgeline.server.spans import emit, parent_of
 from ridgeline.server.stream import Stream
 from ridgeline.server.strict import contradiction
+from ridgeline.server.turns import Work
 
 
 class Service:
@@ -72,7 +73,8 @@ class Service:
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
-        self.prompts = Prompts(text, max_model_len, metrics)
+        self.work = Work(options.max_queued_requests)
+        self.prompts = Prompts(text, max_model_len, metrics, self.work)
         self.live = Live(bridge, metrics.score)
         self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(bridge, metrics.score)
@@ -217,11 +219,12 @@ class Service:
                 raise ApiError(400, message, param=name, code="invalid_value")
 
     def check_count(self, num_prompts: int, param: str = "prompt") -> None:
-        """Raise ApiError if a request has no prompt, or more than could ever wait."""
+        """Raise ApiError if a request has no prompt, or more than can wait now or ever."""
         max_queued = self.options.max_queued_requests
         if not 0 < num_prompts <= max_queued:
             message = f"{param} has {num_prompts} prompts: 1 to {max_queued}"
             raise ApiError(400, message, param=param, code="invalid_value")
+        self.check_queue(num_prompts)  # before they are prepared, and once more then
 
     def check_queue(self, num_prompts: int) -> None:
         """Raise ApiError if there is no room for this many prompts to wait."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+NUM_PROCESSES = 3  # of one program
 _START_S, _GOODBYE_S = 20.0, 1.0
 
 
@@ -86,16 +87,15 @@ class Child:
 
 
 class Children:
-    """Processes of one program. Any thread may ask; at most so many questions are served at a time.
+    """A few processes of one program, ``NUM_PROCESSES`` at most. Any thread may ask.
 
     A further process starts when all that run are busy.
     """
 
-    def __init__(self, most: int, program: Path, greeting: Callable[[], Any]) -> None:
-        """Prepare to run ``program`` in at most ``most`` processes (``Child``)."""
-        self._idle = [Child(program, greeting) for _ in range(most)]  # the last is asked next
-        self._are_idle = threading.Semaphore(most)
-        self._most = most
+    def __init__(self, program: Path, greeting: Callable[[], Any]) -> None:
+        """Prepare to run ``program``, as ``Child`` does."""
+        self._idle = [Child(program, greeting) for _ in range(NUM_PROCESSES)]  # the last is next
+        self._are_idle = threading.Semaphore(NUM_PROCESSES)
 
     def start(self) -> None:
         """Start one process now. Raises ChildProcessError if it does not answer."""
@@ -116,11 +116,11 @@ class Children:
 
     def close(self) -> None:
         """End the processes, when they have answered."""
-        for _ in range(self._most):
+        for _ in range(NUM_PROCESSES):
             self._are_idle.acquire()
         for child in self._idle:
             child.close()
-        self._are_idle.release(self._most)
+        self._are_idle.release(NUM_PROCESSES)
 
     @contextmanager
     def _one(self) -> Iterator[Child]:

@@ -34,7 +34,6 @@ except ImportError:  # Windows
 _KNOWS_PAGES = hasattr(resource, "RUSAGE_THREAD")  # of one thread: on Linux
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if _KNOWS_PAGES else 0
 _PROGRAM = Path(__file__).with_name("grammar_process.py")
-NUM_PROCESSES = 2
 _KEPT_BYTES = 32 << 20  # of memory
 _LEAST_BYTES = 1 << 12  # of what is kept, an error among it
 _UNKNOWN_BYTES = 1 << 20  # where the process cannot measure
@@ -79,7 +78,7 @@ class Grammars:
         self._lock = threading.Lock()  # around what is kept, never for longer than a moment
         self._kept: OrderedDict[Source, _Kept] = OrderedDict()
         self._freed_bytes = 0  # since it was given back
-        self._children = Children(NUM_PROCESSES, _PROGRAM, self._greeting)
+        self._children = Children(_PROGRAM, self._greeting)
         self._building = threading.Lock()
         self._library: LLTokenizer | None = None
 

@@ -13,7 +13,6 @@ from ridgeline.text.child import Children
 
 _PROGRAM = Path(__file__).with_name("jinja_process.py")
 _MAX_RENDERING_S = 2.0
-NUM_PROCESSES = 3
 
 
 class Renderer:
@@ -21,7 +20,7 @@ class Renderer:
 
     def __init__(self, source: str) -> None:
         """Prepare to render ``source``, in jinja2 as Hugging Face's templates are written."""
-        self._children = Children(NUM_PROCESSES, _PROGRAM, lambda: source)
+        self._children = Children(_PROGRAM, lambda: source)
 
     def start(self) -> None:
         """Start the process now, so that the first rendering need not wait for it."""

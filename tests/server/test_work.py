@@ -1,0 +1,182 @@
+"""Turns between keys: who is next, who may begin, who leaves; work stands still where a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.turns import CALLER, Turns
+
+
+class Bench:
+    """Work of several keys; each piece stands still until it is let go.
+
+    Attributes:
+        begun: the pieces that were begun, in order.
+    """
+
+    def __init__(self, num_threads: int, most_waiting: int = 100) -> None:
+        self.turns = Turns(num_threads, "test", most_waiting)
+        self.begun: list[str] = []
+        self.used_s: dict[str, float] = {}
+        self._go: dict[str, threading.Event] = {}
+        self._tasks: dict[str, asyncio.Task[str]] = {}
+
+    async def ask(self, *names: str) -> None:
+        """Ask for pieces of work; the first letter of each is its key."""
+        for name in names:
+            self._go[name] = threading.Event()
+            self._tasks[name] = asyncio.create_task(self._run(name))
+            await asyncio.sleep(0)
+
+    async def end(self, name: str, used_s: float = 0.0) -> str:
+        """Let a piece end, as if it had taken so long, and return what it returned."""
+        self.turns._used_s[name[0]] += used_s
+        self._go[name].set()
+        return await self._tasks[name]
+
+    async def leave(self, name: str) -> None:
+        """Have who asked for a piece leave."""
+        self._tasks[name].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self._tasks[name]
+
+    async def now(self, *names: str) -> None:
+        """Check that just these have begun, in this order."""
+        while len(self.begun) < len(names):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert self.begun == list(names)
+
+    async def _run(self, name: str) -> str:
+        CALLER.set(name[0])
+
+        def work() -> str:
+            self.begun.append(name)
+            assert self._go[name].wait(20)
+            return name.upper()
+
+        return await self.turns.run(work)
+
+
+def on_a_bench(
+    num_threads: int, **options: Any
+) -> Callable[[Callable[[Bench], Awaitable[None]]], Callable[[], None]]:
+    def wrap(test: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
+        async def run() -> None:
+            bench = Bench(num_threads, **options)
+            try:
+                await test(bench)
+            finally:
+                for go in bench._go.values():
+                    go.set()
+                await asyncio.gather(*bench._tasks.values(), return_exceptions=True)
+                bench.turns.close()
+            assert not bench.turns._num_running.total()
+            assert not any(bench.turns._waiting.values())
+
+        def test_itself() -> None:
+            asyncio.run(run())
+
+        return test_itself
+
+    return wrap
+
+
+@on_a_bench(3)
+async def test_a_key_leaves_one_thread_to_others(bench: Bench) -> None:
+    await bench.ask("a1", "a2", "a3", "a4")
+    await bench.now("a1", "a2")
+    await bench.ask("b1", "b2")
+    await bench.now("a1", "a2", "b1")
+    assert await bench.end("b1") == "B1"
+    await bench.now("a1", "a2", "b1", "b2")
+
+
+@on_a_bench(2)
+async def test_work_of_one_key_is_done_in_order_and_no_thread_rests(bench: Bench) -> None:
+    await bench.ask("a1", "a2", "a3")
+    for i in (1, 2, 3):
+        await bench.now(*[f"a{j}" for j in range(1, i + 1)])
+        await bench.end(f"a{i}")
+
+
+@on_a_bench(2)
+async def test_whom_least_was_done_for_is_next(bench: Bench) -> None:
+    await bench.ask("a1", "b1", "a2", "b2", "c1")
+    await bench.now("a1", "b1")
+    await bench.end("b1", used_s=5)  # a has a thread still: c, who had nothing, is next
+    await bench.now("a1", "b1", "c1")
+    await bench.end("a1", used_s=9)
+    await bench.now("a1", "b1", "c1", "b2")
+    await bench.end("c1")
+    await bench.now("a1", "b1", "c1", "b2", "a2")
+
+
+@on_a_bench(2)
+async def test_nobody_saves_up_turns_while_away(bench: Bench) -> None:
+    await bench.ask("a1", "b1")
+    await bench.end("a1", used_s=50)
+    await bench.end("b1", used_s=60)
+    await bench.ask("a2", "c1", "c2", "a3", "b2")  # c comes to a server that worked an hour
+    await bench.now("a1", "b1", "a2", "c1")
+    await bench.end("c1", used_s=20)
+    await bench.now("a1", "b1", "a2", "c1", "b2")  # 60, where c has 70 by now
+
+
+@on_a_bench(2)
+async def test_who_leaves_while_it_waits_takes_no_turn(bench: Bench) -> None:
+    await bench.ask("a1", "a2", "a3")
+    await bench.leave("a2")
+    await bench.end("a1")
+    await bench.now("a1", "a3")
+
+
+@on_a_bench(2)
+async def test_who_leaves_amid_its_work_keeps_the_thread_until_it_is_done(bench: Bench) -> None:
+    await bench.ask("a1", "a2")
+    await bench.now("a1")
+    await bench.leave("a1")
+    await bench.now("a1")
+    bench._go["a1"].set()
+    await bench.now("a1", "a2")
+
+
+@on_a_bench(2)
+async def test_a_turn_that_comes_as_its_owner_leaves_goes_to_the_next(bench: Bench) -> None:
+    turns = bench.turns
+    await turns._turn("a")
+    second, third = (asyncio.create_task(turns._turn("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    turns._leave("a", 0.0)
+    second.cancel()  # it has its turn, and does not know yet
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await third
+    turns._leave("a", 0.0)
+
+
+@on_a_bench(2, most_waiting=2)
+async def test_of_a_key_only_so_many_wait(bench: Bench) -> None:
+    await bench.ask("a1", "a2", "a3", "a4", "b1")
+    with pytest.raises(ApiError) as refused:
+        await bench._tasks["a4"]
+    assert (refused.value.status, refused.value.code) == (429, "server_is_overloaded")
+    assert refused.value.headers["retry-after"]
+    await bench.now("a1", "b1")
+
+
+@on_a_bench(2)
+async def test_what_work_raises_comes_to_who_asked_and_frees_the_thread(bench: Bench) -> None:
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="wrong"):
+            await bench.turns.run(fail)
+    assert await bench.turns.run(lambda: 7) == 7
