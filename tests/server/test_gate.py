@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from ridgeline.core.step import Step
 from ridgeline.server.replies import OpenAiShape
+from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, eventually, serving
 
 GO_ON = {"prompt": "hello", "max_tokens": 3}
@@ -214,6 +216,28 @@ def test_requests_per_minute_are_counted_for_each_key(model: Path) -> None:
         assert served.call(COMPLETE, GO_ON, **bearer("b"))[0] == 200
         with pytest.raises(openai.RateLimitError):
             served.client("a").completions.create(model="tiny", **GO_ON)
+
+
+def test_every_post_counts_whatever_becomes_of_it_and_looking_does_not(model: Path) -> None:
+    asked: list[tuple[str, Any, int]] = [
+        (COMPLETE, b"{", 400),
+        (COMPLETE, {"prompt": [40] * 500}, 400),
+        ("/tokenize", {"prompt": "x"}, 200),
+        ("/detokenize", {"tokens": [40]}, 200),
+        ("/v1/embeddings", {"input": ""}, 400),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": HELLO}, 200),
+        ("/v1/plan", {"model": {}}, 400),
+        ("/v1/nothing", {}, 404),
+    ]
+    with serving(model, api_key=["a"], max_requests_per_minute=len(asked)) as served:
+        for left, (path, body, expected) in zip(range(len(asked))[::-1], asked, strict=True):
+            for look in ("/v1/models", "/metrics", "/v1/memory", "/nothing"):
+                assert served.call(look, **bearer("a"))[0] in (200, 404)
+            status, _, headers = served.call(path, body, **bearer("a"))
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (expected, str(left))
+        for path, _, _ in asked:
+            status, _, headers = served.call(path, {}, **bearer("a"))
+            assert (status, headers["x-ratelimit-limit-requests"]) == (429, str(len(asked)))
 
 
 def test_tokens_per_minute_count_prompt_and_answer(model: Path) -> None:

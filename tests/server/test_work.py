@@ -1,4 +1,4 @@
-"""Turns between keys: who is next, who may begin, who leaves; work stands still where a test says."""
+"""Turns between keys: who is next, who may begin, who leaves."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from ridgeline.router.app import Router, new_app
 from ridgeline.router.catalogue import Catalogue
 from ridgeline.router.pool import Pool, as_variables
 from ridgeline.server.keys import Keys
+from ridgeline.server.limits import Limits
 from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.options import ServeOptions
@@ -47,7 +48,7 @@ class Running:
         self.router = Router(catalogue, self.pool)
         app = new_app(self.router)
         self.server = WebServer(
-            app, app.routes, options, keys, log.line, lambda path, method, status: None
+            app, app.routes, options, keys, Limits(), log.line, lambda path, method, status: None
         )
         self._end: asyncio.Task[None] | None = None
 

@@ -13,7 +13,9 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError, body_at
 from ridgeline.server.keys import ANYONE, Keys
+from ridgeline.server.limits import Limits
 from ridgeline.server.static import FILES
 from ridgeline.server.turns import CALLER
 
@@ -42,6 +45,7 @@ class Gate:
         keys: Keys,
         hosts: Collection[str] | None,
         origins: Collection[str],
+        limits: Limits,
         max_body_bytes: int,
         root_path: str,
         routes: Sequence[BaseRoute],
@@ -55,6 +59,7 @@ class Gate:
             keys: the keys that open the server.
             hosts: names that a Host header may have, perhaps as ``*.example.org``; None allows any.
             origins: web origins that may call besides our own pages; "*" is any.
+            limits: what each key may send; every POST counts, whatever becomes of it.
             max_body_bytes: longest body.
             root_path: what a proxy may leave before each path.
             routes: those of ``app``; requests for other paths are counted as one.
@@ -73,6 +78,7 @@ class Gate:
                 expose_headers=["*"],
                 allow_private_network=True,
             )
+        self._limits = limits
         self._max_body_bytes, self._root_path = max_body_bytes, root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
         self._log, self._count = log, count
@@ -95,7 +101,9 @@ class Gate:
                 return
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *extra]
+                left = scope["state"].get("left", dict)()
+                told = [(name.encode(), value.encode()) for name, value in left.items()]
+                message["headers"] = [*message.get("headers", ()), *extra, *told]
             elif is_head:  # some bodies have no end
                 message, is_over = {"type": "http.response.body"}, True
             await send(message)
@@ -153,12 +161,20 @@ class Gate:
             scope["state"]["tenant"] = tenant = self._tenant(scope, headers)
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-            await self._app(asked, await self._bounded(scope, headers, receive), send)
+            with self._counted(tenant, scope):
+                await self._app(asked, await self._bounded(scope, headers, receive), send)
         except ApiError as error:
             scope["state"]["note"].setdefault("error", str(error))
             if error.status != 499:
                 request_id = scope["state"]["request_id"]
                 await refuse(send, error, body_at(scope["path"], error, request_id))
+
+    def _counted(self, tenant: str, scope: Scope) -> AbstractContextManager[None]:
+        """Count a request if it asks for something; its answer says what is left."""
+        if scope["method"] != "POST":
+            return nullcontext()
+        scope["state"]["left"] = partial(self._limits.headers, tenant)
+        return self._limits.counted(tenant)
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Return the label of the caller's key; raises ApiError 401."""

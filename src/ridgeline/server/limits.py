@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ridgeline.server.errors import ApiError
@@ -45,9 +46,9 @@ class Limits:
 
     def __init__(
         self,
-        max_requests_per_minute: int | None,
-        max_tokens_per_minute: int | None,
-        max_concurrent_requests: int | None,
+        max_requests_per_minute: int | None = None,
+        max_tokens_per_minute: int | None = None,
+        max_concurrent_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Limit each key; None means no limit."""
@@ -62,45 +63,45 @@ class Limits:
             self._accounts[label] = _Account(buckets[0] or None, buckets[1] or None)
         return self._accounts[label]
 
-    def enter(self, label: str, num_prompt_tokens: int) -> dict[str, str]:
-        """Count a request in; return the headers that tell what is left.
+    @contextmanager
+    def counted(self, label: str) -> Iterator[None]:
+        """Count a request, whatever becomes of it, and as running until the block ends.
 
-        Raises ApiError 429, and then nothing was counted. ``leave`` must follow.
+        Raises ApiError 429, and then nothing was counted.
         """
         account = self._account(label)
         if self._max_running is not None and account.num_running >= self._max_running:
-            reason = f"{account.num_running} requests of this key run already"
-            raise self._refusal(account, reason, 1.0)
-        if account.requests and account.requests.left() < 1:
-            reason = f"this key may send {account.requests.per_minute} requests per minute"
-            raise self._refusal(account, reason, account.requests.wait_s(1))
-        if account.tokens:
-            need = min(num_prompt_tokens, account.tokens.per_minute)
-            if account.tokens.left() < need:
-                reason = f"this key may use {account.tokens.per_minute} tokens per minute"
-                raise self._refusal(account, reason, account.tokens.wait_s(need))
-            account.tokens.take(num_prompt_tokens)
+            raise _refusal(f"{account.num_running} requests of this key run already", 1.0)
         if account.requests:
+            if account.requests.left() < 1:
+                reason = f"this key may send {account.requests.per_minute} requests per minute"
+                raise _refusal(reason, account.requests.wait_s(1))
             account.requests.take(1)
         account.num_running += 1
-        return self._headers(account)
+        try:
+            yield
+        finally:
+            account.num_running -= 1
 
-    def leave(self, label: str, num_generated_tokens: int) -> None:
-        """Count a request out, and what it generated."""
-        account = self._account(label)
-        account.num_running -= 1
-        if account.tokens:
-            account.tokens.take(num_generated_tokens)
+    def take(self, label: str, num_prompt_tokens: int) -> None:
+        """Count the tokens of prompts. Raises ApiError 429, and then nothing was counted."""
+        tokens = self._account(label).tokens
+        if tokens:
+            need = min(num_prompt_tokens, tokens.per_minute)
+            if tokens.left() < need:
+                reason = f"this key may use {tokens.per_minute} tokens per minute"
+                raise _refusal(reason, tokens.wait_s(need))
+            tokens.take(num_prompt_tokens)
 
-    def _refusal(self, account: _Account, reason: str, wait_s: float) -> ApiError:
-        seconds = max(1, math.ceil(wait_s))
-        headers = {**self._headers(account), "retry-after": str(seconds)}
-        message = f"{reason}: try again in {seconds} s"
-        return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    def charge(self, label: str, num_tokens: int) -> None:
+        """Count tokens that were generated, however many."""
+        tokens = self._account(label).tokens
+        if tokens:
+            tokens.take(num_tokens)
 
-    @staticmethod
-    def _headers(account: _Account) -> dict[str, str]:
-        headers = {}
+    def headers(self, label: str) -> dict[str, str]:
+        """Return the headers that tell what is left."""
+        account, headers = self._account(label), dict[str, str]()
         for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
             if bucket:
                 headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
@@ -108,3 +109,10 @@ class Limits:
                 wait_s = bucket.wait_s(bucket.per_minute)
                 headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(wait_s)}s"
         return headers
+
+
+def _refusal(reason: str, wait_s: float) -> ApiError:
+    seconds = max(1, math.ceil(wait_s))
+    message = f"{reason}: try again in {seconds} s"
+    headers = {"retry-after": str(seconds)}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)

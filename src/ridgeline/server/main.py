@@ -84,7 +84,13 @@ class Running:
         )
         self.app = new_app(self.service)
         self.server = WebServer(
-            self.app, self.app.routes, options, keys, write, self.metrics.count_http
+            self.app,
+            self.app.routes,
+            options,
+            keys,
+            self.service.limits,
+            write,
+            self.metrics.count_http,
         )
         self._drain: asyncio.Task[None] | None = None
 

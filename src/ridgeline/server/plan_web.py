@@ -16,6 +16,7 @@ from ridgeline.planner.subject import Subject
 from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Keys
+from ridgeline.server.limits import Limits
 from ridgeline.server.listening import bind, unbound
 from ridgeline.server.logs import LogWriter, standard_error
 from ridgeline.server.options import ServeOptions
@@ -57,7 +58,13 @@ async def _serve(
     app: FastAPI, listener: socket.socket, options: ServeOptions, log: LogWriter
 ) -> None:
     server = WebServer(
-        app, app.routes, options, Keys((), None), log.line, lambda path, method, status: None
+        app,
+        app.routes,
+        options,
+        Keys((), None),
+        Limits(),
+        log.line,
+        lambda path, method, status: None,
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

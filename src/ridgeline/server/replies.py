@@ -166,14 +166,13 @@ class Reply(Response):
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self.renamed: Callable[[ApiError], ApiError] = lambda error: error  # to its API's names
-        self._extra: dict[str, str] = {}
         self._has_begun = False
         self._is_streamed = bool(getattr(body, "stream", False))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for a failure before the answer has begun."""
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
-        self._extra = self._limits.enter(tenant, sum(map(len, self._stream.prompts)))
+        self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
             if self._promising is not None:
@@ -194,7 +193,7 @@ class Reply(Response):
         finally:
             watcher.cancel()
             self._bridge.abandon(self._stream, ClientGone())
-            self._limits.leave(tenant, self._answers.num_tokens)
+            self._limits.charge(tenant, self._answers.num_tokens)
             self._note_lengths(tenant, self._answers.records)
             self._finish_note()
 
@@ -244,7 +243,7 @@ class Reply(Response):
         async with asyncio.timeout(self._stall_timeout_s):
             if not self._has_begun:
                 self._has_begun = True
-                pairs = [(k.encode(), v.encode()) for k, v in (headers | self._extra).items()]
+                pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
                 pairs += self.raw_headers
                 if not more_body:
                     pairs.append((b"content-length", str(len(data)).encode()))

@@ -21,6 +21,7 @@ from ridgeline.machine import max_open_files
 from ridgeline.server.gate import Gate
 from ridgeline.server.http_limits import BoundedProtocol
 from ridgeline.server.keys import Keys
+from ridgeline.server.limits import Limits
 from ridgeline.server.listening import certificate_settings
 from ridgeline.server.logs import log_line
 from ridgeline.server.options import ServeOptions
@@ -47,12 +48,14 @@ class WebServer(uvicorn.Server):
         routes: Sequence[BaseRoute],
         options: ServeOptions,
         keys: Keys,
+        limits: Limits,
         write: Callable[[str], object],
         count: Callable[[str, str, int], None],
     ) -> None:
         """Put the gate before ``app``, which has ``routes``.
 
-        ``write`` takes the lines of the log, ``count`` path, method and status of each request.
+        ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
+        method and status of each request.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
@@ -62,6 +65,7 @@ class WebServer(uvicorn.Server):
             hosts=_hosts(options),
             root_path=options.root_path,
             origins=options.cors_origin or (),
+            limits=limits,
             max_body_bytes=options.max_body_bytes,
             routes=routes,
             log=self._log_request,
