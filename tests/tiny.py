@@ -295,6 +295,9 @@ ENCODERS = {
         PLAIN, windows=(5, None), causal=False, pooling="cls", **_HEADLESS
     ),
 }
+ENCODERS["encoder with biases by distance"] = changed(
+    ENCODERS["encoder"], num_kv_heads=PLAIN.layers[0].mixer.num_heads, bias_buckets=32
+)
 _BARE = changed(PLAIN, windows=(None, 5, 5), causal=False, norm="layer", **_HEADLESS)
 ENCODERS["encoder with a bare first layer"] = replace(
     _BARE, layers=(replace(_BARE.layers[0], norms="before mlp"), *_BARE.layers[1:])
@@ -410,6 +413,14 @@ def _capped(x: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
     return cap * np.tanh(x / cap) if cap else x
 
 
+def _bucket(ahead: int) -> int:
+    """The bucket, of 32, of a key that many tokens ahead."""
+    far = abs(ahead)
+    if far >= 8:
+        far = min(15, 8 + int(math.log(far / 8) / math.log(128 / 8) * 8 + 1e-9))
+    return far + 16 * (ahead > 0)
+
+
 def _attention(
     arch: ModelArch,
     layer: dict[str, NDArray[np.float64]],
@@ -453,6 +464,9 @@ def _attention(
             scores = _capped(scores, mixer.softcap)
             if mixer.slopes:
                 scores = scores - mixer.slopes[head] * (position - np.arange(len(x))[seen])
+            if mixer.bias_buckets:
+                ahead = np.arange(len(x))[seen] - position
+                scores = scores + [layer["relative_bias"][_bucket(int(d)), head] for d in ahead]
             weights = np.exp(scores)
             lost = np.exp(layer["sinks"][head]) if mixer.sinks else 0.0
             out[position, head] = weights @ v[seen, kv_head] / (weights.sum() + lost)

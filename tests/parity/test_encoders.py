@@ -232,6 +232,16 @@ GGUF_NAMES = {
 }
 
 
+GGUF_NAMES |= {
+    "attention.q_lin": "attn_q",
+    "attention.k_lin": "attn_k",
+    "attention.v_lin": "attn_v",
+    "attention.out_lin": "attn_output",
+    "sa_layer_norm": "attn_output_norm",
+    "ffn.lin1": "ffn_up",
+    "ffn.lin2": "ffn_down",
+    "output_layer_norm": "layer_output_norm",
+}
 NOMIC_NAMES = GGUF_NAMES | {
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "attn_output_norm",
@@ -249,9 +259,9 @@ def write_gguf(model: Any, path: Path, pooling_type: int, kind: str = "bert") ->
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", 0) or config.hidden_dim)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", 1e-12))
     writer.add_causal_attention(False)
     writer.add_uint32(f"{kind}.pooling_type", pooling_type)
     if kind == "nomic-bert":
@@ -265,7 +275,7 @@ def write_gguf(model: Any, path: Path, pooling_type: int, kind: str = "bert") ->
     words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *(f"\u2581w{i}" for i in range(4, 300))]
     writer.add_token_list(words)
     writer.add_token_types([3] * 4 + [1] * 296)
-    writer.add_token_type_count(config.type_vocab_size)
+    writer.add_token_type_count(getattr(config, "type_vocab_size", 1))
     for role, number in (("bos", 0), ("sep", 2), ("unk", 3), ("pad", 1)):
         getattr(writer, f"add_{role}_token_id")(number)
     for name, parameter in model.named_parameters():
@@ -273,7 +283,8 @@ def write_gguf(model: Any, path: Path, pooling_type: int, kind: str = "bert") ->
         if stem.startswith("pooler") or stem.endswith(("q_proj", "k_proj", "v_proj")):
             continue
         if "layer" in stem:
-            number, inner = stem.removeprefix("encoder.").split(".", 2)[1:]
+            of_layers = stem.removeprefix("encoder.").removeprefix("transformer.")
+            number, inner = of_layers.split(".", 2)[1:]
             out = f"blk.{number}.{NOMIC_NAMES[inner]}"
         else:
             out = GGUF_NAMES[stem]

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from ridgeline import LLM
-from tests.parity.test_encoders import POOLS, embedded, random_model, sizes, states_of
+from tests.parity.test_encoders import (
+    POOLS,
+    embedded,
+    random_model,
+    sizes,
+    states_of,
+    write_gguf,
+)
 from tests.parity.tiny import transformers
 
 _OF_KEYS = {"num_key_value_heads": 2, "head_dim": 16, "attn_implementation": "eager"}
@@ -61,6 +68,33 @@ ENCODERS: dict[str, Callable[[], Any]] = {
     "XLMRobertaForTokenClassification": lambda: transformers.XLMRobertaForTokenClassification(
         transformers.XLMRobertaConfig(**sizes(pad_token_id=1, type_vocab_size=1))
     ),
+    "MPNetForMaskedLM": lambda: transformers.MPNetForMaskedLM(
+        transformers.MPNetConfig(**sizes(max_position_embeddings=302))
+    ),
+    "DistilBertForMaskedLM": lambda: transformers.DistilBertForMaskedLM(
+        transformers.DistilBertConfig(
+            vocab_size=300,
+            dim=64,
+            n_layers=3,
+            n_heads=4,
+            hidden_dim=96,
+            max_position_embeddings=302,
+        )
+    ),
+    "MPNetModel": lambda: transformers.MPNetModel(
+        transformers.MPNetConfig(**sizes(max_position_embeddings=302))
+    ),
+    "DistilBertModel": lambda: transformers.DistilBertModel(
+        transformers.DistilBertConfig(
+            vocab_size=300,
+            dim=64,
+            n_layers=3,
+            n_heads=4,
+            hidden_dim=96,
+            max_position_embeddings=302,
+            activation="relu",
+        )
+    ),
     "ModernBertForMaskedLM": lambda: transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             **sizes(pad_token_id=0, cls_token_id=1, sep_token_id=2, attn_implementation="eager")
@@ -69,11 +103,28 @@ ENCODERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_vectors_of_encoders_with_another_head(tmp_path: Path, name: str) -> None:
+def test_vectors_of_encoders(tmp_path: Path, name: str, backend: str) -> None:
+    """With another head than is used, or none; some with texts longer than near distances."""
     model = random_model(name, tmp_path / "m", "mean", normalises=True, kinds=ENCODERS)
-    ids = [[int(i) for i in np.random.default_rng(n).integers(3, 300, n)] for n in (1, 60)]
-    with LLM(tmp_path / "m", backend="reference", kv_cache_memory="8MiB") as llm:
+    longest = 300 if "MPNet" in name or "Distil" in name else 60
+    ids = [[int(i) for i in np.random.default_rng(n).integers(3, 300, n)] for n in (1, 60, longest)]
+    f32 = {"dtype": "f32", "kv_cache_dtype": "f32"} if backend == "cpu" else {}
+    with LLM(tmp_path / "m", backend=backend, kv_cache_memory="8MiB", **f32) as llm:
         for row, found in zip(ids, embedded(llm, ids), strict=True):
             wanted = POOLS["mean"](states_of(model.base_model, row)).double()
+            assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4
+
+
+def test_distilbert_from_gguf(tmp_path: Path) -> None:
+    whole = random_model(
+        "DistilBertForMaskedLM", tmp_path / "m", "mean", normalises=True, kinds=ENCODERS
+    )
+    model = whole.distilbert
+    path = write_gguf(model, tmp_path / "m.gguf", 1)
+    with LLM(path, backend="reference", kv_cache_memory="8MiB") as llm:
+        ids = [[0, *range(4, 4 + n), 2] for n in (1, 60)]
+        for row, found in zip(ids, embedded(llm, ids), strict=True):
+            wanted = POOLS["mean"](states_of(model, row)).double()
             assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4

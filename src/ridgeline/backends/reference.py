@@ -45,6 +45,7 @@ from ridgeline.backends.reference_parts import (
 from ridgeline.backends.reference_recurrent import mix
 from ridgeline.backends.reference_states import RecurrentStates
 from ridgeline.backends.reference_tiles import POSITIONS, SCORES, Tiles, tiled
+from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.results import PROMPT_ROWS, Answer, Ask, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.backends.vectors import behind_pooling, pooled, segments
@@ -96,6 +97,7 @@ class ReferenceRunner:
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
         }
+        self._biases = [biases_by_distance(one, max_model_len) for one in self._relative_bias]
         self._query_scales = {
             rope: query_scales(rope, max_model_len) for rope in self._ropes if rope.query_growth
         }
@@ -163,7 +165,9 @@ class ReferenceRunner:
             "weights.attention": held(a for layer in arrays for a in layer["attention"]),
             "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
             "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
-            "weights.rope": held(table for both in self._ropes.values() for table in both),
+            "weights.rope": held(
+                [*(table for both in self._ropes.values() for table in both), *self._biases]
+            ),
             "kv_cache": held([self.cache.blocks]),
             "states": held([self._states.array]),
             "recurrent_states": held(self._recurrent.arrays()),
@@ -342,6 +346,9 @@ class ReferenceRunner:
         if mixer.slopes:
             slopes = np.array(mixer.slopes, np.float32).reshape(K, H // K, 1, 1)
             by_token -= slopes * group.distance_BNL(by_token.shape[-1])[:, None, None]
+        if mixer.bias_buckets:
+            by_distance = group.biases_BHNL(self._biases[0], by_token.shape[-1])
+            by_token += by_distance.reshape(by_token.shape)
         mask_BNL = group.mask_BNL(self.block_size, mixer)
         np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
         softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
@@ -380,6 +387,8 @@ class ReferenceRunner:
         if arch.embed_norm:
             self._embed_norm = Norm(get("embedding_norm"), get("embedding_norm_bias"))
         self._positions = [get("positions")] if arch.position_rows else []
+        has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
+        self._relative_bias = [get("relative_bias")] if has_biases else []
         self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")

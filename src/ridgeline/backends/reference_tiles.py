@@ -52,6 +52,13 @@ class Tiles:
         distance = self.positions_BN[:, :, None] - np.arange(num_keys)
         return distance.astype(np.float32)
 
+    def biases_BHNL(self, biases: NDArray[np.float32], num_keys: int) -> NDArray[np.float32]:
+        """Return what heads add to scores; see ``relative_bias``. Beyond the longest text: any."""
+        half = biases.shape[1] // 2
+        distance = np.arange(num_keys) - self.positions_BN[:, :, None]
+        found: NDArray[np.float32] = biases[:, np.clip(distance, -half, half - 1) + half]
+        return found.swapaxes(0, 1)
+
 
 def tiled(
     items: tuple[Work, ...], tables: Sequence[tuple[int, ...]], block_size: int, is_causal: bool

@@ -69,6 +69,8 @@ def _specials(family: Family) -> Iterator[str]:
         yield "heads by layer"
     if "layer.input_size" in family.facts:
         yield "an input per layer"
+    if "mixer.bias_buckets" in family.facts:
+        yield "scores with learnt biases by distance"
     if "mixer.slopes" in family.facts:
         yield "scores that lose by distance (ALiBi)"
     elif family.ropes or family.heads_by_layer:

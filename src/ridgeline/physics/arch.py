@@ -47,6 +47,8 @@ class Attention:
         v_is_k: values are the products for keys, before these are normed and turned.
         slopes: of each query head; a score loses the head's slope times the distance of the two
             tokens (ALiBi; Press et al., 2022). Empty: nothing.
+        bias_buckets: scores gain a learnt number of each head, by the distance of key and query in
+            this many buckets; the numbers serve all layers (T5; Raffel et al., 2020). 0: nothing.
         latent: keys and values of all heads are made of one vector of a token, which alone is kept;
             ``num_kv_heads`` is 1, and ``head_dim`` that of a query before it is absorbed.
     """
@@ -72,6 +74,7 @@ class Attention:
     v_is_k: bool = False
     latent: Latent | None = None
     slopes: tuple[float, ...] = ()
+    bias_buckets: int = 0
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -467,6 +470,9 @@ class ModelArch:
             shapes["inputs"] = (self.vocab_size, channels)
             shapes["inputs_proj"] = (channels, self.hidden_size)
             shapes["inputs_norm"] = (self.input_size,)
+        for mixer in self.attentions[:1]:
+            if mixer.bias_buckets:
+                shapes["relative_bias"] = (mixer.bias_buckets, mixer.num_heads)
         for i, layer in enumerate(self.layers):
             of_layer = layer.shapes(self.hidden_size, norm_bias=self.norm_bias)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in of_layer.items()}

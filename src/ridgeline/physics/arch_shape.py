@@ -43,6 +43,10 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
     if of_inputs:
         before += layer_inputs(hidden, arch.vocab_size, of_inputs)
         before += (vector("per_layer_projection_norm", "norms", arch.input_size),)
+    for mixer in arch.attentions[:1]:
+        if mixer.bias_buckets:
+            numbers = mixer.bias_buckets * mixer.num_heads
+            before += (vector("relative_attention_bias", "attention", numbers),)
     heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     return Shape(
         name, hidden, arch.vocab_size, arch.max_position, *heads[0],

@@ -201,7 +201,7 @@ class Attention:
                 run(
                     "softmax", scores[row:], scores.strides[0], low, high, blocks, walk[0], stride,
                     walk[2], planes[row:], scales[row:], self.text.sinks[kv_head * heads.group :],
-                    kv_head,
+                    0, kv_head,
                 )  # fmt: skip
             weights = planes if heads.is_quantised else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]

@@ -100,6 +100,9 @@ class Buffers:
             non_finite=address(self.non_finite),
             rope_by_pair=address(weights.rope_by_pair),
             rope_by_pair_stride=weights.rope_by_pair.strides[1],
+            relative_bias=address(weights.relative_bias)
+            + weights.relative_bias.shape[1] // 2 * weights.relative_bias.itemsize,
+            relative_bias_stride=weights.relative_bias.strides[0],
             scores_stride=stride,
             local_stride=scratch["local_memory"][0].nbytes,
             final_norm=address(weights.final_norm),

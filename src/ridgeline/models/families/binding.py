@@ -28,7 +28,8 @@ def bind(
 ) -> dict[str, Tensor]:
     """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
     shapes = arch.matrix_shapes()
-    if "types" in family.outer:
+    has_one_type = facts.values.get("tokenizer.ggml.token_type_count") == 1  # so of DistilBERT
+    if "types" in family.outer and (family.outer["types"] in raw or not has_one_type):
         raw = _with_types(facts, raw, family)
     if "embed_norm" in family.outer:
         raw = _with_normed_rows(facts, arch, raw, family)

@@ -86,6 +86,7 @@ _GGUF_LAYER = {
     "down": "ffn_down.weight",
     "down_bias": "ffn_down.bias",
 }
+_KINDS = (("", "weight"), ("_bias", "bias"))
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # for a task that is no vector
 FAMILIES: dict[str, Family] = {}
 FAMILIES["BertModel"] = Family(
@@ -106,6 +107,53 @@ FAMILIES["XLMRobertaModel"] = replace(
     facts=_ENCODER | {"position_offset": const(2)},  # behind that of the padding
     must={**FAMILIES["BertModel"].must, "pad_token_id": 1},
 )
+_OWN_POSITIONS = {name: value for name, value in _BERT_OUTER.items() if name != "types"}
+# Scores gain learnt numbers by distance beside learnt positions (Song et al., 2020).
+FAMILIES["MPNetModel"] = replace(
+    FAMILIES["XLMRobertaModel"],
+    outer=_OWN_POSITIONS | {"relative_bias": "encoder.relative_attention_bias.weight"},
+    layer=_BERT_LAYER
+    | {f"{name}{bias}": f"attention.attn.{name}.{kind}" for name in "qkvo" for bias, kind in _KINDS}
+    | {f"mlp_norm{bias}": f"attention.LayerNorm.{kind}" for bias, kind in _KINDS},
+    facts={
+        **FAMILIES["XLMRobertaModel"].facts,
+        "mixer.bias_buckets": integer("relative_attention_num_buckets", default=32),
+    },
+    must={"relative_attention_num_buckets": 32, "pad_token_id": 1},
+)
+# Half of BERT's layers, and one type of tokens (Sanh et al., 2019).
+FAMILIES["DistilBertModel"] = Family(
+    _OWN_POSITIONS
+    | {f"norm{bias}": f"transformer.layer.{{}}.output_layer_norm.{kind}" for bias, kind in _KINDS},
+    {
+        f"{name}{bias}": f"{in_file}.{kind}"
+        for name, in_file in (
+            *((name, f"attention.{name}_lin") for name in "qkv"),
+            ("o", "attention.out_lin"),
+            ("attn_norm", "../output_layer_norm"),
+            ("mlp_norm", "sa_layer_norm"),
+            ("up", "ffn.lin1"),
+            ("down", "ffn.lin2"),
+        )
+        for bias, kind in _KINDS
+    },
+    "transformer.layer.{}.",
+    _ENCODER
+    | {
+        "norm_eps": const(1e-12),
+        "ffn.activation": choice("activation", among=_ACTIVATIONS, default="gelu"),
+    },
+    ropes={"full": "none"},
+    aliases={
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    # Of training; and that positions began as sines, which the file has as numbers.
+    unused=("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
+            "tie_word_embeddings", "output_past"),
+)  # fmt: skip
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _CLASSIFIER = {

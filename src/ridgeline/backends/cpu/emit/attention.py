@@ -98,7 +98,7 @@ SOFTMAX = Kernel(
     "softmax",
     (
         "scores", "score_stride", "low", "high", "count", "records", "stride", "table",
-        "planes", "scales", "sinks", "kv_head",
+        "planes", "scales", "sinks", "biases", "kv_head",
     ),
 )  # fmt: skip
 _BYTES, _WORDS = vec(I8, 64), vec(I32, 16)
@@ -327,13 +327,11 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
     bytes: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
     are; else, and of latents, as floats in place. ``scales`` receive what the weighted sums must be
-    multiplied by.
+    multiplied by. ``biases`` are what scores of this row gain by distance, if they do.
     """
     fn = SOFTMAX.of(number).begin(module)
-    (
-        scores, score_stride, low, high, count, records, stride, table, planes, scales, sinks,
-        kv_head,
-    ) = fn.args  # fmt: skip
+    scores, score_stride, low, high, count, records, stride, table, *others = fn.args
+    planes, scales, sinks, biases, kv_head = others
     lanes = fn.lanes(I32, list(range(16)))
     low_v, high_v = low.signed(I32).splat(16), high.signed(I32).splat(16)
     first_whole = fn.lower((low + TOKENS - 1) // TOKENS, count)
@@ -362,13 +360,15 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
         slopes = _slopes(fn, heads, kv_head, group)
         for block, visible in blocks():
             for row, top, slope in zip(rows, tops, slopes, strict=True):
-                score = fn.load(row + block * 64, FLOATS, 4)
+                score = product = fn.load(row + block * 64, FLOATS, 4)
                 if heads.softcap:
                     score = softcapped(score, heads.softcap)
                 if heads.slopes:
                     before = lanes + (block.signed(I32) * 16).splat(16) - high_v + 1
                     score = fma(before.signed(F32), slope, score)
-                if heads.softcap or heads.slopes:
+                if heads.has_biases:
+                    score = score + fn.load(biases + block * 64, FLOATS, 4)
+                if score is not product:
                     fn.store(score, row + block * 64, 4)
                 top.set(maximum(visible(score, _LOWEST), top.get()))
         if heads.sinks:

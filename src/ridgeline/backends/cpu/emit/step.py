@@ -150,10 +150,12 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
                 if not heads.causal:
                     high = fn.lower(length, at + reach) - start
+                of_head = args["relative_bias"] + kv_head * args["relative_bias_stride"]
                 of_heads(SOFTMAX).call(
                     fn, scores=out_scores + row * score_stride, score_stride=score_stride,
                     low=low, high=high, **walk, planes=planes + row * (score_stride >> 1),
-                    scales=scales + row * 4, sinks=sinks, kv_head=kv_head,
+                    scales=scales + row * 4, sinks=sinks, biases=of_head + (start - at) * 4,
+                    kv_head=kv_head,
                 )  # fmt: skip
             of_heads(weighted_values(queries)).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,

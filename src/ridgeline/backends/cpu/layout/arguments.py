@@ -8,7 +8,7 @@ ARGUMENTS = (
     "layers", "x", "queries", "cache", "records_stride",
     "tables", "table_stride", "positions", "sequences", "sequences_stride", "text_lengths",
     "non_finite", "items", "blocks", "block_bounds", "output_begins",
-    "rope_by_pair", "rope_by_pair_stride",
+    "rope_by_pair", "rope_by_pair_stride", "relative_bias", "relative_bias_stride",
     "local_memory", "local_stride", "scores_stride",
     "final_norm", "final_norm_bias", "head_bias",
     "head_tiles", "head_kind", "head_num_tiles", "head_num_records", "head_tile_bytes",

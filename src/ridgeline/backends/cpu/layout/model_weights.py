@@ -31,6 +31,7 @@ from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.results import PROMPT_ROWS
 from ridgeline.machine import available_bytes, give_back
 from ridgeline.models.tensors import Checkpoint
@@ -71,6 +72,7 @@ class Weights:
     distances: Floats
     ropes: list[Floats]  # of each kind of layer: see ``tables_of_ropes``
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
+    relative_bias: Floats  # [heads, distances]: see ``backends.relative_bias``; or empty
     inputs: Matrix | None  # what makes all layers' own inputs, and the weights of their norm
     inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
@@ -92,7 +94,7 @@ class Weights:
     def made(self) -> dict[str, list[NDArray[Any]]]:
         """Return what is made of that, and of the model's facts, at each start."""
         return {
-            "rope": [*self.ropes, self.rope_by_pair],
+            "rope": [*self.ropes, self.rope_by_pair, self.relative_bias],
             "derived": [self.layers, *self.biases],
         }
 
@@ -241,6 +243,8 @@ def _pack_all(
         stacked = _stacked(arch.num_layers, arch.input_size, sizes.inputs.size)
         yield "inputs_proj", matrix("inputs_proj", stacked)
         yield "inputs_norm", Packed("", vector("inputs_norm", sizes.inputs.size))
+    if "relative_bias" in checkpoint.tensors:
+        yield "relative_bias", Packed("", checkpoint.tensors["relative_bias"].to_f32())
     if arch.position_rows:
         yield "positions", _plain_rows(checkpoint, "positions", sizes)
     yield "embedding", Packed("", _embedding(checkpoint, sizes, dtype))
@@ -351,6 +355,9 @@ def _assemble(
     if split_heads:  # then there is one rope
         pairs, (cos, sin, _) = rotating_pairs(arch, arch.layers[0]), next(iter(tables.values()))
         by_pair = rope_by_pair(split_heads[0], cos[:, :pairs], sin[:, :pairs])
+    by_distance = np.zeros((1, 0), np.float32)
+    if "relative_bias" in arrays:
+        by_distance = biases_by_distance(arrays["relative_bias"].data, max_model_len)
     return Weights(
         layers=layers,
         embedding=arrays["embedding"].data,
@@ -363,6 +370,7 @@ def _assemble(
         distances=arrays["distances"].data if "proxy" in arrays else np.zeros(0, np.float32),
         ropes=[table for of_rope in tables.values() for table in of_rope],
         rope_by_pair=by_pair,
+        relative_bias=by_distance,
         inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
         inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
         biases=biases,

@@ -138,6 +138,7 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
         gated=attention.gated,
         out_scale=attention.out_scale,
         slopes=attention.slopes,
+        has_biases=attention.bias_buckets > 0,
         latent=latent,
     )
 
@@ -177,6 +178,8 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         or (isinstance(ffn, arch_parts.Mlp) and ffn.bias and ffn.out_scale != 1.0),
         "a bias before a norm behind": has_post_norm and (mixer.o_bias or ffn.bias),
         "slopes and sight of what follows": mixer.slopes and not mixer.causal,
+        "biases by distance, and heads that share keys": mixer.bias_buckets
+        and mixer.num_heads != mixer.num_kv_heads,
         "values that are keys with a bias": mixer.v_is_k and mixer.qkv_bias,
         "a norm over all heads but no keys": reads and mixer.qk_norm == "width",
         "another rope than the keys it reads": reads

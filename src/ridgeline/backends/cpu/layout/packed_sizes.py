@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
@@ -43,6 +45,8 @@ def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[s
             layer = sizes.layers[int(index)]
             group, size = _part_bytes(layer, part, tensor, dtype, norm_bias=sizes.norm_bias)
             by_part[group] += size
+        elif name == "relative_bias":
+            by_part["norms"] += math.prod(tensor.shape) * 4
         elif name in outer:
             by_part["norms"] += outer[name] * 4
     if arch.embed_norm:

@@ -52,6 +52,7 @@ class Heads:
     gated: bool = False  # what is attended to goes through gates
     out_scale: float = 1.0  # multiplies what is attended to
     slopes: tuple[float, ...] = ()  # of each head: see ``physics.arch.Attention``
+    has_biases: bool = False  # scores gain a number of the distance of two tokens
     latent: LatentHeads | None = None  # then each of ``num_kv_heads`` reads the same records
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
