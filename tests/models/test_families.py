@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families import GGUF_FAMILIES, arch_from_config, model_from_config
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    arch_from_config,
+    family_of,
+    model_from_config,
+)
 from ridgeline.models.families.layer_configs import layers_from_gguf
+from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.arch import Attention, Layer, ModelArch
 from tests.models.tiny import (
@@ -159,12 +166,21 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
     [
         (
             {"architectures": ["NobodysForCausalLM"]},
-            r"'NobodysForCausalLM'.*supported: Llama.*Qwen3",
+            r"'NobodysForCausalLM' is not supported; ridgeline models --families lists",
         ),
         ({"architectures": ["T5ForConditionalGeneration"]}, "encoder and a decoder.*Qwen3 run"),
         (
             {"architectures": ["NobodysForCausalLM"], "auto_map": {"AutoModel": "a.B"}},
-            r"its own code \(auto_map\) is never run; supported: Llama",
+            r"its own code \(auto_map\) is never run; ridgeline models",
+        ),
+        (
+            {"architectures": ["Qwen33ForCausalLM"]},
+            "not supported: of what runs 'Qwen3ForCausalLM' is nearest by name; ridgeline",
+        ),
+        ({"architectures": ["GPTJForCausalLM"]}, r"GPT-NeoX \(Pythia\).* and GPT-2 run; ridgeline"),
+        (
+            {"architectures": ["LlavaForConditionalGeneration"]},
+            "text half is the Llama.*, which runs",
         ),
         ({"architectures": None}, "architecture None"),
         ({"architectures": [["x"]]}, "architecture"),
@@ -358,7 +374,7 @@ def test_scores_of_gemma_27b_are_scaled_as_published(arch: str, num_layers: int)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"general.architecture": "nobodys"}, "'nobodys' is not supported; supported: llama, phi3"),
+        ({"general.architecture": "nobodys"}, "'nobodys' is not supported; ridgeline models"),
         ({"general.architecture": 3}, "general.architecture is 3"),
         ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"phi3.expert_count": 8, "general.architecture": "phi3"}, "phi3.expert_count"),
@@ -383,3 +399,20 @@ def test_what_a_gguf_file_must_not_say(changes: dict[str, Any], named: str) -> N
 def test_a_gguf_file_without_weights() -> None:
     with pytest.raises(ModelFileError, match=r"'token_embd.weight' is missing"):
         from_gguf({}, {})
+
+
+def test_advice_speaks_of_what_does_not_run_in_one_line() -> None:
+    known = {name for name in (*HF_FAMILIES, *GGUF_FAMILIES) if " " not in name}
+    assert not known & NEAREST.keys()
+    for name, words in NEAREST.items():
+        assert family_of({"architectures": [name]}) is None
+        assert len(words) < 100
+        with pytest.raises(ModelFileError) as caught:
+            model_from_config({"architectures": [name]}, {}, "model")
+        assert str(caught.value).count("\n") == 0
+
+
+def test_a_long_name_makes_no_long_message() -> None:
+    with pytest.raises(ModelFileError) as caught:
+        model_from_config({"architectures": ["x" * 100_000]}, {}, "model")
+    assert len(str(caught.value)) < 300

@@ -47,7 +47,7 @@ from ridgeline.models.families.layer_configs import (
     layers_from_gguf,
     num_guessing_layers,
 )
-from ridgeline.models.families.nearest import NEAREST
+from ridgeline.models.families.nearest import advice
 from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
 from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
 from ridgeline.models.families.phimoe import FAMILIES as _PHIMOE
@@ -172,16 +172,17 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
 def _refuse_unknown(
     facts: Facts, name: Any, families: Mapping[str, Family], *, own_code: bool = False
 ) -> NoReturn:
-    """Raise ModelFileError: say what runs in its place, or all that runs.
+    """Raise ModelFileError: say what runs in its place, and where all that runs is listed.
 
     ``own_code`` says that the model brings code, which is never run.
     """
-    problem = f"architecture {name!r} is not supported"
+    problem = f"architecture {repr(name)[:80]} is not supported"
     if own_code:
         problem += ", and its own code (auto_map) is never run"
-    if type(name) is str and name in NEAREST:
-        facts.fail(f"{problem}: {NEAREST[name]} (all: ridgeline models --families)")
-    facts.fail(f"{problem}; supported: {', '.join(key for key in families if ' ' not in key)}")
+    known = (key for key in families if " " not in key)
+    if type(name) is str and (words := advice(name, known)):
+        problem += f": {words}"
+    facts.fail(f"{problem}; ridgeline models --families lists what runs")
 
 
 def architecture(values: Mapping[str, Any]) -> Any:
