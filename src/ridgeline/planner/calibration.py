@@ -41,6 +41,7 @@ _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 ONE_STREAM = Features(1, 1, 1, 128, 128)  # a step of one answer, of some length
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
 _LAST_S = 1e11  # seconds since 1970; a date has four digits for its year
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e3  # of a step; of one thing more in it
 _SLOWEST = 1e6  # a machine that stood still for hours
 
 
@@ -178,9 +179,14 @@ def _check(calibration: Calibration) -> None:
         raise ValueError(f"source is {calibration.source!r:.40}: measured, served or assumed")
     if not 0 <= calibration.measured_at < _LAST_S:
         raise ValueError(f"measured_at is {calibration.measured_at}: no time since 1970")
-    if calibration.times.table_s[0] <= 0:
-        raise ValueError("times.table_s.0 is 0: a step takes some time")
-    if not all(0 < factor < _SLOWEST for factor in calibration.factors):
+    if calibration.times.table_s[0] < _SHORTEST_S:
+        raise ValueError(f"times.table_s.0 is {calibration.times.table_s[0]}: a step takes time")
+    rates = asdict(calibration.times)
+    if wrong := [
+        name for name, one in rates.items() if isinstance(one, float) and one > _LONGEST_S
+    ]:
+        raise ValueError(f"times.{wrong[0]} is {rates[wrong[0]]}: more than any machine takes")
+    if not all(1 / _SLOWEST < factor < _SLOWEST for factor in calibration.factors):
         raise ValueError("factors are above 0, and each is about 1")
     if any(sample.seconds < 0 or min(sample.features) < 0 for sample in calibration.samples):
         raise ValueError("samples are of steps, whose counts and times are at least 0")
