@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ Numbers = NDArray[Any]
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _MAX_PIECE_CHARS = 1024  # real vocabularies stop at 256; merges cost the square of a piece's length
+_MOST_COMPARED_CHARS = 1 << 28  # the sum of those squares; Gemma's 262,144 pieces have 2^24
+# Pairs of pieces whose union is a piece. Real vocabularies have 2 to 3 of them for each piece.
+_MOST_PAIRS_PER_PIECE, _MOST_PAIRS = 8, 1 << 16
 
 # Phi-3's control tokens remove the white space after them, except for these. GGUF cannot say so.
 _PHI3_LEAVES_SPACE = ("<unk>", "<s>", "<|endoftext|>")
@@ -218,14 +222,25 @@ def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> lis
         raise ModelFileError(
             f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} characters"
         )
+    if sum(len(piece) ** 2 for piece in normal) > _MOST_COMPARED_CHARS:
+        raise ModelFileError("tokenizer.ggml.tokens has longer pieces than any vocabulary in use")
     # Pieces are sorted, not pairs: a piece's pairs have its score, and a sort keeps their order.
     by_score = sorted(normal, key=normal.__getitem__, reverse=True)
-    return [
+    same = {piece: piece for piece in normal}  # so that a pair holds no text of its own
+    pairs = (
         (left, right)
         for piece in by_score
         for k in range(1, len(piece))
-        if (left := piece[:k]) in normal and (right := piece[k:]) in normal
-    ]
+        if (left := same.get(piece[:k])) and (right := same.get(piece[k:]))
+    )
+    most = _MOST_PAIRS_PER_PIECE * len(normal) + _MOST_PAIRS
+    merges = list(islice(pairs, most + 1))
+    if len(merges) > most:
+        raise ModelFileError(
+            f"tokenizer.ggml.tokens has pieces that other pieces make in more than {most:,} ways: "
+            "no vocabulary in use has as many"
+        )
+    return merges
 
 
 def _numbers(

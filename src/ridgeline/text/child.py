@@ -30,6 +30,11 @@ class Child:
         self._program, self._greeting = program, greeting
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process that can be asked without starting one."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the process, unless it runs. Raises ChildProcessError if it does not answer."""
         if self._process and self._process.poll() is not None:  # it was killed

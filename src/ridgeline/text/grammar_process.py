@@ -2,33 +2,28 @@
 
 A schema of a kilobyte may ask for gigabytes, for hours or for a stack without end, and no limit of
 the library stops all of that. What comes back whole from here, with a first mask that allows
-something, is compiled once more by the parent. Reads lines of JSON, writes one for each. It imports
-nothing of Ridgeline.
+something, is compiled once more by the parent. Reads lines of JSON, writes one for each. Of
+Ridgeline it imports what sets its limits.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import signal
 import sys
 import threading
 from base64 import b64decode
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-try:
-    import resource
-except ImportError:  # Windows: the parent's limit on time is all there is
-    resource = None  # type: ignore[assignment]
+from ridgeline.text import limited
 
 _MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
 _STACK_BYTES = 2 << 20  # less than a thread of the parent has
-_MAX_CPU_S = 10  # in case the parent was killed and cannot stop us; its own limit is shorter
+_MAX_CPU_S = 10  # more than the parent's own limit
 _MAX_ERROR_CHARS = 300
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -76,8 +71,7 @@ class Vocabulary:
 
 def main() -> None:
     """Take the vocabulary, say that all is ready, and compile once for each further line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
-    _bound_memory()
+    limited.begin(_MAX_PROCESS_BYTES)
     threading.stack_size(_STACK_BYTES)
     told = json.loads(sys.stdin.buffer.readline())
     tokens = [b64decode(token) for token in told["tokens"]]
@@ -85,38 +79,14 @@ def main() -> None:
     wrapper = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=told["eos_ids"])
     vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
-    _answer({})
+    limited.answer({})
     for line in sys.stdin.buffer:
-        _bound_cpu()
+        limited.bound_cpu(_MAX_CPU_S)
         answer: dict[str, Any] = {}
         worker = threading.Thread(target=_compile, args=(tokenizer, json.loads(line), answer))
         worker.start()
         worker.join()
-        _answer(answer)
-
-
-def _answer(answer: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _bound_memory() -> None:
-    if resource:
-        with suppress(ValueError, OSError):  # not every system has it
-            resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _bound_cpu() -> None:
-    if resource is None:
-        return
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_s = int(usage.ru_utime + usage.ru_stime)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = used_s + 1 + _MAX_CPU_S
-    if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        limited.answer(answer)
 
 
 def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, Any]) -> None:

@@ -2,15 +2,13 @@
 
 A template is code from a model file. jinja2's immutable sandbox limits what it can reach. Only a
 process can limit its time and memory, since one expression may ask for hours or terabytes. Reads
-lines of JSON, writes one for each. It imports nothing of Ridgeline.
+lines of JSON, writes one for each. Of Ridgeline it imports what sets those limits.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -20,56 +18,28 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-try:
-    import resource
-except ImportError:  # Windows: the parent's limit on time is all there is
-    resource = None  # type: ignore[assignment]
+from ridgeline.text import limited
 
 _MAX_PROCESS_BYTES = 1 << 30
 _MAX_RENDERED_CHARS = 1 << 24
-_MAX_CPU_S = 5  # in case the parent was killed and cannot stop us; its own limit is shorter
+_MAX_CPU_S = 5  # more than the parent's own limit
 
 
 def main() -> None:
     """Take the template's source, say that all is ready, and render once for each further line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got it too and decides
-    _bound_memory()
+    limited.begin(_MAX_PROCESS_BYTES)
     source = json.loads(sys.stdin.buffer.readline())
     compiled: jinja2.Template | None = None
-    _answer({})
+    limited.answer({})
     for line in sys.stdin.buffer:
-        _bound_cpu()
+        limited.bound_cpu(_MAX_CPU_S)
         try:
             compiled = compiled or _environment().from_string(source)
             answer = {"text": _render(compiled, json.loads(line))}
         except Exception as error:  # foreign code may raise anything
             lines = (str(error) or type(error).__name__).splitlines()
             answer = {"error": lines[0]}
-        _answer(answer)
-
-
-def _answer(answer: dict[str, str]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _bound_memory() -> None:
-    if resource:
-        with suppress(ValueError, OSError):  # not every system has it
-            resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _bound_cpu() -> None:
-    if resource is None:
-        return
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_s = int(usage.ru_utime + usage.ru_stime)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = used_s + 1 + _MAX_CPU_S
-    if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        limited.answer(answer)
 
 
 def _render(template: jinja2.Template, context: dict[str, Any]) -> str:

@@ -131,8 +131,9 @@ def new_library(
     except (KeyboardInterrupt, SystemExit, ModelFileError):
         raise
     except BaseException as error:  # the library's panics are not Exceptions
-        line = str(error).partition("\n")[0][:200]
-        raise ModelFileError(f"the tokenizers library refuses this tokenizer: {line}") from error
+        raise ModelFileError(
+            f"the tokenizers library refuses this tokenizer: {first_line(error)}"
+        ) from error
     for token in added:
         content, name = token["content"], private.get(token["content"], token["content"])
         if library.token_to_id(name) != token["id"]:
@@ -142,3 +143,19 @@ def new_library(
         if normalized and name not in normalized.normalize_str(name):
             raise ModelFileError(f"the normalizer changes the added token {content!r}")
     return library
+
+
+def ids_of(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text. Raises ValueError if the library fails."""
+    try:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are not Exceptions
+        raise ValueError(f"the tokenizer fails on this text: {first_line(error)}") from None
+    return ids
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, in a line."""
+    return (str(error) or type(error).__name__).partition("\n")[0][:200]

@@ -20,16 +20,16 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ridgeline.models.gguf_tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.text.bounded import Apart, is_bounded
+from ridgeline.text.spellings import Spellings
 from ridgeline.text.vocabulary import checked, ids_behind, reader
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
 
@@ -139,13 +139,10 @@ class Tokenizer:
             plain = self._added.keys() - {t["id"] for t in control}
             self._added |= {i: self._added[i].replace("▁".encode(), b" ") for i in plain}
         self._private = {t["content"]: f"{_PRIVATE}{t['id']};" for t in control}
-        self._control = re.compile(_any_of(self._private))
-        # A token of one character has no inside for _BREAK; then _BREAK follows it.
-        self._unbroken = re.compile(f"(?:{_any_of(self._private)})(?!{_BREAK})")
-        self._all_controls = _Spellings(self._private)
-        self._specials = _Spellings(token["content"] for token in special)
+        self._controls = Spellings(self._private)
+        self._specials = Spellings(token["content"] for token in special)
         self._parts: tuple[Any, ...] = (spec, self._pieces, added, self._private)
-        self._built: tokenizers.Tokenizer | None = None
+        self._built: Callable[[str], list[int]] | None = None
         self.building: Callable[[], AbstractContextManager[object]] = nullcontext
         self._lock = threading.Lock()
 
@@ -153,17 +150,23 @@ class Tokenizer:
         """Build the library's tokenizer now; else the first text waits for it. Ids need none.
 
         Raises:
-            ModelFileError: the tokenizers library refuses this tokenizer; so may ``encode``.
+            ModelFileError: the tokenizers library refuses this tokenizer, or it takes more time
+                or memory than any needs; so may ``encode``.
         """
         self._library()
 
-    def _library(self) -> tokenizers.Tokenizer:
+    def _library(self) -> Callable[[str], list[int]]:
+        """Return what gives the ids of a text: the library here, or in a process of its own."""
         with self._lock:
             if self._built is None:
                 with self.building():
-                    from ridgeline.text.library import new_library  # here: ids need no such library
+                    spec, pieces, added, _ = self._parts
+                    if is_bounded(spec, pieces, added):
+                        from ridgeline.text import library  # here: ids need no such library
 
-                    self._built = new_library(*self._parts)
+                        self._built = partial(library.ids_of, library.new_library(*self._parts))
+                    else:
+                        self._built = Apart(*self._parts).ids_of
                     self._parts = ()  # a vocabulary's worth of memory
             return self._built
 
@@ -180,10 +183,10 @@ class Tokenizer:
                 doubled), and to end with ``end_ids``; None takes the model's habit.
 
         Raises:
-            ValueError: ``text`` has a lone surrogate.
+            ValueError: ``text`` has a lone surrogate, or takes more time or memory than it may.
         """
         if parse_special:
-            text = self._control.sub(lambda match: self._private[match[0]], text)
+            text = self._controls.replaced(text, self._private)
         return self._ids(text, add_bos) + list(self.end_ids if add_bos is not False else ())
 
     def shield(self, text: str, *, special_only: bool = False) -> str:
@@ -197,7 +200,7 @@ class Tokenizer:
             special_only: mark only tokens that ``decode`` skips.
         """
         text = _NONCHARACTERS.sub("\ufffd", text)
-        starts = (self._specials if special_only else self._all_controls).starts(text)
+        starts = (self._specials if special_only else self._controls).starts(text)
         cuts = [0, *(start + 1 for start in starts), len(text)]
         return _BREAK.join(text[a:b] for a, b in pairwise(cuts))
 
@@ -212,7 +215,8 @@ class Tokenizer:
         Raises:
             ValueError: ``text`` has a lone surrogate.
         """
-        text = self._unbroken.sub(lambda match: self._private[match[0]], text)
+        # A token of one character has no inside for _BREAK; then _BREAK follows it.
+        text = self._controls.replaced(text, self._private, unless_before=_BREAK)
         return self._ids(self.unshield(text), add_bos)
 
     def _ids(self, text: str, add_bos: bool | None) -> list[int]:
@@ -220,7 +224,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text has a lone surrogate at character {error.start}") from None
-        ids: list[int] = self._library().encode(text, add_special_tokens=False).ids
+        ids = self._library()(text)
         first = list(self.begin_ids if add_bos is not False else ())
         if add_bos and not first and self.bos_id is not None:
             first = [self.bos_id]
@@ -307,26 +311,3 @@ class Decoder:
     def flush(self) -> str:
         """Return U+FFFD for a character that was begun and will not be completed, or nothing."""
         return self._utf8.decode(b"", final=True)
-
-
-class _Spellings:
-    """Where a text spells, or begins to spell, one of some tokens."""
-
-    def __init__(self, spellings: Iterable[str]):
-        self._spellings = tuple(spellings)
-        self._longest = max(map(len, self._spellings), default=0)
-        self._pattern = re.compile(f"(?=(?:{_any_of(self._spellings)}))")
-
-    def starts(self, text: str) -> list[int]:
-        """Return, in order, every place where a spelling begins, overlapping ones too."""
-        places = {match.start() for match in self._pattern.finditer(text)}
-        body = text.rstrip()  # a template may trim, so that its own text follows the last character
-        for k in range(max(0, len(body) - self._longest), len(body)):
-            if any(s.startswith(body[k:]) for s in self._spellings):
-                places.add(k)
-        return sorted(places)
-
-
-def _any_of(spellings: Iterable[str]) -> str:
-    """Return a pattern for any of the spellings, the longest that fits; none match nothing."""
-    return "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) or "(?!)"

@@ -1,0 +1,209 @@
+"""Tokenizers that take more than any needs end in one line; all others are as before."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.models.gguf_tokenizer import tokenizer_json
+from ridgeline.models.tensors import ModelFileError
+from ridgeline.text.bounded import Apart, is_bounded
+from ridgeline.text.spellings import Spellings
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.vocabulary import checked
+from tests.models.vocabularies import VOCABULARIES, any_spec, byte_level, mixed, ours, vocabulary
+
+Spec = dict[str, Any]
+
+
+def changed(**parts: Any) -> Spec:
+    return copy.deepcopy(byte_level()) | parts
+
+
+def replaced(text: str, content: str) -> Spec:
+    return {"type": "Replace", "pattern": {"String": text}, "content": content}
+
+
+def split(pattern: str) -> Spec:
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return changed(pre_tokenizer=cut)
+
+
+def sequence(*steps: Spec) -> Spec:
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+def charsmap(data: bytes) -> Spec:
+    step = {"type": "Precompiled", "precompiled_charsmap": b64encode(data).decode()}
+    return changed(normalizer=step)
+
+
+def bounded(spec: Spec) -> bool:
+    return is_bounded(spec, *checked(spec))
+
+
+@any_spec
+def test_tokenizers_in_use_run_here(make: Callable[[], Spec]) -> None:
+    assert bounded(make())
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabularies_of_models_run_here(name: str) -> None:
+    assert bounded(tokenizer_json(vocabulary(name)[0]))
+
+
+GROWS = replaced("a", "aa")
+UNBOUNDED = {
+    "doubles, forty times": changed(normalizer=sequence(*[GROWS] * 40)),
+    "doubles, nine times": changed(normalizer=sequence(*[GROWS] * 9)),
+    "puts a text between all letters": changed(normalizer=replaced("", "a")),
+    "an unknown pattern": split("(a|a)*$"),
+    "an unknown pattern of a normalizer": changed(
+        normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}
+    ),
+    "an unknown step": changed(normalizer={"type": "Surprise"}),
+    "sequences of sequences": changed(
+        normalizer=sequence(sequence(sequence(sequence(sequence()))))
+    ),
+    "a map that is longer than it is": charsmap(b"\xff\xff\xff\x7f" + bytes(100)),
+    "a map that puts a novel for a letter": charsmap(bytes(4) + b"x" * 100_000 + b"\0"),
+    "a map of nothing": charsmap(b""),
+    "a long prefix": changed(normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}),
+    "long words": changed(
+        model={"type": "WordPiece", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]",
+               "max_input_chars_per_word": 1_000_000, "continuing_subword_prefix": "##"},
+        added_tokens=[],
+    ),
+    "a long piece": changed(
+        model={"type": "Unigram", "vocab": [["<unk>", 0.0], ["a" * 5000, -1.0]], "unk_id": 0},
+        added_tokens=[],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", UNBOUNDED.values(), ids=UNBOUNDED)
+def test_what_may_take_long_does_not_run_here(spec: Spec) -> None:
+    assert not bounded(spec)
+
+
+@pytest.mark.parametrize("growth", [1, 8])
+def test_a_little_growth_is_no_harm(growth: int) -> None:
+    assert bounded(changed(normalizer=sequence(*[GROWS] * growth)))
+
+
+@any_spec
+def test_ids_are_the_same_in_a_process_apart(make: Callable[[], Spec]) -> None:
+    tokenizer = ours(make)
+    spec = make()
+    pieces, added = checked(spec)
+    apart = Apart(spec, pieces, added, tokenizer._private)
+
+    @given(text=mixed)
+    def same(text: str) -> None:
+        assert apart.ids_of(text) == tokenizer._library()(text)
+
+    same()
+
+
+@pytest.mark.parametrize("name", ["an unknown pattern", "a map that is longer than it is"])
+def test_a_bomb_ends_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(UNBOUNDED[name]))
+    with refused():
+        load_tokenizer(path).encode("a" * 40 + "!")
+
+
+def bomb(letter: str) -> Spec:
+    return changed(normalizer=sequence(*[replaced(letter, 2 * letter)] * 40))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("letter", ["a", "z"], ids=["as it is built", "at the first text"])
+def test_a_bomb_in_a_normalizer_ends_in_one_line(letter: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(bomb(letter)))
+    with refused():
+        load_tokenizer(path).encode("hello z")
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(ValueError, match="the tokenizer fails: ") as found:
+        yield
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.full
+def test_after_a_text_that_takes_too_long_the_next_one_is_answered() -> None:
+    tokenizer, plain = Tokenizer(bomb("z")), Tokenizer(byte_level())
+    for _ in range(2):
+        assert tokenizer.encode("hello") == plain.encode("hello")
+        with refused():
+            tokenizer.encode("hello z")
+
+
+def test_a_panic_of_the_library_is_one_line() -> None:
+    """A map whose places lead nowhere: the library's panics are not Exceptions."""
+    data = (8).to_bytes(4, "little") + b"\xff" * 8 + b"x\0"
+    tokenizer = Tokenizer(charsmap(data))
+    assert bounded(charsmap(data))
+    with pytest.raises(ValueError, match="the tokenize") as found:
+        tokenizer.encode("hello \u2460")
+    assert "\n" not in str(found.value)
+
+
+def a_then_b(count: int) -> dict[str, Any]:
+    pieces = ["a" * i + "b" * j for i in range(count) for j in range(count) if i + j]
+    tokens = ["<unk>", "<s>", "</s>", *pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [2, 3, 3, *[1] * len(pieces)],
+    }
+
+
+def test_pieces_that_are_made_in_too_many_ways_are_refused() -> None:
+    assert len(tokenizer_json(a_then_b(20))["model"]["merges"]) == 7201
+    with pytest.raises(ModelFileError, match="in more than 96,280 ways"):
+        tokenizer_json(a_then_b(62))
+    long = a_then_b(3)
+    long["tokenizer.ggml.tokens"][3:] = [f"{i:0>1000}" for i in range(8)]
+    many = {key: value * 100 if isinstance(value, list) else value for key, value in long.items()}
+    many["tokenizer.ggml.tokens"] = [f"{i:0>1000}" for i in range(1100)]
+    with pytest.raises(ModelFileError, match="longer pieces than any vocabulary"):
+        tokenizer_json(many)
+
+
+letters = st.text(alphabet="ab<", max_size=12)
+
+
+@given(st.sets(st.text(alphabet="ab<", min_size=1, max_size=4), max_size=6), letters)
+def test_spellings_are_found_as_a_pattern_of_them_all_finds_them(
+    words: set[str], text: str
+) -> None:
+    spellings, names = Spellings(words), {word: f"[{word}]" for word in words}
+    longest_first = sorted(words, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    assert spellings.replaced(text, names) == re.sub(pattern, lambda m: names[m[0]], text)
+    without = re.sub(f"(?:{pattern})(?!b)", lambda m: names[m[0]], text)
+    assert spellings.replaced(text, names, unless_before="b") == without
+    starts = {match.start() for match in re.finditer(f"(?=(?:{pattern}))", text)}
+    ends = {i for i in range(len(text)) if any(word.startswith(text[i:]) for word in words)}
+    assert spellings.starts(text) == sorted(starts | ends)
+
+
+def test_a_control_token_longer_than_any_is_refused() -> None:
+    spec = changed(added_tokens=[{"id": 5000, "content": "a" * 300, "special": True}])
+    with pytest.raises(ModelFileError, match="a control token has 300 characters"):
+        Tokenizer(spec)
