@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,30 @@ main()
 
 
 @contextmanager
-def process(model: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Run ``ridgeline serve``, which reports all that it connects to; yield it and its port."""
+def process(
+    model: Path,
+    *flags: str,
+    python: tuple[str, ...] = (),
+    log: Path | None = None,
+    **variables: str,
+) -> Iterator[Any]:
+    """Run ``ridgeline serve``, which reports all that it connects to; yield it and its port.
+
+    Its standard error goes to ``log``, if there is one; ``variables`` are of its environment.
+    """
     command = [sys.executable, *python, "-c", _START, "serve", str(model), "--port", "0"]
     command += ["--kv-cache-memory", "1MiB", "--threads", "1", *flags]
-    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as server:
+    with (
+        log.open("w") if log else nullcontext(subprocess.PIPE) as words,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            env=os.environ | variables,
+        ) as server,
+    ):
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
