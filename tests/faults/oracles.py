@@ -256,7 +256,7 @@ def watched(
                 base = watch.resources()
                 yield watch
             watch.close()
-            assert watch.failures == []  # O3
+            assert not watch.failures, watch.failures  # O3
             _check(watch, base, has_faults, growth_mib)
             if counts_all:
                 _check_statuses(watch)

@@ -28,11 +28,12 @@ from tests.server.test_engine_thread import post, rest
 from tests.server.test_http_limits import talk
 
 _START = """
-import sys
+import contextlib, sys
 def note(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"):
         what = arguments[1][-1] if event == "subprocess.Popen" else ""
-        print("AUDIT", event, what, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print("AUDIT", event, what, file=sys.stderr, flush=True)
 from ridgeline.cli.main import main
 sys.addaudithook(note)
 main()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import clients, engine, hostile, process, text
+from tests.faults import clients, engine, hostile, lifecycle, process, tenants, text, wire, work
 
 Run = Callable[[Path, int, random.Random], str]
 
@@ -19,7 +19,8 @@ class Unreachable(Exception):
 @dataclass(frozen=True)
 class Row:
     """One row of the fault table; ``run`` takes a model, a count and a source of chance, returns
-    its figure, and raises when an oracle fails. ``beyond`` says what of it is not reached."""
+    its figure, and raises when an oracle fails. ``beyond`` says what of it is not reached; ``ci``
+    is 0 where another test does the same at that size."""
 
     id: str
     title: str
@@ -29,7 +30,7 @@ class Row:
     beyond: str = ""
 
 
-NO_WORKER = "no T14: the engine is a thread, there is no worker to kill"
+NO_WORKER = "no T14: a server of one model has no worker to kill"
 NO_TRACE = "system calls that no Python code makes: there is no strace"
 
 ROWS = (
@@ -39,26 +40,51 @@ ROWS = (
     Row("T04", "clients that never read", clients.t04, 4, 500),
     Row("T05", "malformed JSON", hostile.t05, 600, 100_000),
     Row("T06", "heads, chunks and bodies of wrong sizes", hostile.t06, 25, 250),
+    Row("T07", "framings that two readers read differently", wire.t07, 60, 2000),
     Row("T08", "huge prompts, up to so many KiB", hostile.t08, 1024, 102_400),
     Row("T09", "every number at and beyond its limits", hostile.t09, 400, 20_000),
     Row("T10", "token ids that do not exist", hostile.t10, 80, 5000),
     Row("T11", "sampling at its extremes", hostile.t11, 80, 2000),
+    Row("T12", "forms that are hard to compile, forms that are cut", work.t12, 15, 300),
+    Row("T14", "a model's process is killed", lifecycle.t14, 1, 20),
     Row("T16", "a pool little larger than one request", engine.t16, 40, 500),
+    Row("T17", "schedules that want too much memory", work.t17, 20, 2000),
     Row("T18", "an exception at the k-th step", engine.t18, 24, 2000),
     Row("T19", "logits of one row that are not finite", engine.t19, 24, 1000),
+    Row("T20", "memory ends in a request's way", work.t20, 12, 500),
+    Row("T21", "what memory short requests leave behind", work.t21, 60, 4000),
     Row("T22", "metrics against what clients saw", engine.t22, 60, 2000, NO_WORKER),
+    Row("T23", "so many clients connected, then no descriptors", wire.t23, 60, 2000),
     Row("T24", "characters, split anywhere", text.t24, 4000, text.NUM_SCALARS),
     Row("T25", "stop strings across any boundary", text.t25, 60, 50_000),
     Row("T26", "signals with requests in flight", process.t26, 20, 200),
+    Row("T27", "the calendar jumps", lifecycle.t27, 10, 200),
     Row("T28", "every route without a key", process.t28, 400, 5000),
+    Row("T29", "comparing keys", tenants.t29, 200, 20_000),
+    Row("T30", "a key beyond its limits", tenants.t30, 24, 400),
+    Row("T31", "pages of other sites, and names of other hosts", wire.t31, 40, 1000),
+    Row("T32", "bodies that do not say they are JSON", wire.t32, 30, 1000),
     Row("T33", "the source, and no reliance on assert", process.t33, 100, 20_000),
     Row("T34", "sockets: one listens, none goes out", process.t34, 40, 2000, NO_TRACE),
     Row("T36", "chat templates that attack", text.t36, 14, 280),
     Row("T37", "what errors tell", hostile.t37, 5, 500),
     Row("T38", "paths where names belong", hostile.t38, 60, 1000),
+    Row("T39", "links wherever one can be written", wire.t39, 40, 1000),
     Row("T40", "control tokens in content", text.t40, 200, 20_000),
     Row("T41", "distinct prompts, aborts and preemptions at once", engine.t41, 120, 10_000),
+    Row("T42", "prefixes of another key", tenants.t42, 20, 1000),
+    Row("T43", "keys of blocks that collide", tenants.t43, 40, 1000),
+    Row("T48", "full disks, and no home", lifecycle.t48, 4, 200),
+    Row("T49", "names that would be lines of the log", lifecycle.t49, 20, 1000),
     Row("T50", "names that clients make up", hostile.t50, 100, 10_000),
+    Row("T51", "a terminal that goes", lifecycle.t51, 6, 200),
+    Row("T52", "starts that cannot succeed", lifecycle.t52, 3, 22),
+    Row("T53", "the router is killed", lifecycle.t53, 1, 10),
     Row("T54", "one request id many times at once", engine.t54, 60, 1000),
+    Row("T55", "optimisations, on and off", work.t55, 8, 200),
     Row("T56", "usage against an independent count", engine.t56, 60, 10_000),
+    Row("T57", "what the OpenAPI document allows and forbids", work.t57, 0, 20),
+    Row("T58", "the types of OpenAI's client", work.t58, 12, 1000),
+    Row("T59", "the event loop stands still", work.t59, 8, 100),
+    Row("T61", "wishes of a plan that are absurd", work.t61, 40, 2000),
 )

@@ -309,6 +309,11 @@ class Bridge:
             param = name if hasattr(params, name) else None
             self.call(self.abandon, stream, StreamError(str(error), 400, param))
             return
+        except BaseException:  # such as no memory for its text: the engine knows nothing of it
+            _log.exception("a request cannot enter the engine")
+            why = StreamError("the request failed; the server's log says more")
+            self.call(self.abandon, stream, why)
+            return
         self._held[stream] += params.num_seqs
         self._owners[request_id] = stream, index
         self._unseen[request_id] = self.engine.requests[request_id]
