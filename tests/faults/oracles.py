@@ -33,16 +33,16 @@ CANARIES: list[dict[str, Any]] = [
     {"prompt": [40, 41, 42], "max_tokens": 8, "ignore_eos": True, "seed": 3, "temperature": 1},
 ]
 PROBES = ("/health", "/ready", "/metrics")
-# Names of threads that come with the first who needs them and stay: one each, prompts have a few.
+# Names of threads that come with the first who needs them and stay: a few each.
 POOLS = (
     "arrivals",
     "asyncio",
     "bodies",
-    "explanations",
     "forecast",
     "grammars",
     "plans",
     "prompts",
+    "reports",
 )
 # Beside thousands of other tests a process's memory moves by itself; in the runner it does not.
 _OTHERS_MIB = 256 if "pytest" in sys.modules else 0

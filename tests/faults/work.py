@@ -158,8 +158,8 @@ def t21(model: Path, count: int, rng: random.Random) -> str:
             warm_bytes = rss_bytes(server.pid)
             list(pool.map(ask, range(count, 3 * count)))
             gained_bytes = rss_bytes(server.pid) - warm_bytes
-    # Some MiB come and go whatever the count: of a small count they are most.
-    assert gained_bytes < 2 * count * 1024 + (8 << 20), gained_bytes
+    # Threads and pools take some MiB whatever the count: of a small count they are most.
+    assert gained_bytes < 2 * count * 1024 + (24 << 20), gained_bytes
     return f"{gained_bytes / (2 * count):.0f} bytes gained per request in {2 * count} after {count}"
 
 
