@@ -7,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import clients, engine, hostile, lifecycle, process, tenants, text, wire, work
+from tests.faults import (
+    clients,
+    engine,
+    files,
+    hostile,
+    lifecycle,
+    process,
+    tenants,
+    text,
+    wire,
+    work,
+)
 
 Run = Callable[[Path, int, random.Random], str]
 
@@ -31,6 +42,7 @@ class Row:
 
 
 NO_WORKER = "no T14: a server of one model has no worker to kill"
+MAPPED = "a file that is cut while it is served ends the server (SIGBUS)"
 NO_TRACE = "system calls that no Python code makes: there is no strace"
 
 ROWS = (
@@ -66,6 +78,7 @@ ROWS = (
     Row("T32", "bodies that do not say they are JSON", wire.t32, 30, 1000),
     Row("T33", "the source, and no reliance on assert", process.t33, 100, 20_000),
     Row("T34", "sockets: one listens, none goes out", process.t34, 40, 2000, NO_TRACE),
+    Row("T35", "directories that bring code, or lead out", files.t35, 12, 600),
     Row("T36", "chat templates that attack", text.t36, 14, 280),
     Row("T37", "what errors tell", hostile.t37, 5, 500),
     Row("T38", "paths where names belong", hostile.t38, 60, 1000),
@@ -74,6 +87,9 @@ ROWS = (
     Row("T41", "distinct prompts, aborts and preemptions at once", engine.t41, 120, 10_000),
     Row("T42", "prefixes of another key", tenants.t42, 20, 1000),
     Row("T43", "keys of blocks that collide", tenants.t43, 40, 1000),
+    Row("T45", "GGUF files that were damaged", files.t45, 150, 4000, MAPPED),
+    Row("T46", "other model files that were damaged, of each kind", files.t46, 50, 1000, MAPPED),
+    Row("T47", "caches and traces that were damaged", files.t47, 100, 2000, MAPPED),
     Row("T48", "full disks, and no home", lifecycle.t48, 4, 200),
     Row("T49", "names that would be lines of the log", lifecycle.t49, 20, 1000),
     Row("T50", "names that clients make up", hostile.t50, 100, 10_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -162,6 +163,25 @@ def test_an_index_cannot_lead_out(name: str, make_directory: Maker) -> None:
     assert "leads out of the directory" in refusal(path)
     write_index(path, dict.fromkeys(hf_weights(CONFIG), "x\0y"))
     assert "not a file name" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a" * 5000, "File name too long$"),
+        ("a\nb\u2028c", r"a\\nb\\nc: the index names it, but it is missing$"),
+        ("a/" * 1500, r"[a/] \.\.\. .*missing$"),
+    ],
+)
+def test_an_error_is_one_line_of_bounded_length(
+    name: str, words: str, make_directory: Maker
+) -> None:
+    path = make_directory(weights=False)
+    write_index(path, {"x": name})
+    line = refusal(path)
+    assert re.search(words, line)
+    assert len(line.splitlines()) == 1
+    assert len(line) < 2010
 
 
 @pytest.mark.parametrize(

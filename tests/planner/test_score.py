@@ -275,7 +275,10 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         ({"samples": [[1, 1, 1, 2.0, 3.0, "x"]]}, "samples.0.5 is 'x'; expected a number"),
         ({"samples": [[1.5, 1, 1, 2.0, 3.0, 1.0]]}, "samples.0.features.num_tokens is 1.5"),
         ({"times": asdict(TRUE) | {"knots": [True]}}, "times.knots.0 is True"),
-        ({"times": asdict(TRUE) | {"per_row_s": 1e30}}, "times.per_row_s is 1e.30: more than any"),
+        (
+            {"times": asdict(TRUE) | {"per_row_s": 1 << 50}},
+            r"times.per_row_s is \d+: more than any",
+        ),
         ({"times": asdict(TRUE) | {"windows": [[0, 0.5]]}}, "a window has at least one position"),
         ({"times": asdict(TRUE) | {"knots": [1], "table_s": [0.0]}}, "a step takes time"),
     ],

@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import stat
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -117,7 +118,12 @@ class Folder:
             raise ModelFileError(
                 f"{self.path}: {name!r} leads out of the directory; put the file itself there"
             )
-        return target if target.is_file() else None
+        try:
+            return target if stat.S_ISREG(target.stat().st_mode) else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # such as a name that is too long
+            raise ModelFileError(f"{self.path / name}: {error.strerror}") from None
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
         """Return the bytes of a small file, None when there is none."""
@@ -307,6 +313,6 @@ def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, floa
     for key, value in defaults.items():
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ModelFileError(
-                f"{path}: {key} in generation_config.json is {value!r}, not a number"
+                f"{path}: {key} in generation_config.json is {value!r:.80}, not a number"
             )
     return defaults

@@ -18,9 +18,21 @@ from numpy.typing import NDArray
 from ridgeline.models import encodings
 from ridgeline.physics.arch import ModelArch
 
+_MOST_MESSAGE_CHARS = 2000
+
 
 class ModelFileError(ValueError):
-    """A model file is damaged, hostile or not supported. The message names what and where."""
+    """A model file is damaged, hostile or not supported. The message names what and where.
+
+    It may quote the file, whose words may be long or have several lines: it is cut in the middle,
+    and is one line.
+    """
+
+    def __init__(self, message: str) -> None:
+        message = r"\n".join(message.splitlines())
+        most = _MOST_MESSAGE_CHARS // 2
+        is_long = len(message) > _MOST_MESSAGE_CHARS
+        super().__init__(f"{message[:most]} ... {message[-most:]}" if is_long else message)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

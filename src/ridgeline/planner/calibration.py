@@ -181,11 +181,9 @@ def _check(calibration: Calibration) -> None:
         raise ValueError(f"measured_at is {calibration.measured_at}: no time since 1970")
     if calibration.times.table_s[0] < _SHORTEST_S:
         raise ValueError(f"times.table_s.0 is {calibration.times.table_s[0]}: a step takes time")
-    rates = asdict(calibration.times)
-    if wrong := [
-        name for name, one in rates.items() if isinstance(one, float) and one > _LONGEST_S
-    ]:
-        raise ValueError(f"times.{wrong[0]} is {rates[wrong[0]]}: more than any machine takes")
+    for name, rate in asdict(calibration.times).items():
+        if isinstance(rate, int | float) and rate > _LONGEST_S:
+            raise ValueError(f"times.{name} is {rate}: more than any machine takes")
     if not all(1 / _SLOWEST < factor < _SLOWEST for factor in calibration.factors):
         raise ValueError("factors are above 0, and each is about 1")
     if any(sample.seconds < 0 or min(sample.features) < 0 for sample in calibration.samples):
