@@ -199,13 +199,50 @@ def test_a_form_and_tools_go_together(text: TextSide) -> None:
             assert (new().num_valid(ids) == len(ids)) == is_whole, message
 
 
-def test_a_schema_that_is_not_understood(text: TextSide) -> None:
-    odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}}
-    good, bad = TOOLS[1], Tool("odd", odd)
-    form = MessageForm(tools=(format_named("hermes", ""), ToolUse((good, bad), is_required=True)))
-    message = written(text, form, '<tool_call>\n{"name": "odd", "arguments": {"any": 1}}', 1)
-    assert message is not None
-    assert '"any": 1' in message
-    use = ToolUse((good, bad._replace(is_strict=True)))
-    with pytest.raises(ValueError, match=r"tools\[1\].function.parameters: .*not"):
-        text.new_constraint(FREE, form._replace(tools=(format_named("hermes", ""), use)))
+def test_what_cannot_be_held_to_is_left_out_alone(text: TextSide) -> None:
+    items = {"type": "array", "items": {"type": "integer", "maximum": 5}, "uniqueItems": True}
+    odd = {"type": "object", "properties": {"a": items}, "required": ["a"]}
+    use = ToolUse((TOOLS[1], Tool("odd", odd)), is_required=True)
+    form = MessageForm(tools=(format_named("hermes", ""), use))
+    new = text.new_constraint(FREE, form)
+    assert new is not None
+    assert new.ignored == ("tools[1].function.parameters.properties.a.uniqueItems",)
+    for arguments, is_taken in (('{"a": [5, 5]}', True), ('{"a": [6', False), ("{}", False)):
+        said = f'<tool_call>\n{{"name": "odd", "arguments": {arguments}'
+        ids = tuple(text.tokenizer.encode(said, add_bos=False))
+        assert (new().num_valid(ids) == len(ids)) == is_taken, arguments
+
+
+@pytest.mark.parametrize("name", [form.name for form in FORMATS])
+def test_nothing_is_left_out_for_a_strict_tool(text: TextSide, name: str) -> None:
+    items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    odd = {"type": "object", "properties": {"a": items}}
+    use = ToolUse((TOOLS[1], Tool("odd", odd, is_strict=True)))
+    with pytest.raises(ValueError, match=r"tools\[1\].function.parameters.*a.uniqueItems"):
+        text.new_constraint(FREE, MessageForm(tools=(format_named(name, ""), use)))
+
+
+def test_xml_names_what_it_cannot_say(text: TextSide) -> None:
+    schema = {"properties": {"a": {"type": "integer"}, "b": {}}, "anyOf": [{"required": ["a"]}],
+              "required": ["c"]}  # fmt: skip
+    form = MessageForm(tools=(format_named("qwen3_xml", ""), ToolUse((Tool("odd", schema),))))
+    new = text.new_constraint(FREE, form)
+    assert new is not None
+    at = "tools[0].function.parameters"
+    assert new.ignored == (f"{at}.anyOf", f"{at}.required")
+    strict = ToolUse((Tool("odd", schema, is_strict=True),))
+    with pytest.raises(ValueError, match=r"parameters.anyOf: "):
+        text.new_constraint(FREE, form._replace(tools=(format_named("qwen3_xml", ""), strict)))
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "https://a.b"}, {"type": "x"}, {"enum": []}])
+def test_of_a_schema_that_cannot_be_read_nothing_holds(
+    text: TextSide, schema: dict[str, Any]
+) -> None:
+    form = MessageForm(tools=(format_named("hermes", ""), ToolUse((Tool("odd", schema),))))
+    new = text.new_constraint(FREE, form)
+    assert new is not None
+    assert new.ignored == ("tools[0].function.parameters",)
+    said = '<tool_call>{"name": "odd", "arguments": {"any": 1}}'
+    ids = tuple(text.tokenizer.encode(said, add_bos=False))
+    assert new().num_valid(ids) == len(ids)

@@ -218,7 +218,7 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
          "tool_choice.allowed_tools.tools"),
         ({"tool_choice": "required", "json_schema": {"type": "object"}}, "json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters":
-                     {"type": "object", "properties": {"b": {"not": {}}}}}}]}, "tools"),
+                     {"properties": {"b": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),

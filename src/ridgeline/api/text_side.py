@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
@@ -18,7 +18,7 @@ from ridgeline.core.request import Constraint
 from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.decoding.message import REASONINGS, MessageForm
 from ridgeline.decoding.text import TextStream
-from ridgeline.decoding.tool_grammar import message_grammar
+from ridgeline.decoding.tool_grammar import Framed, message_grammar
 from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.tensors import Checkpoint
@@ -32,10 +32,26 @@ if TYPE_CHECKING:
     from ridgeline.text.grammars import Grammars
 
 REASONING_PARSERS = ("auto", "none", *REASONINGS)
-_WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NewConstraint:
+    """What makes the constraint of each answer.
+
+    Attributes:
+        new: makes one.
+        ignored: paths of what the schemas of tools say and no answer is held to.
+    """
+
+    new: Callable[[], Constraint]
+    ignored: tuple[str, ...] = ()
+
+    def __call__(self) -> Constraint:
+        """Return the constraint of one answer."""
+        return self.new()
 
 
 class TextSide:
@@ -242,7 +258,7 @@ class TextSide:
         form: MessageForm | None = None,
         *,
         may_compile: bool = True,
-    ) -> Callable[[], Constraint] | None:
+    ) -> NewConstraint | None:
         """Return what makes the constraint of each answer, for ``Engine.add``; None for none.
 
         ``form`` is what a message may have besides. Raises ValueError, with the reason, for a form
@@ -251,21 +267,28 @@ class TextSide:
         structured = params.structured_outputs
         if structured is None and (form is None or form.tools is None):
             return None
-        body = _grammar_of(structured) if structured else ()
+        body = _grammar_of(structured) if structured else {"kind": "lark", "text": ""}
         if form is None:
-            return self._constraint(*body, may_compile=may_compile)
-        while True:
-            frame = message_grammar(form, self._marker_ids)
-            try:
-                source = (*(body or ("lark",)), frame)
-                return self._constraint(*source, may_compile=may_compile)
-            except ValueError:
-                simpler = self._without_unknown(form, may_compile)
-                if simpler == form:
-                    raise
-                form = simpler
+            return self._constraint(body, may_compile=may_compile)
+        framed = message_grammar(form, self._marker_ids)
+        try:
+            return self._constraint(body, framed, may_compile=may_compile)
+        except ValueError:
+            simpler, lost = self._without_unknown(form, may_compile)
+            if not lost:
+                raise
+        framed = message_grammar(simpler, self._marker_ids)
+        return self._constraint(body, framed, lost, may_compile=may_compile)
 
-    def _constraint(self, *source: str, may_compile: bool) -> Callable[[], Constraint]:
+    def _constraint(
+        self,
+        body: Mapping[str, str],
+        framed: Framed | None = None,
+        lost: tuple[str, ...] = (),
+        *,
+        may_compile: bool,
+    ) -> NewConstraint:
+        """Return what makes constraints. ``lost`` are paths of what is left out already."""
         from ridgeline.text.grammars import Grammars, Source  # here: most starts need none
 
         with self._lock:
@@ -273,26 +296,37 @@ class TextSide:
                 self._grammars = Grammars(
                     self.tokenizer, self._eos_ids, give_back=give_back, **self._grammar_limits
                 )
-        return self._grammars.constraint(Source(*source), may_compile=may_compile)
+        source = Source(**body)
+        if framed is not None:
+            source = source._replace(frame=framed.text, schemas=json.dumps(framed.schemas))
+            lost += framed.ignored
+        new = self._grammars.constraint(source, may_compile=may_compile)
+        return NewConstraint(new, (*lost, *new.ignored))
 
-    def _without_unknown(self, form: MessageForm, may_compile: bool) -> MessageForm:
-        """Return the form with any object as arguments of tools whose schema is not understood.
+    def _without_unknown(
+        self, form: MessageForm, may_compile: bool
+    ) -> tuple[MessageForm, tuple[str, ...]]:
+        """Return the form with any object as arguments of tools whose grammar cannot be had.
 
-        Raises ValueError, which names the tool, if that is strict.
+        Also returns the paths of their schemas. Raises ValueError, which names the tool, if such a
+        tool is strict.
         """
         if form.tools is None:
-            return form
+            return form, ()
         tool_format, use = form.tools
-        tools = []
-        for i, tool in enumerate(use.tools):
+        tools, lost = list(use.tools), list[str]()
+        for i, tool in enumerate(tools):
+            alone = form._replace(tools=(tool_format, use._replace(tools=(tool,))))
+            framed = message_grammar(alone, self._marker_ids)
             try:
-                self._constraint("json", json.dumps(tool.parameters), may_compile=may_compile)
-                tools.append(tool)
+                self._constraint({"kind": "lark", "text": ""}, framed, may_compile=may_compile)
             except ValueError as error:
+                at = f"tools[{i}].function.parameters"
                 if tool.is_strict:
-                    raise ValueError(f"tools[{i}].function.parameters: {error}") from None
-                tools.append(tool._replace(parameters={}))
-        return form._replace(tools=(tool_format, use._replace(tools=tuple(tools))))
+                    raise ValueError(f"{at}: {error}") from None
+                tools[i] = tool._replace(parameters={})
+                lost.append(at)
+        return form._replace(tools=(tool_format, use._replace(tools=tuple(tools)))), tuple(lost)
 
     def limit_grammars(self, *, max_bytes: int, timeout_s: float) -> None:
         """Bound the grammars that are compiled from now on: bytes of text, seconds each."""
@@ -315,23 +349,22 @@ class TextSide:
             self._grammars.close()
 
 
-def _grammar_of(structured: StructuredOutputsParams) -> tuple[str, str, str]:
-    """Return the kind, the text and the options of the grammar that is asked for."""
+def _grammar_of(structured: StructuredOutputsParams) -> dict[str, str]:
+    """Return the grammar that is asked for, as ``text.grammars.Source`` has it."""
     if structured.regex is not None:
-        return "regex", structured.regex, "{}"
+        return {"kind": "regex", "text": structured.regex}
     if structured.grammar is not None:
-        return "grammar", structured.grammar, "{}"
+        return {"kind": "grammar", "text": structured.grammar}
     if structured.choice is not None:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in structured.choice)
-        return "lark", f"start: {texts}", "{}"
-    pattern = structured.whitespace_pattern or _WHITESPACE
-    options: dict[str, Any] = {"coerce_one_of": True, "whitespace_pattern": pattern}
-    if structured.disable_any_whitespace:
-        options = {"coerce_one_of": True, "whitespace_flexible": False}
+        return {"kind": "lark", "text": f"start: {texts}"}
     schema = '{"type": "object"}' if structured.json is None else str(structured.json)
-    if schema.strip() == "true":
-        schema = "{}"
-    return "json", schema, json.dumps(options)
+    found = {"kind": "json", "text": schema}
+    if structured.disable_any_whitespace:
+        return found | {"whitespace": ""}
+    if structured.whitespace_pattern is not None:
+        return found | {"whitespace": structured.whitespace_pattern}
+    return found
 
 
 def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:

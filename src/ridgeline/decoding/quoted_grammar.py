@@ -29,11 +29,13 @@ class Quote(NamedTuple):
         spelling: of the marker.
         mark: the marker in a grammar.
         ending: returns rules for a text and the marker behind it, by the name of the first.
+        add: returns how a rule calls what fits a schema of numbers, true, false or null.
     """
 
     spelling: str
     mark: str
     ending: Callable[[str], list[str]]
+    add: Callable[[Any], str]
 
 
 def can_be_quoted(schema: object, spelling: str, *, is_whole: bool = True) -> bool:
@@ -54,6 +56,8 @@ def can_be_quoted(schema: object, spelling: str, *, is_whole: bool = True) -> bo
     if kind == "array":
         return can_be_quoted(schema.get("items"), spelling, is_whole=False)
     parts = schema.get("properties", {})
+    if any(name not in parts for name in schema.get("required", [])):
+        return False
     if not parts and schema.get("additionalProperties", True) is not False:
         return False  # any object
     return isinstance(parts, Mapping) and all(
@@ -91,4 +95,4 @@ def _value(rule: str, schema: Mapping[str, Any], quote: Quote) -> Iterator[str]:
         yield f"{rule}: {quote.mark} {rule}_text"
         yield from quote.ending(f"{rule}_text")
     else:
-        yield f"{rule}: %json {json.dumps(dict(schema))}"
+        yield f"{rule}: {quote.add(dict(schema))}"

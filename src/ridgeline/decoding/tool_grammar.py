@@ -1,8 +1,9 @@
 """The grammar of a message that may have reasoning, calls of tools, or a form: in Lark's notation.
 
 As llguidance reads it: ``[lazy]`` ends a piece of text at the first marker, ``<[id]>`` is a control
-token, ``%json`` a schema, ``&`` and ``~`` intersect and negate regular expressions, and ``@body``
-is another grammar, which goes with this one. So a call always parses and fits its schema.
+token, ``&`` and ``~`` intersect and negate regular expressions, and ``@body`` and ``@s0``, ``@s1``
+and so on are other grammars, which go with this one: those of schemas. So a call always parses and
+fits its schema.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.decoding.calls import is_text
 from ridgeline.decoding.message import MessageForm, Reasoning
@@ -19,18 +20,33 @@ from ridgeline.decoding.quoted_grammar import Quote, can_be_quoted, quoted_objec
 from ridgeline.decoding.tools import BARE, Tool, ToolFormat, ToolUse, without_markers
 
 _ANY = r"(.|\n)*"
-# Without a bound on white space, a small model writes spaces for ever.
-_JSON_OPTIONS = {"coerce_one_of": True, "whitespace_pattern": r"[ \n\t]{0,20}"}
 
 
-def message_grammar(form: MessageForm, special_ids: Mapping[str, int]) -> str:
+class Framed(NamedTuple):
+    """A grammar that calls others.
+
+    Attributes:
+        text: of the grammar.
+        schemas: those of ``@s0``, ``@s1`` and so on: each a document, where inside of it the schema
+            is, what stands before paths, and whether it is strict.
+        ignored: paths of what schemas say and the grammar does not hold to.
+    """
+
+    text: str
+    schemas: tuple[dict[str, Any], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def message_grammar(form: MessageForm, special_ids: Mapping[str, int]) -> Framed:
     """Return the grammar of a message that may have what ``form`` says.
 
-    ``special_ids`` are markers that are control tokens, by their spelling.
+    ``special_ids`` are markers that are control tokens, by their spelling. Raises ValueError if
+    the format of calls cannot say what the schema of a strict tool does.
     """
+    schemas = _Schemas()
     markers = _Markers(special_ids)
     rules = [f"ws: /{_WHITE}/"]
-    main, main_at_start = _main(form, markers, rules)
+    main, main_at_start = _main(form, markers, rules, schemas)
     if form.reasoning is None:
         start = main
     elif form.is_reasoning:
@@ -39,7 +55,30 @@ def message_grammar(form: MessageForm, special_ids: Mapping[str, int]) -> str:
     else:
         rules += _whole_reasoning(form.reasoning, markers)
         start = f"think ({main}) | {main_at_start}"
-    return "\n".join([f"start: {start}", *rules])
+    text = "\n".join([f"start: {start}", *rules])
+    return Framed(text, tuple(schemas.found), tuple(schemas.ignored))
+
+
+class _Schemas:
+    """Collects the schemas that the rules call, and what of them is lost."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.ignored: list[str] = []
+
+    def add(self, i: int, tool: Tool, schema: Any, inside: tuple[str, ...] = ()) -> str:
+        """Return how a rule calls what fits a schema, or a part of it, of the i-th tool."""
+        at = f"tools[{i}].function.parameters"
+        asked = {"schema": schema, "inside": inside, "at": at, "is_strict": tool.is_strict}
+        self.found.append(asked)
+        return f"@s{len(self.found) - 1}"
+
+    def lose(self, i: int, tool: Tool, keyword: str, why: str) -> None:
+        """Note a keyword that is left out. Raises ValueError if the tool is strict."""
+        path = f"tools[{i}].function.parameters.{keyword}"
+        if tool.is_strict:
+            raise ValueError(f"{path}: {why}")
+        self.ignored.append(path)
 
 
 _WHITE = r"[ \n\r\t]{0,4}"
@@ -80,7 +119,9 @@ def _whole_reasoning(reasoning: Reasoning, markers: _Markers) -> list[str]:
     return markers.ending_at("think", reasoning.end, rf"\s*{_regex(reasoning.begin)}{_ANY}")
 
 
-def _main(form: MessageForm, markers: _Markers, rules: list[str]) -> tuple[str, str]:
+def _main(
+    form: MessageForm, markers: _Markers, rules: list[str], schemas: _Schemas
+) -> tuple[str, str]:
     """Return the message without reasoning, and the same where reasoning might begin instead."""
     if form.tools is None:
         if form.has_body:
@@ -88,7 +129,7 @@ def _main(form: MessageForm, markers: _Markers, rules: list[str]) -> tuple[str, 
         rules.append(f"text: /{_ANY}/")
         return "text", "text"
     tool_format, use = form.tools
-    rules += _calls(tool_format, use, markers)
+    rules += _calls(tool_format, use, markers, schemas)
     if use.is_required or form.has_body:
         calls = "block"
         if tool_format.separator is None and use.is_parallel:
@@ -124,7 +165,7 @@ def _text_or_calls(
     return f"{text} | {head} rest{further_blocks} text{bare}"
 
 
-def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:
+def _calls(form: ToolFormat, use: ToolUse, markers: _Markers, schemas: _Schemas) -> Iterator[str]:
     """Yield rules: ``block`` has all calls of one marker, ``rest`` what follows the marker."""
     calls = _one(use) + _further_calls(form, use)
     rest = f"ws {json.dumps(form.opening)} ws {calls}" if form.opening else f"ws {calls}"
@@ -140,11 +181,11 @@ def _calls(form: ToolFormat, use: ToolUse, markers: _Markers) -> Iterator[str]:
     yield f"block: {markers.one(form.begin)} rest" if form.begin else "block: rest"
     for i, tool in enumerate(use.tools):
         if form.key:
-            yield from _json_call(i, tool, form.key)
+            yield from _json_call(i, tool, form.key, schemas)
         elif form.quote:
-            yield from _quoted_call(i, tool, form.quote, markers)
+            yield from _quoted_call(i, tool, form.quote, markers, schemas)
         else:
-            yield from _xml_call(i, tool)
+            yield from _xml_call(i, tool, schemas)
 
 
 def _one(use: ToolUse) -> str:
@@ -159,45 +200,64 @@ def _further_calls(form: ToolFormat, use: ToolUse) -> str:
     return f" (ws {separator}{_one(use)})*"
 
 
-def _json_call(i: int, tool: Tool, key: str) -> Iterator[str]:
+def _json_call(i: int, tool: Tool, key: str, schemas: _Schemas) -> Iterator[str]:
     head = f'{{"name": "{tool.name}", "{key}": '
     yield f'call_{i}: {json.dumps(head)} args_{i} "}}"'
     yield f"bare_{i}: /{_WHITE}{_regex(head)}/"
-    yield f"args_{i}: {_json(_as_object(tool.parameters))}"
+    yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
 
 
-def _quoted_call(i: int, tool: Tool, spelling: str, markers: _Markers) -> Iterator[str]:
+def _quoted_call(
+    i: int, tool: Tool, spelling: str, markers: _Markers, schemas: _Schemas
+) -> Iterator[str]:
     yield f"call_{i}: {json.dumps(f'call:{tool.name}')} args_{i}"
     if can_be_quoted(tool.parameters, spelling):
         ending = partial(markers.ending_at, marker=spelling)
-        quote = Quote(spelling, markers.one(spelling), ending)
+        quote = Quote(spelling, markers.one(spelling), ending, partial(schemas.add, i, tool))
         yield from quoted_object(f"args_{i}", tool.parameters, quote)
     else:
-        yield f"args_{i}: {_json(_as_object(tool.parameters))}"
+        yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
 
 
-def _xml_call(i: int, tool: Tool) -> Iterator[str]:
+# What an object's schema may say that arguments in XML cannot be held to: they have the names of
+# ``properties``, in their order.
+_NOT_IN_XML = (
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const", "dependentRequired",
+    "dependentSchemas", "dependencies", "minProperties", "maxProperties", "propertyNames",
+)  # fmt: skip
+
+
+def _xml_call(i: int, tool: Tool, schemas: _Schemas) -> Iterator[str]:
     """Yield the rules of a call whose arguments stand in the order of the schema."""
     schema = tool.parameters
     required = schema.get("required", [])
+    properties = schema.get("properties", {})
+    why = "arguments that are not JSON cannot be held to it"
+    for keyword in _NOT_IN_XML:
+        if keyword in schema:
+            schemas.lose(i, tool, keyword, why)
+    if any(name not in properties for name in required):
+        schemas.lose(i, tool, "required", why)
     parts = []
-    for j, (name, value) in enumerate(schema.get("properties", {}).items()):
+    for j, (name, value) in enumerate(properties.items()):
+        if value is False:
+            continue
         parts.append(f"arg_{i}_{j}" + ("" if name in required else "?"))
         opening = json.dumps(f"<parameter={name}>\n")
         yield f'arg_{i}_{j}: {opening} value_{i}_{j} "\\n"'
-        yield from _xml_value(f"value_{i}_{j}", value, schema)
+        yield from _xml_value(f"value_{i}_{j}", value, i, tool, name, schemas)
     head = json.dumps(f"<function={tool.name}>\n")
     yield f'call_{i}: {head} {" ".join(parts)} "</function>"'
 
 
-def _xml_value(rule: str, value: Any, schema: Mapping[str, Any]) -> Iterator[str]:
+def _xml_value(
+    rule: str, value: Any, i: int, tool: Tool, name: str, schemas: _Schemas
+) -> Iterator[str]:
     """Yield the rule of a value and of the marker behind it."""
     end = "\n</parameter>"
     if not is_text(value):
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        inner = {**value, **definitions} if isinstance(value, Mapping) else value
         yield f"{rule}: {rule}_json {json.dumps(end)}"
-        yield f"{rule}_json: {_json(inner)}"
+        yield f"{rule}_json: {schemas.add(i, tool, tool.parameters, ('properties', name))}"
     elif "enum" in value:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value["enum"])
         yield f"{rule}: ({texts}) {json.dumps(end)}"
@@ -208,11 +268,6 @@ def _xml_value(rule: str, value: Any, schema: Mapping[str, Any]) -> Iterator[str
 def _as_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema with arguments that are an object, whatever else it says."""
     return {"type": "object", **schema}
-
-
-def _json(schema: Any) -> str:
-    options = {"x-guidance": _JSON_OPTIONS} if isinstance(schema, Mapping) else {}
-    return "%json " + json.dumps({**schema, **options} if options else schema)
 
 
 def _regex(text: str) -> str:

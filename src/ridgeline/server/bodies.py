@@ -8,7 +8,7 @@ valid.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from ridgeline.server.turns import Work
 
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
+_IGNORED, _MOST_NAMED, _MOST_SHOWN = "x-ridgeline-ignored", 20, 200  # names; characters of one
 _WINDOW_BYTES = 1 << 16
 _LONG_BYTES = 1 << 16  # from here on, parsing takes longer than handing the body to a thread
 
@@ -43,11 +44,26 @@ class BodyRoute(APIRoute):
             data = await request.body()
             model = await in_turn(request.app.state.work, adapter, data)
             response = await handle(_Read(request, data, model))
-            if ignored := model.ignored():
-                response.headers["x-ridgeline-ignored"] = ", ".join(ignored)
+            note_ignored(response, model.ignored())
             return response
 
         return read_first
+
+
+def note_ignored(response: Response, names: Sequence[str]) -> None:
+    """Say in a header what the request asks for and its answer is not held to."""
+    already = response.headers.get(_IGNORED, "")
+    shown = [_shown(name) for name in names[:_MOST_NAMED]]
+    shown += ["..."] * (len(names) > _MOST_NAMED)
+    if value := ", ".join(filter(None, [*shown, already])):
+        response.headers[_IGNORED] = value
+
+
+def _shown(name: str) -> str:
+    """Return a name as it can stand in a header: clients choose the names in schemas."""
+    text = name.encode("ascii", "backslashreplace").decode()
+    text = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class _Read(Request):

@@ -38,12 +38,14 @@ class Formed(NamedTuple):
         new_constraint: what ensures it, if anything must.
         message: what a message may have, if it may have more than text.
         param: the field that asks for it.
+        ignored: paths of what the schemas of tools say and the answer is not held to.
     """
 
     params: SamplingParams
     new_constraint: Callable[[], Constraint] | None = None
     message: MessageForm | None = None
     param: str | None = None
+    ignored: tuple[str, ...] = ()
 
 
 class Prompts:
@@ -232,9 +234,10 @@ class Prompts:
         except ValueError as error:
             self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
             raise _bad(param, f"{param} cannot be used: {error}") from None
-        if constraint is not None:
-            self._metrics.note_grammar(time.monotonic() - begin_s)
-        return Formed(constrained, constraint, shape, param)
+        if constraint is None:
+            return Formed(constrained, message=shape)
+        self._metrics.note_grammar(time.monotonic() - begin_s)
+        return Formed(constrained, constraint, shape, param, constraint.ignored)
 
     async def token_rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.

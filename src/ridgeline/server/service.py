@@ -22,6 +22,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
 from ridgeline.planner.subject import Subject, subject_of
 from ridgeline.server.arrivals import Arrivals
+from ridgeline.server.bodies import note_ignored
 from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
@@ -185,9 +186,11 @@ class Service:
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_promises = promising, self.promises.note_lengths
-        return Reply(
+        reply = Reply(
             self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
         )
+        note_ignored(reply, formed.ignored)
+        return reply
 
     def cache_root(self, tenant: str) -> bytes:
         """Return what separates the cached prefixes of tenants, if anything does."""

@@ -3,7 +3,7 @@
 A schema of a kilobyte may ask for gigabytes, for hours or for a stack without end, and no limit of
 the library stops all of that. What comes back whole from here, with a first mask that allows
 something, is compiled once more by the parent. Reads lines of JSON, writes one for each. Of
-Ridgeline it imports what sets its limits.
+Ridgeline it imports what sets its limits and what reads schemas.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ridgeline.text import limited
+from ridgeline.text.json_schema import ANY_OBJECT, SchemaError, written
 
 _MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
 _STACK_BYTES = 2 << 20  # less than a thread of the parent has
@@ -92,13 +93,12 @@ def main() -> None:
 def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, Any]) -> None:
     """Put the library's form of a grammar into ``answer``, or what is wrong with it.
 
-    With it, ``built_bytes`` and ``mask_bytes``: the memory that it takes without and for its first
-    mask, if that is known.
+    With it, ``ignored``: paths of what its schemas say and it does not hold to; ``built_bytes`` and
+    ``mask_bytes``: the memory that it takes without and for its first mask, if that is known.
     """
     try:
-        grammar = _translated(asked["kind"], asked["text"], asked["options"])
-        if asked["frame"]:
-            grammar = _framed(asked["frame"], grammar)
+        ignored = list[str]()
+        grammar = _grammar(asked, ignored)
         before = _allocated_bytes()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         error, built = matcher.get_error(), _allocated_bytes()
@@ -106,8 +106,9 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, An
             mask = matcher.compute_bitmask()
             failed = matcher.get_error()
             if failed or not any(mask):
-                error = f"no answer can begin with it ({failed or 'it allows nothing'})"
+                error = f"no answer can begin with it ({_line(failed or 'it allows nothing')})"
         answer.update({"error": _line(error)} if error else {"grammar": grammar})
+        answer["ignored"] = ignored
         answer["built_bytes"] = max(0, built - before)
         answer["mask_bytes"] = max(0, _allocated_bytes() - built)
     except Exception as error:  # foreign code may raise anything
@@ -125,19 +126,38 @@ def _allocated_bytes() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
-def _translated(kind: str, source: str, options: dict[str, Any]) -> str:
-    """Return the library's form of a JSON schema, a regular expression or a grammar."""
+def _grammar(asked: dict[str, Any], ignored: list[str]) -> str:
+    """Return the library's form of what is asked for: one grammar, or several that call others."""
+    kind, text = str(asked["kind"]), str(asked["text"])
     if kind == "json":
-        return LLMatcher.grammar_from_json_schema(source, overrides=options)  # type: ignore[arg-type]
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(source)
-    return LLMatcher.grammar_from_lark(source if kind == "lark" else any_to_lark(source))
+        found = written(json.loads(text), is_strict=True, whitespace=asked["whitespace"])
+        text = found.text
+    elif kind == "regex":
+        [grammar] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+        text = grammar["lark_grammar"]
+    elif kind == "grammar":
+        text = any_to_lark(text)
+    named = {f"s{i}": _of_tool(one, ignored) for i, one in enumerate(asked["schemas"])}
+    if asked["frame"]:
+        named, text = {"body": text, **named} if text else named, asked["frame"]
+    if not named:
+        return text
+    others = [{"name": name, "lark_grammar": one} for name, one in named.items()]
+    return json.dumps({"grammars": [{"lark_grammar": text}, *others]})
 
 
-def _framed(frame: str, grammar: str) -> str:
-    """Return a grammar inside another one, which calls it ``@body``."""
-    [body] = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": frame}, {**body, "name": "body"}]})
+def _of_tool(asked: dict[str, Any], ignored: list[str]) -> str:
+    """Return the grammar of a tool's arguments, or of one of them."""
+    at, is_strict = asked["at"], asked["is_strict"]
+    try:
+        found = written(asked["schema"], is_strict=is_strict, at=at, inside=tuple(asked["inside"]))
+    except SchemaError:
+        if is_strict:
+            raise
+        ignored.append(at)
+        return written(ANY_OBJECT if not asked["inside"] else True, is_strict=True).text
+    ignored += found.ignored
+    return found.text
 
 
 def _line(text: str) -> str:

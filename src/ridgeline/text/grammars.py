@@ -16,6 +16,7 @@ import threading
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from ridgeline.text.child import Children
 from ridgeline.text.grammar_error import GrammarError, NotKept
 from ridgeline.text.grammar_process import LIMITS, Vocabulary
+from ridgeline.text.json_schema import WHITESPACE
 from ridgeline.text.tokenizer import Tokenizer
 
 try:
@@ -42,14 +44,20 @@ _UNKNOWN_BYTES = 1 << 20  # where the process cannot measure
 class Source(NamedTuple):
     """A grammar as it is compiled: ``kind`` is json, regex, lark or grammar (of any notation).
 
-    ``options`` are the library's for a JSON schema, as JSON. ``frame`` is a grammar in Lark's
-    notation around it, which calls it ``@body``.
+    Attributes:
+        kind: the notation.
+        text: the grammar.
+        whitespace: of a JSON schema: the regular expression of white space, empty for none.
+        frame: a grammar in Lark's notation around it, which calls it ``@body``.
+        schemas: what the frame calls ``@s0``, ``@s1`` and so on (``decoding.tool_grammar``), as a
+            list in JSON.
     """
 
     kind: str
     text: str
-    options: str = "{}"
+    whitespace: str = WHITESPACE
     frame: str = ""
+    schemas: str = ""
 
 
 class Grammars:
@@ -82,7 +90,7 @@ class Grammars:
         self._building = threading.Lock()
         self._library: LLTokenizer | None = None
 
-    def constraint(self, source: Source, *, may_compile: bool = True) -> Callable[[], GrammarState]:
+    def constraint(self, source: Source, *, may_compile: bool = True) -> NewState:
         """Return what begins an answer. Raises GrammarError, with the reason, if nothing can.
 
         Raises NotKept if it had to be compiled and must not be (``may_compile``).
@@ -100,10 +108,10 @@ class Grammars:
                 raise NotKept
             kept = self._compiled(source)
             self._keep(source, kept)
-        matcher, eos_ids = kept.matcher, frozenset(self._eos_ids)
+        matcher = kept.matcher
         if isinstance(matcher, GrammarError):
             raise GrammarError(str(matcher), matcher.reason)  # not itself: it would keep traces
-        return lambda: GrammarState(matcher.deep_copy(), eos_ids, kept)
+        return NewState(matcher, frozenset(self._eos_ids), kept)
 
     def close(self) -> None:
         """End the processes, if there are such."""
@@ -138,7 +146,7 @@ class Grammars:
 
     def _compiled(self, source: Source) -> _Kept:
         """Return a grammar, or why it is none. Raises GrammarError if it takes too long."""
-        asked = {**source._asdict(), "options": json.loads(source.options)}
+        asked = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
         try:
             answer: dict[str, Any] | None = self._children.ask(asked, self._timeout_s)
         except ChildProcessError as error:
@@ -153,7 +161,7 @@ class Grammars:
         limits = LLParserLimits(**LIMITS)
         matcher = LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
         built_bytes = least_bytes + (answer["built_bytes"] or _UNKNOWN_BYTES)
-        return _Kept(matcher, built_bytes, answer["mask_bytes"])
+        return _Kept(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
 
     # --- the vocabulary ------------------------------------------------------------------------
 
@@ -195,18 +203,41 @@ class _Kept:
 
     Attributes:
         grown_bytes: what masks have added.
+        ignored: paths of what its schemas say and it does not hold to.
     """
 
     def __init__(
-        self, matcher: LLMatcher | GrammarError, built_bytes: int, mask_bytes: int = 0
+        self,
+        matcher: LLMatcher | GrammarError,
+        built_bytes: int,
+        mask_bytes: int = 0,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         """Keep what takes ``built_bytes``, and ``mask_bytes`` more with its first mask."""
-        self.matcher = matcher
+        self.matcher, self.ignored = matcher, ignored
         self._built_bytes, self._mask_bytes, self.grown_bytes = built_bytes, mask_bytes, 0
 
     @property
     def num_bytes(self) -> int:
         return self._built_bytes + max(self._mask_bytes, self.grown_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """What begins an answer."""
+
+    matcher: LLMatcher
+    eos_ids: frozenset[int]
+    kept: _Kept
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Paths of what the grammar's schemas say and it does not hold to."""
+        return self.kept.ignored
+
+    def __call__(self) -> GrammarState:
+        """Begin one."""
+        return GrammarState(self.matcher.deep_copy(), self.eos_ids, self.kept)
 
 
 class GrammarState:
@@ -270,4 +301,5 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _size(source: Source) -> int:
-    return len((source.text + source.frame).encode("utf-8", errors="surrogatepass"))
+    text = source.text + source.frame + source.schemas
+    return len(text.encode("utf-8", errors="surrogatepass"))

@@ -1,0 +1,403 @@
+"""A schema's places, and what several of them together ask of a value.
+
+A value has to fit a *goal*, which is a set of places. ``Reader.branches`` resolves what joins and
+chooses schemas (``$ref``, ``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if`` ...): a value fits a
+goal if it fits all leaves of one of its branches. So nothing has to be merged as text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from ridgeline.text.json_schema.errors import SchemaError, Unheld
+from ridgeline.text.json_schema.negation import Made, negated
+
+_MOST_BRANCHES = 200
+_MOST_SHOWN = 80  # characters of a name
+_MOST_SPENT = 20_000  # places visited, and leaves of branches combined
+
+Path = tuple[
+    object, ...
+]  # names and indices; a tuple of one marks what is made of what stands there
+
+
+class Node:
+    """A place of a schema. There is one object for each, so places are compared by identity."""
+
+    __slots__ = ("path", "schema")
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        """Take the place and what stands there."""
+        self.path, self.schema = path, schema
+
+    @property
+    def keywords(self) -> Mapping[Any, Any]:
+        """What the schema says, nothing if it is only true."""
+        return self.schema if isinstance(self.schema, Mapping) else {}
+
+    @property
+    def is_said(self) -> bool:
+        """Whether it stands in the schema, and is not made of its other parts."""
+        return Made.UNSAID not in self.keywords
+
+
+class Leaf(NamedTuple):
+    """A place whose own keywords count.
+
+    Attributes:
+        node: the place.
+        scope: it and what it joins, for the keywords about what nothing of these has evaluated.
+    """
+
+    node: Node
+    scope: tuple[Node, ...] = ()
+
+
+Branch = tuple[Leaf, ...]
+Goal = tuple[Node, ...]
+
+
+class Reader:
+    """Reads one schema document. What cannot be held to is refused, or noted and left out.
+
+    Attributes:
+        ignored: the paths of what was left out.
+    """
+
+    def __init__(self, root: Any, *, is_strict: bool, at: str = "") -> None:
+        """Take a document. ``at`` stands before paths; ``is_strict`` refuses instead of noting."""
+        self.root, self._is_strict, self._at = root, is_strict, at
+        self.ignored: dict[str, None] = {}
+        self._nodes: dict[Path, Node] = {}
+        self._expanded: dict[Node, list[Branch]] = {}
+        self._anchors: dict[str, Path] | None = None
+        self._num_spent = 0
+        self.is_dead: Callable[[Branch], bool] = lambda branch: False  # set by what knows leaves
+
+    def node(self, path: Path, schema: Any) -> Node:
+        """Return the place at a path."""
+        if path not in self._nodes:
+            self._nodes[path] = Node(path, schema)
+        return self._nodes[path]
+
+    def inner(self, node: Node, *keys: object, schema: Any) -> Node:
+        """Return a place below another one."""
+        return self.node((*node.path, *keys), schema)
+
+    def shown(self, path: Path) -> str:
+        """Return a path as users read it."""
+        text = self._at
+        for key in path:
+            if isinstance(key, int):
+                text += f"[{key}]"
+            elif isinstance(key, str):
+                name = "".join(char if char.isprintable() else repr(char)[1:-1] for char in key)
+                name = name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}..."
+                text += f".{name}" if text else name
+        return text
+
+    def wrong(self, node: Node, keyword: str, why: str) -> SchemaError:
+        """Return the error of a schema that is none."""
+        return SchemaError(self.shown((*node.path, keyword) if keyword else node.path), why)
+
+    def leave_out(self, node: Node, keyword: str, why: str) -> None:
+        """Note a keyword that no grammar holds to. Raises SchemaError where that is not allowed."""
+        path = self.shown((*node.path, keyword))
+        if self._is_strict:
+            raise SchemaError(path, why)
+        self.ignored[path] = None
+
+    def spend(self, amount: int = 1) -> None:
+        """Count work. Raises SchemaError if it becomes too much."""
+        self._num_spent += amount
+        if self._num_spent > _MOST_SPENT:
+            raise SchemaError(
+                self._at, "the schema is too large: its parts combine in too many ways"
+            )
+
+    # --- what joins and chooses ----------------------------------------------------------------
+
+    def branches(self, goal: Goal) -> list[Branch]:
+        """Return the ways in which a value may fit all places of a goal."""
+        return self._joined([self._expand(node, ()) for node in goal])
+
+    def _joined(self, parts: Sequence[list[Branch]]) -> list[Branch]:
+        """Return each way to take one branch of every part."""
+        found: list[Branch] = [()]
+        for part in parts:
+            is_choice = len(part) > 1 and len(found) > 1
+            self.spend(len(found) * len(part))
+            found = [tuple(dict.fromkeys(before + after)) for before in found for after in part]
+            if is_choice or len(found) > 8:
+                found = [branch for branch in found if not self.is_dead(branch)]
+            if len(found) > _MOST_BRANCHES:
+                raise SchemaError(self._at, "the schema combines too many choices")
+        return found
+
+    def _expand(self, node: Node, trail: tuple[Node, ...]) -> list[Branch]:
+        if node in trail:
+            raise self.wrong(node, "", "it refers to itself, so nothing can be known to fit it")
+        if node in self._expanded:
+            return self._expanded[node]
+        self.spend()
+        if isinstance(node.schema, bool):
+            return [()] if node.schema else []
+        if not isinstance(node.schema, Mapping):
+            raise self.wrong(node, "", "a schema must be an object, true or false")
+        within = (*trail, node)
+        parts: list[list[Branch]] = [[(Leaf(node),)]]
+        for keyword, join in _JOINS.items():
+            if keyword in node.schema:
+                parts += join(self, node, within)
+        found = self._joined(parts)
+        if "unevaluatedProperties" in node.schema or "unevaluatedItems" in node.schema:
+            found = [self._scoped(node, branch) for branch in found]
+        self._expanded[node] = found
+        return found
+
+    @staticmethod
+    def _scoped(node: Node, branch: Branch) -> Branch:
+        scope = tuple(leaf.node for leaf in branch)
+        return tuple(Leaf(leaf.node, scope) if leaf.node is node else leaf for leaf in branch)
+
+    def _schemas(self, node: Node, keyword: str) -> list[Node]:
+        """Return the places in a keyword's list of schemas."""
+        listed = node.keywords[keyword]
+        if not isinstance(listed, list) or not listed:
+            raise self.wrong(node, keyword, "it must be a list of schemas")
+        return [self.inner(node, keyword, i, schema=one) for i, one in enumerate(listed)]
+
+    def _made(self, node: Node, keyword: str, number: int, schema: Any) -> Node:
+        """Return a place for a schema that is made of others."""
+        return self.inner(node, keyword, (number,), schema=schema)
+
+    def _all_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        for one in self._schemas(node, "allOf"):
+            yield self._expand(one, within)
+
+    def _any_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        yield self._any(self._schemas(node, "anyOf"), within)
+
+    def _any(self, nodes: Iterable[Node], within: tuple[Node, ...]) -> list[Branch]:
+        return list(dict.fromkeys(chain.from_iterable(self._expand(one, within) for one in nodes)))
+
+    def _one_of(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        """Yield the branches of each schema that fit none of the others."""
+        nodes = self._schemas(node, "oneOf")
+        ways = [self._expand(one, within) for one in nodes]
+        found = list[Branch]()
+        try:
+            for i, way in enumerate(ways):
+                parts = [way]
+                for j, other in enumerate(ways):
+                    if i != j and not self._are_apart(way, other):
+                        away = self._made(node, "oneOf", j, self._negated(nodes[j]))
+                        parts.append(self._expand(away, within))
+                found += self._joined(parts)
+        except Unheld:
+            self.leave_out(node, "oneOf", "no grammar can tell that only one of these fits")
+            found = list(chain.from_iterable(ways))
+        yield list(dict.fromkeys(found))
+
+    def _are_apart(self, way: list[Branch], other: list[Branch]) -> bool:
+        self.spend(len(way) * len(other))
+        return all(self.is_dead(tuple(dict.fromkeys(one + two))) for one in way for two in other)
+
+    def _negated(self, node: Node) -> Any:
+        try:
+            return negated(node.schema, self._resolved, self.shown(node.path))
+        except (TypeError, AttributeError):
+            raise self.wrong(node, "", "it is not a schema") from None
+
+    def _resolved(self, reference: object) -> Any:
+        return self._target(reference, self.node((), self.root)).schema
+
+    def _not(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        try:
+            made = self._negated(self.inner(node, "not", schema=node.keywords["not"]))
+        except Unheld as error:
+            self.leave_out(
+                node, "not", f"no grammar can hold to it: {error.path} cannot be negated"
+            )
+            return
+        yield self._expand(self._made(node, "not", 0, made), within)
+
+    def _if(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        keywords = node.keywords
+        if "then" not in keywords and "else" not in keywords:
+            return
+        parts = {
+            key: self._expand(self.inner(node, key, schema=keywords.get(key, True)), within)
+            for key in ("if", "then", "else")
+        }
+        found = self._joined([parts["if"], parts["then"]])
+        try:
+            made = self._negated(self.inner(node, "if", schema=keywords["if"]))
+            away = self._expand(self._made(node, "if", 0, made), within)
+            found += self._joined([away, parts["else"]])
+        except Unheld:  # what fits both fits in any case
+            found += self._joined([parts["then"], parts["else"]])
+        yield list(dict.fromkeys(found))
+
+    def _dependent(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        """Yield, for each name that needs others, what has it not and what has them all."""
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for i, (name, needed) in enumerate(self.names(node, keyword).items()):
+                without = {Made.UNSAID: True, "properties": {name: False}}
+                names = [name, *needed] if isinstance(needed, list) else [name]
+                having = self._made(
+                    node, keyword, 2 * i + 1, {Made.UNSAID: True, "required": names}
+                )
+                ways = [self._expand(having, within)]
+                if not isinstance(needed, list):
+                    ways.append(
+                        self._expand(self.inner(node, keyword, name, schema=needed), within)
+                    )
+                absent = self._expand(self._made(node, keyword, 2 * i, without), within)
+                yield absent + self._joined(ways)
+
+    def _listed(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        """Yield the values of ``enum`` and ``const`` as branches, if lists or objects are there."""
+        for keyword in ("enum", "const"):
+            values = values_of(node, keyword)
+            if values is None or all(map(is_scalar, values)):
+                continue
+            schemas: list[Any] = [_schema_of(one) for one in values if not is_scalar(one)]
+            scalars = [one for one in values if is_scalar(one)]
+            schemas += [{"enum": scalars}] if scalars else []
+            made = [self._made(node, keyword, i, one) for i, one in enumerate(schemas)]
+            yield self._any(made, within)
+
+    def _ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        yield self._expand(self._target(node.keywords["$ref"], node), within)
+
+    def _no_ref(self, node: Node, within: tuple[Node, ...]) -> Iterator[list[Branch]]:
+        for keyword in ("$dynamicRef", "$recursiveRef"):
+            if keyword in node.keywords:
+                self.leave_out(node, keyword, "such references are not followed: use $ref")
+        yield from ()
+
+    def _target(self, reference: object, node: Node) -> Node:
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise self.wrong(node, "$ref", f"{reference!r:.80} is not in this schema: begin with #")
+        path, found = list[object](), self.root
+        pointer = unquote(reference[1:])
+        if pointer and not pointer.startswith("/"):
+            return self._anchored(pointer, node)
+        for part in pointer.split("/")[1:]:
+            key: object = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and part.isascii() and part.isdigit():
+                key = int(part)
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                raise self.wrong(node, "$ref", f"{reference!r:.80} is not in this schema") from None
+            path.append(key)
+        return self.node(tuple(path), found)
+
+    def _anchored(self, name: str, node: Node) -> Node:
+        if self._anchors is None:
+            self._anchors = dict(_anchors_in(self.root))
+        if name not in self._anchors:
+            raise self.wrong(node, "$ref", f"{'#' + name!r:.80} is not in this schema")
+        found = self.root
+        for key in self._anchors[name]:
+            found = found[key]
+        return self.node(self._anchors[name], found)
+
+    # --- values of keywords --------------------------------------------------------------------
+
+    def names(self, node: Node, keyword: str) -> Mapping[str, Any]:
+        """Return a keyword's object, empty if it is not there."""
+        found = node.keywords.get(keyword, {})
+        if not isinstance(found, Mapping):
+            raise self.wrong(node, keyword, "it must be an object")
+        return found
+
+    def texts(self, node: Node, keyword: str) -> list[str]:
+        """Return a keyword's list of texts, empty if it is not there."""
+        found = node.keywords.get(keyword, [])
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise self.wrong(node, keyword, "it must be a list of texts")
+        return found
+
+    def count(self, node: Node, keyword: str) -> int | None:
+        """Return a keyword's number of something, None if it is not there."""
+        found = node.keywords.get(keyword)
+        if found is None:
+            return None
+        is_whole = isinstance(found, float) and found.is_integer()
+        if (type(found) is not int and not is_whole) or not 0 <= found < 1 << 31:
+            raise self.wrong(node, keyword, "it must be a whole number from 0 to 2147483647")
+        return int(found)
+
+    def number(self, node: Node, keyword: str) -> int | float | None:
+        """Return a keyword's number, None if it is not there."""
+        found = node.keywords.get(keyword)
+        if found is None:
+            return None
+        if type(found) not in (int, float) or not math.isfinite(found):
+            raise self.wrong(node, keyword, "it must be a number")
+        return found  # type: ignore[no-any-return]
+
+
+def values_of(node: Node, keyword: str) -> list[Any] | None:
+    """Return the values that a place lists, None if it lists none."""
+    if keyword not in node.keywords:
+        return None
+    found = node.keywords[keyword]
+    if keyword == "const":
+        return [found]
+    return list(found) if isinstance(found, list) else []
+
+
+def is_scalar(value: object) -> bool:
+    """Return whether a JSON value has no parts."""
+    return not isinstance(value, list | Mapping)
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    """Return the schema of one list or object."""
+    if isinstance(value, list):
+        return {
+            "type": "array", "prefixItems": [{"const": one} for one in value], "items": False,
+            "minItems": len(value),
+        }  # fmt: skip
+    return {
+        "type": "object", "properties": {name: {"const": one} for name, one in value.items()},
+        "required": list(value), "additionalProperties": False,
+    }  # fmt: skip
+
+
+def _anchors_in(schema: Any, path: Path = ()) -> Iterator[tuple[str, Path]]:
+    todo: list[tuple[Any, Path]] = [(schema, path)]
+    while todo:
+        found, at = todo.pop()
+        if isinstance(found, Mapping):
+            if isinstance(found.get("$anchor"), str):
+                yield found["$anchor"], at
+            todo += [(value, (*at, key)) for key, value in found.items()]
+        elif isinstance(found, list):
+            todo += [(value, (*at, i)) for i, value in enumerate(found)]
+
+
+_Join = Callable[[Reader, Node, tuple[Node, ...]], Iterator[list[Branch]]]
+_JOINS: dict[str, _Join] = {
+    "enum": Reader._listed,
+    "const": Reader._listed,
+    "$ref": Reader._ref,
+    "$dynamicRef": Reader._no_ref,
+    "$recursiveRef": Reader._no_ref,
+    "allOf": Reader._all_of,
+    "anyOf": Reader._any_of,
+    "oneOf": Reader._one_of,
+    "not": Reader._not,
+    "if": Reader._if,
+    "dependentRequired": Reader._dependent,
+    "dependentSchemas": Reader._dependent,
+    "dependencies": Reader._dependent,
+}

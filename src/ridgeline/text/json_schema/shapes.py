@@ -1,0 +1,239 @@
+"""What the leaves of a branch together say of a value's type, and of values without parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from ridgeline.text.json_schema import automata, numbers, patterns
+from ridgeline.text.json_schema.charsets import is_written
+from ridgeline.text.json_schema.formats import FORMATS
+from ridgeline.text.json_schema.negation import Made
+from ridgeline.text.json_schema.nodes import Branch, Node, Reader, is_scalar, values_of
+from ridgeline.text.json_schema.numbers import ANY_NUMBER, Range
+from ridgeline.text.json_schema.patterns import Pattern, PatternError
+
+TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
+
+
+@dataclass
+class Shape:
+    """What a value may be.
+
+    Attributes:
+        types: of JSON, integers among numbers.
+        numbers: which ones.
+        least: characters of a string.
+        most: the same, None for any number of them.
+        must: what strings match, whole.
+        must_not: what they do not match.
+        listed: all values without parts, None if they are not listed.
+        not_listed: values that it cannot be.
+    """
+
+    types: frozenset[str] = TYPES
+    numbers: Range = ANY_NUMBER
+    least: int = 0
+    most: int | None = None
+    must: list[patterns.Regex] = field(default_factory=list)
+    must_not: list[patterns.Regex] = field(default_factory=list)
+    listed: list[Any] | None = None
+    not_listed: list[Any] = field(default_factory=list)
+
+    @property
+    def pattern(self) -> Pattern:
+        """What strings must match and must not."""
+        return Pattern(tuple(self.must), tuple(self.must_not))
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether there may be a value without parts."""
+        if self.listed is not None:
+            return any(True for _ in self.values())
+        lowest = [x for x in (self.numbers.low, self.numbers.above) if x is not None]
+        highest = [x for x in (self.numbers.high, self.numbers.below) if x is not None]
+        has_numbers = not lowest or not highest or max(lowest) <= min(highest)
+        return (
+            ("null" in self.types and None not in self.not_listed)
+            or ("boolean" in self.types)
+            or ("number" in self.types and has_numbers)
+            or ("string" in self.types and (self.most is None or self.least <= self.most))
+        )
+
+    def values(self) -> Iterator[Any]:
+        """Yield the values that are listed and fit, each once."""
+        seen = set[object]()
+        for value in self.listed or ():
+            key = key_of(value)
+            if key not in seen and self.has(value):
+                seen.add(key)
+                yield value
+
+    def has(self, value: Any) -> bool:
+        """Return whether a value without parts fits, but for what is listed."""
+        if key_of(value) in map(key_of, self.not_listed):
+            return False
+        if value is None:
+            return "null" in self.types
+        if isinstance(value, bool):
+            return "boolean" in self.types
+        if isinstance(value, int | float):
+            return "number" in self.types and self.numbers.has(value)
+        return "string" in self.types and self.has_text(value)
+
+    def has_text(self, text: str) -> bool:
+        """Return whether a string fits, but for what is listed."""
+        try:
+            return (
+                is_written(text)
+                and self.least <= len(text)
+                and (self.most is None or len(text) <= self.most)
+                and all(automata.matches(one, text) for one in self.must)
+                and not any(automata.matches(one, text) for one in self.must_not)
+            )
+        except PatternError:
+            return False  # it takes too long to know
+
+
+def key_of(value: Any) -> object:
+    """Return what is equal for equal values of JSON: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return numbers.decimal(value)
+
+
+def shape_of(reader: Reader, branch: Branch) -> Shape:
+    """Return what the leaves of a branch say. What is not held to is left out (``Reader``)."""
+    shape = Shape()
+    for leaf in branch:
+        node = leaf.node
+        shape.types &= _types(reader, node)
+        _add_lists(shape, node)
+        shape.numbers = _narrowed(shape.numbers, reader, node)
+        _add_strings(shape, reader, node)
+    barred = (x for x in shape.not_listed if isinstance(x, int | float) and not isinstance(x, bool))
+    shape.numbers = shape.numbers._replace(not_in=tuple(map(numbers.decimal, barred)))
+    return shape
+
+
+def _types(reader: Reader, node: Node) -> frozenset[str]:
+    said = node.keywords.get("type")
+    if said is None:
+        return TYPES
+    names = [said] if isinstance(said, str) else said
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise reader.wrong(node, "type", "it must be the name of a type, or a list of such")
+    for one in names:
+        if one not in TYPES and one != "integer":
+            raise reader.wrong(node, "type", f"{one!r:.40} is not a type of JSON")
+    return frozenset("number" if one == "integer" else one for one in names)
+
+
+def _add_lists(shape: Shape, node: Node) -> None:
+    for keyword in ("enum", "const"):
+        values = values_of(node, keyword)
+        if values is None or not all(map(is_scalar, values)):
+            continue
+        if shape.listed is not None:
+            keys = set(map(key_of, values))
+            values = [one for one in shape.listed if key_of(one) in keys]
+        shape.listed = values
+    shape.not_listed += node.keywords.get(Made.NOT_ENUM, ())
+
+
+def _narrowed(found: Range, reader: Reader, node: Node) -> Range:
+    """Return the numbers that also fit what one place says."""
+    said = node.keywords.get("type")
+    types = said if isinstance(said, list) else [said]
+    is_integer = found.is_integer or ("integer" in types and "number" not in types)
+    low, above = _bound(reader, node, "minimum", "exclusiveMinimum")
+    high, below = _bound(reader, node, "maximum", "exclusiveMaximum")
+    multiples = found.multiples
+    step = reader.number(node, "multipleOf")
+    if step is not None:
+        if step <= 0:
+            raise reader.wrong(node, "multipleOf", "it must be more than 0")
+        multiples = (*multiples, numbers.decimal(step))
+    return Range(
+        is_integer, _pick(max, found.low, low), _pick(min, found.high, high),
+        _pick(max, found.above, above), _pick(min, found.below, below), multiples,
+    )  # fmt: skip
+
+
+def _bound(
+    reader: Reader, node: Node, plain: str, exclusive: str
+) -> tuple[Decimal | None, Decimal | None]:
+    """Return a bound, and one that a number must be beyond; draft 4 says so with true."""
+    value, beyond = reader.number(node, plain), node.keywords.get(exclusive)
+    if isinstance(beyond, bool):
+        beyond, value = (value, None) if beyond else (None, value)
+    else:
+        beyond = reader.number(node, exclusive)
+    return (
+        None if value is None else numbers.decimal(value),
+        None if beyond is None else numbers.decimal(beyond),
+    )
+
+
+def _pick(choose: Any, one: Decimal | None, other: Decimal | None) -> Decimal | None:
+    known = [x for x in (one, other) if x is not None]
+    return choose(known) if known else None
+
+
+def _add_strings(shape: Shape, reader: Reader, node: Node) -> None:
+    least, most = reader.count(node, "minLength"), reader.count(node, "maxLength")
+    shape.least = max(shape.least, least or 0)
+    shape.most = min((x for x in (shape.most, most) if x is not None), default=None)
+    asked: list[Pattern | None] = [pattern_of(reader, node)]
+    if Made.NOT_PATTERN in node.keywords:
+        try:
+            asked.append(patterns.negated(node.keywords[Made.NOT_PATTERN]))
+        except (PatternError, TypeError) as error:
+            reader.leave_out(node, "pattern", f"what does not match it cannot be told: {error}")
+    wanted = node.keywords.get("format")
+    if isinstance(wanted, str) and wanted in FORMATS:
+        asked.append(patterns.pattern(FORMATS[wanted]))
+    for one in asked:
+        if one is not None:
+            shape.must += one.must
+            shape.must_not += one.must_not
+
+
+def pattern_of(reader: Reader, node: Node) -> Pattern | None:
+    """Return the pattern of a place, None if it has none that can be held to."""
+    source = node.keywords.get("pattern")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise reader.wrong(node, "pattern", "it must be text")
+    try:
+        return patterns.pattern(source)
+    except PatternError as error:
+        reader.leave_out(node, "pattern", f"{source!r:.60} cannot be held to: {error}")
+        return None
+
+
+def can_have_text(shape: Shape) -> bool:
+    """Return whether there is a string that fits, but for what is listed."""
+    if shape.most is not None and shape.least > shape.most:
+        return False
+    if len(shape.must) + len(shape.must_not) + (shape.least > 0 or shape.most is not None) < 2:
+        return all(one != patterns.Alt(()) for one in shape.must)
+    return automata.can_be(shape.pattern, shape.least, shape.most)
+
+
+def string_terminal(shape: Shape, barred: Iterable[str] = ()) -> str:
+    """Return the terminal of strings that fit and are none of ``barred``, empty for none."""
+    if not can_have_text(shape):
+        return ""
+    wanted = [patterns.written(one) for one in shape.must]
+    if shape.least or shape.most is not None:
+        length = patterns.Rep(patterns.ANY.part, shape.least, shape.most)
+        wanted.append(patterns.written(length))
+    terms = [f"/{one}/" for one in wanted or [patterns.written(patterns.ANY)]]
+    texts = [one for one in barred if is_written(one)]
+    texts += [one for one in shape.not_listed if isinstance(one, str) and is_written(one)]
+    nots = [*shape.must_not, *([patterns.literals(texts)] if texts else [])]
+    return " & ".join([*terms, *(f"~/{patterns.written(one)}/" for one in nots)])

@@ -1,0 +1,339 @@
+"""A schema as a grammar in Lark's notation, as llguidance reads it.
+
+Each goal is a rule, and values without parts are one terminal of it. White space may stand between
+any two of the symbols of JSON, once, as ``%ignore`` says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ridgeline.text.json_schema import numbers
+from ridgeline.text.json_schema.charsets import quoted
+from ridgeline.text.json_schema.errors import SchemaError
+from ridgeline.text.json_schema.nodes import Branch, Goal, Reader
+from ridgeline.text.json_schema.plans import ListPlan, ObjectPlan, Planner
+from ridgeline.text.json_schema.sequences import Sequence
+from ridgeline.text.json_schema.shapes import Shape, shape_of, string_terminal
+
+WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
+_MOST_GOALS = 2_000
+_MOST_CHARS = 1 << 22
+_NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+class Written(NamedTuple):
+    """A grammar.
+
+    Attributes:
+        text: in Lark's notation.
+        ignored: paths of keywords that it does not hold to.
+    """
+
+    text: str
+    ignored: tuple[str, ...] = ()
+
+
+class _Way(NamedTuple):
+    """What fits one branch of a goal."""
+
+    terminals: tuple[str, ...]
+    by_library: tuple[Mapping[str, Any], ...]  # schemas of numbers that the library reads
+    of_object: ObjectPlan | None
+    of_list: ListPlan | None
+
+
+def written(
+    schema: Any,
+    *,
+    is_strict: bool,
+    at: str = "",
+    inside: tuple[object, ...] = (),
+    whitespace: str | None = WHITESPACE,
+) -> Written:
+    """Return the grammar of what fits a schema, ``start`` being its first rule.
+
+    Args:
+        schema: the document.
+        is_strict: whether what no grammar can hold to is refused, and not left out.
+        at: what stands before paths.
+        inside: where in the document the schema is that is meant; references are the document's.
+        whitespace: the regular expression of white space; none for no white space.
+
+    Raises SchemaError.
+    """
+    reader = Reader(schema, is_strict=is_strict, at=at)
+    for key in inside:
+        schema = schema[key]
+    try:
+        text = _Writer(reader, whitespace).grammar((reader.node(inside, schema),))
+    except RecursionError:
+        raise SchemaError(at, "the schema is nested too deeply") from None
+    if len(text) > _MOST_CHARS:
+        raise SchemaError(at, "the schema is too large: its grammar is too long")
+    return Written(text, tuple(reader.ignored))
+
+
+class _Writer:
+    def __init__(self, reader: Reader, whitespace: str | None) -> None:
+        self._reader, self._planner = reader, Planner(reader)
+        self._whitespace = whitespace or None
+        self._ways: dict[Goal, list[_Way]] = {}
+        self._rules: list[str] = []
+        self._terminals: dict[str, str] = {}
+        self._fits: set[Goal] = set()  # goals that some value fits
+
+    def grammar(self, goal: Goal) -> str:
+        """Return the grammar. Raises SchemaError if nothing fits the goal."""
+        self._read_all(goal)
+        self._find_fitting()
+        if goal not in self._fits:
+            raise SchemaError(self._reader.shown(()), "Unsatisfiable schema: no value fits it")
+        numbers_of = {one: i for i, one in enumerate(self._ways)}
+        self._names = {one: f"v{i}" for one, i in numbers_of.items()}
+        for one in self._ways:
+            if one in self._fits:
+                self._rules.append(f"{self._names[one]}: {' | '.join(self._options(one))}")
+        head = [f"start: {self._names[goal]}"]
+        if self._whitespace is not None:
+            head = ['%llguidance {"ignore_once": true}', f"%ignore /{self._slashed()}/", *head]
+        terminals = [f"{name}: {text}" for text, name in self._terminals.items()]
+        return "\n".join([*head, *self._rules, *terminals]) + "\n"
+
+    def _slashed(self) -> str:
+        """Return the pattern of white space as it can stand between two slashes."""
+        text, is_escaped, found = self._whitespace or "", False, ""
+        for char in text:
+            found += "\\/" if char == "/" and not is_escaped else char
+            is_escaped = char == "\\" and not is_escaped
+        return found.replace("\n", r"\n").replace("\r", r"\r")
+
+    # --- what there is -------------------------------------------------------------------------
+
+    def _read_all(self, first: Goal) -> None:
+        todo = [first]
+        while todo:
+            goal = todo.pop()
+            if goal in self._ways:
+                continue
+            if len(self._ways) >= _MOST_GOALS:
+                raise SchemaError(self._reader.shown(()), "the schema is too large")
+            ways = [self._way(branch) for branch in self._reader.branches(goal)]
+            self._ways[goal] = ways
+            todo += reversed([part for way in ways for part in _parts(way)])
+
+    def _way(self, branch: Branch) -> _Way:
+        self._reader.spend(len(branch))
+        shape = shape_of(self._reader, branch)
+        has_parts = shape.listed is None
+        of_object = of_list = None
+        if has_parts and "object" in shape.types:
+            of_object = self._planner.of_object(branch)
+        if has_parts and "array" in shape.types:
+            of_list = self._planner.of_list(branch)
+        terminals, by_library = self._scalars(branch, shape)
+        return _Way(terminals, by_library, of_object, of_list)
+
+    def _scalars(
+        self, branch: Branch, shape: Shape
+    ) -> tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]]:
+        if shape.listed is not None:
+            terminal = numbers.alternatives(map(self._spelled, shape.values()))
+            return ((terminal,) if terminal else ()), ()
+        words = [
+            json.dumps(one)
+            for one in (None, True, False)
+            if ("null" if one is None else "boolean") in shape.types
+            and not any(one is barred for barred in shape.not_listed)
+        ]
+        found = [numbers.alternatives(words)]
+        by_library: tuple[Mapping[str, Any], ...] = ()
+        if "number" in shape.types:
+            of_numbers = self._numbers(branch, shape)
+            found.append(of_numbers.terminal)
+            by_library = (of_numbers.schema,) if of_numbers.schema is not None else ()
+        if "string" in shape.types:
+            found.append(string_terminal(shape))
+        return tuple(filter(None, found)), by_library
+
+    def _numbers(self, branch: Branch, shape: Shape) -> numbers.Written:
+        """Return how numbers are written. What cannot be held to is left out."""
+        try:
+            return numbers.written(shape.numbers)
+        except numbers.NoNumbers as error:
+            keywords = ("multipleOf",) if shape.numbers.multiples else _NUMBER_WORDS
+            for leaf in branch:
+                for keyword in keywords:
+                    if keyword in leaf.node.keywords:
+                        self._reader.leave_out(leaf.node, keyword, str(error))
+        if shape.numbers.multiples:
+            shape.numbers = shape.numbers._replace(multiples=())
+            return self._numbers(branch, shape)
+        is_integer = shape.numbers.is_integer
+        return numbers.written(numbers.Range(is_integer, not_in=shape.numbers.not_in))
+
+    def _spelled(self, value: Any) -> str:
+        if isinstance(value, str):
+            return quoted(value)
+        try:
+            return json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise SchemaError(self._reader.shown(()), "a number in it cannot be written") from None
+
+    def _find_fitting(self) -> None:
+        """Find the goals that some value fits: one whose parts, as far as needed, have such."""
+        needing: dict[Goal, list[tuple[Goal, int]]] = {}
+        lacking: dict[tuple[Goal, int], int] = {}
+        todo = list[Goal]()
+        for goal, ways in self._ways.items():
+            for i, needed in enumerate(need for way in ways for need in self._needs(way)):
+                parts = set(needed)
+                lacking[goal, i] = len(parts)
+                if not parts:
+                    todo.append(goal)
+                for part in parts:
+                    needing.setdefault(part, []).append((goal, i))
+        while todo:
+            goal = todo.pop()
+            if goal in self._fits:
+                continue
+            self._fits.add(goal)
+            for other, i in needing.get(goal, ()):
+                lacking[other, i] -= 1
+                if not lacking[other, i]:
+                    todo.append(other)
+
+    @staticmethod
+    def _needs(way: _Way) -> Iterator[list[Goal]]:
+        """Yield, for each kind of value that fits a way, which goals its parts need at least."""
+        if way.terminals or way.by_library:
+            yield []
+        if (plan := way.of_list) is not None and (plan.most is None or plan.least <= plan.most):
+            if plan.values:
+                if plan.least <= len(plan.values):
+                    yield []
+            elif plan.least <= len(plan.first):
+                yield list(plan.first[: plan.least])
+            elif plan.rest is not None:
+                yield [*plan.first, plan.rest]
+        if (of_object := way.of_object) is not None:
+            required = [one.goal for one in of_object.members if one.is_required]
+            optional = [one.goal for one in of_object.members if not one.is_required]
+            missing = of_object.least - len(required)
+            if of_object.most is not None and max(of_object.least, len(required)) > of_object.most:
+                return
+            extras = [one.goal for one in of_object.extras]
+            if missing <= 0:
+                yield required
+            elif missing == 1:
+                yield from ([*required, goal] for goal in (*optional, *extras))
+            elif missing <= len(optional):
+                yield [*required, *optional]  # some of them would do; all is surely enough
+            else:
+                yield from ([*required, *optional, goal] for goal in extras)
+
+    # --- rules ---------------------------------------------------------------------------------
+
+    def _options(self, goal: Goal) -> Iterator[str]:
+        """Yield what a value may be, as expressions."""
+        ways = self._ways[goal]
+        terminals = dict.fromkeys(one for way in ways for one in way.terminals)
+        if terminals:
+            yield self._terminal(" | ".join(f"({one})" for one in terminals))
+        found = dict[str, None]()
+        for way in ways:
+            for schema in way.by_library:
+                found[f"%json {json.dumps({**schema, 'x-guidance': self._library_options()})}"] = (
+                    None
+                )
+            if way.of_object is not None:
+                found.update(dict.fromkeys(self._object(way.of_object)))
+            if way.of_list is not None:
+                found.update(dict.fromkeys(self._list(way.of_list)))
+        yield from found
+
+    def _library_options(self) -> dict[str, Any]:
+        if self._whitespace is None:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": self._whitespace}
+
+    def _terminal(self, text: str) -> str:
+        return self._terminals.setdefault(text, f"T{len(self._terminals)}")
+
+    def _literal(self, text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)
+
+    def _object(self, plan: ObjectPlan) -> Iterator[str]:
+        members = [
+            (f'{self._literal(quoted(one.name))} ":" {self._names[one.goal]}', one.is_required)
+            for one in plan.members
+            if one.goal in self._fits
+        ]
+        num_required = sum(one.is_required for one in plan.members)
+        if sum(is_required for _, is_required in members) < num_required:
+            return
+        extras = " | ".join(
+            f'{self._terminal(one.terminal)} ":" {self._names[one.goal]}'
+            for one in plan.extras
+            if one.goal in self._fits
+        )
+        inner = Sequence(members, extras, plan.least, plan.most, self._rules).expression()
+        if inner is not None:
+            yield f'"{{" {inner} "}}"'
+
+    def _list(self, plan: ListPlan) -> Iterator[str]:
+        if plan.values:
+            texts = [
+                self._terminal(numbers.alternatives([self._spelled(one)])) for one in plan.values
+            ]
+            members = [(text, False) for text in texts]
+            inner = Sequence(members, "", plan.least, plan.most, self._rules).expression()
+            if inner is not None:
+                yield f'"[" {inner} "]"'
+            return
+        first, rest = list[str](), plan.rest
+        for goal in plan.first:
+            if goal not in self._fits:
+                rest = None
+                break
+            first.append(self._names[goal])
+        if rest is not None and rest not in self._fits:
+            rest = None
+        most = plan.most
+        if rest is None:
+            most = len(first) if most is None else min(most, len(first))
+        if most is not None and plan.least > most:
+            return
+        items = self._items(first, None if rest is None else self._names[rest], plan.least, most)
+        yield f'"[" {items} "]"'
+
+    @staticmethod
+    def _items(first: list[str], rest: str | None, least: int, most: int | None) -> str:
+        """Return the items of a list, with the commas between them."""
+        if most == 0:
+            return ""
+        if not first:
+            first, num_rest = [rest or ""], 1
+        else:
+            num_rest = len(first)
+        tail = ""
+        if rest is not None and (most is None or most > num_rest):
+            low, high = max(least - num_rest, 0), "" if most is None else most - num_rest
+            tail = f'("," {rest}){{{low},{high}}}'
+        for i in range(len(first) - 1, 0, -1):
+            tail = f'"," {first[i]} {tail}'
+            tail = tail if i < least else f"({tail})?"
+        whole = f"{first[0]} {tail}"
+        return whole if least else f"({whole})?"
+
+
+def _parts(way: _Way) -> Iterator[Goal]:
+    if way.of_object is not None:
+        yield from (one.goal for one in way.of_object.members)
+        yield from (one.goal for one in way.of_object.extras)
+    if way.of_list is not None and not way.of_list.values:
+        yield from way.of_list.first
+        if way.of_list.rest is not None:
+            yield way.of_list.rest
