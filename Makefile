@@ -16,7 +16,7 @@ TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
 REST := $(TWO) --no-loadscope-reorder --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve demo test test-full test-parity test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
+.PHONY: help serve demo test test-full test-parity test-parity-full test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
 
 help:
 	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test         lint, type-check, and run every kind of test this machine can run"
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
+	@echo "make test-parity-full  the same with every key of every config flipped in turn (an hour)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
@@ -107,6 +108,10 @@ test-clients: .venv/ready .venv-clients/ready
 
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
+
+test-parity-full: .venv-parity/ready
+	@echo "==> Every key of every config flipped in turn"
+	@$(PARITY)/python -m tests.parity.full
 
 clean:
 	rm -rf .venv .venv-clients .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -210,7 +210,7 @@ def test_rows_of_what_turns_come_first_in_halves() -> None:
         ({"index_topk": 2048}, "index_topk is 2048"),
         (
             {"rope_scaling": {**CONFIG["rope_scaling"], "llama_4_scaling_beta": 0.1}},
-            "queries that grow with the position",
+            "llama_4_scaling_beta is 0.1",
         ),
     ],
 )
@@ -283,6 +283,8 @@ def test_a_gguf_file_says_the_same() -> None:
     assert ffn == replace(arch.layers[1].ffn, **changes)  # type: ignore[type-var]
     with pytest.raises(ModelFileError, match="expert_gating_func 3 is not supported"):
         model_from_gguf(META | {"deepseek2.expert_gating_func": 3}, raw, "x")
+    with pytest.raises(ModelFileError, match="queries that grow with the position"):
+        model_from_gguf(META | {"deepseek2.attention.temperature_scale": 0.1}, raw, "x")
     with pytest.raises(ModelFileError, match="of which 16 turn"):
         model_from_gguf(META | {"deepseek2.rope.dimension_count": 16}, raw, "x")
 

@@ -191,6 +191,8 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
         ({"a_strangers_key": 0.5}, "a_strangers_key is .*changes what the model computes"),
         ({"a_strangers_key": False}, "a_strangers_key is False.*changes what the model computes"),
         ({"use_rope": False}, "use_rope is False"),
+        ({"use_rope": None}, "use_rope is None, which is not supported; supported: True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "a_strangers_key": 1}},

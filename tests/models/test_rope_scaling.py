@@ -156,9 +156,28 @@ def test_rope_of_a_gguf_file() -> None:
         ({"rope_type": "llama3", "factor": 8}, "low_freq_factor is missing"),
         ({"rope_type": "yarn", "factor": 4, "rope_theta": 0.5}, "rope base above 1"),
         ({"rope_type": "longrope"}, "short_factor is missing"),
-        ({"rope_type": "default", "partial_rotary_factor": 1.5}, "rope over 12"),
+        ({"rope_type": "default", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     ],
 )
 def test_scaling_that_makes_no_sense(scaling: dict[str, object], named: str) -> None:
     with pytest.raises(ModelFileError, match=named):
         arch_of(rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scaling"),
+    [
+        ("LlamaForCausalLM", {"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0}),
+        ("LlamaForCausalLM", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        ("Qwen3ForCausalLM", {"rope_type": "yarn", "factor": 4, "llama_4_scaling_beta": 0.1}),
+    ],
+)
+def test_a_number_that_only_other_architectures_go_by_is_refused(
+    architecture: str, scaling: dict[str, object]
+) -> None:
+    (key,) = scaling.keys() - {"rope_type", "factor"}
+    for where in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(ModelFileError, match=f"{key} is .* no model of this architecture"):
+            arch_of(**{"architectures": [architecture], where: scaling})
+    with pytest.raises(ModelFileError, match=f"{key} is .* no model of this architecture"):
+        arch_of(architectures=[architecture], **{key: scaling[key]})

@@ -45,13 +45,23 @@ def make_model(name: str, **more: Any) -> Any:
 
     ``more`` changes its config.
     """
+    config = make_config(name, **more)
+    return randomised(getattr(transformers, class_name(name))(config), seed=len(name))
+
+
+def class_name(name: str) -> str:
+    """Return the name of transformers' class of a model by name."""
+    family, _ = (CONFIGS | NEWER)[name]
+    return family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")
+
+
+def make_config(name: str, **more: Any) -> Any:
+    """Return the config of a model by name; ``more`` changes it."""
     family, changes = (CONFIGS | NEWER)[name]
     kind = f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config"
     unused = changes.get("unused", ())
     wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
-    config = getattr(transformers, kind)(**deepcopy(wanted))  # some write into what they are given
-    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    return randomised(getattr(transformers, family + head)(config), seed=len(name))
+    return getattr(transformers, kind)(**deepcopy(wanted))  # some write into what they are given
 
 
 def randomised(model: Any, *, seed: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -27,8 +27,30 @@ _KEYS = frozenset((
     "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type",
     "short_factor", "short_mscale", "truncate", "type",
 ))  # fmt: skip
+# Of those, what only some architectures go by: transformers passes over it in others' configs.
+_OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
 _LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 _STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
+
+
+def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
+    """Raise ModelFileError for a number of rope that only models of other architectures go by.
+
+    ``own`` has those that this architecture's go by.
+    """
+    objects: list[Mapping[str, Any]] = [config.values]
+    for said in objects:  # grows by what stands within
+        objects += [
+            said[key]
+            for key in ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+            if type(said.get(key)) is dict
+        ]
+        for key in _OF_SOME:
+            if key not in own and said.get(key) not in (None, 1.0):
+                config.fail(
+                    f"{key} is {reprlib.repr(said[key])}, which is not supported: no model of this "
+                    f"architecture goes by it"
+                )
 
 
 def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:

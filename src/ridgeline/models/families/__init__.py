@@ -334,7 +334,8 @@ def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
 def _insist(facts: Facts, must: Mapping[str, Any]) -> None:
     """Refuse another value of a key than the only one that is supported."""
     for key, value in must.items():
-        if facts.get(key) not in (None, value):
+        is_off = value is True and facts.is_null(key)  # as transformers reads null
+        if is_off or facts.get(key) not in (None, value):
             facts.fail(
                 f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
                 f"supported: {value}"

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.models.families.hf_parts import ACTIVATIONS, AROUND, BIASES, MODEL, OUTER, PREFIX
+from ridgeline.models.families.hf_parts import (
+    ACTIVATIONS,
+    AROUND,
+    BIASES,
+    MODEL,
+    OUTER,
+    PARTIAL,
+    PREFIX,
+)
 from ridgeline.models.families.table import (
     Family,
     choice,
@@ -80,6 +88,7 @@ FAMILIES = {
         windows="pattern",
         default_window=512,
         pattern=6,
+        rope_keys=PARTIAL,
         heads_by_layer=True,
         defaults=_DEFAULTS,
         unused=("num_experts", "top_k_experts", "moe_intermediate_size"),
@@ -115,6 +124,7 @@ FAMILIES = {
         windows="pattern",
         default_window=512,
         pattern=6,
+        rope_keys=PARTIAL,
         heads_by_layer=True,
         has_experts=True,
         lacks_root=("router_norm",),

@@ -20,7 +20,15 @@ from ridgeline.models.families.gguf_names import LAYER as GGUF_LAYER
 from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
 from ridgeline.models.families.gguf_names import REFUSED, refused_but
-from ridgeline.models.families.hf_parts import DENSE_NAMES, FUSED, LAYER, MODEL, OUTER, PREFIX
+from ridgeline.models.families.hf_parts import (
+    DENSE_NAMES,
+    FUSED,
+    LAYER,
+    MODEL,
+    OUTER,
+    PARTIAL,
+    PREFIX,
+)
 from ridgeline.models.families.table import (
     Family,
     const,
@@ -39,7 +47,9 @@ _FACTS = MODEL | {
     "mixer.qkv_bias": flag("attention_bias", default=True),
 }
 _HALF_TURNS = {"partial_rotary_factor": 0.5}
-_GLM = Family(OUTER, _NAMES, PREFIX, _FACTS, interleaved=True, defaults=_HALF_TURNS)
+_GLM = Family(
+    OUTER, _NAMES, PREFIX, _FACTS, interleaved=True, rope_keys=PARTIAL, defaults=_HALF_TURNS
+)
 FAMILIES = {
     "GlmForCausalLM": _GLM,
     "Glm4ForCausalLM": replace(
@@ -64,6 +74,7 @@ FAMILIES = {
         has_experts=True,
         instead=DENSE_NAMES,
         dense_layers="first_k_dense_replace",
+        rope_keys=PARTIAL,
         defaults={**_HALF_TURNS, "first_k_dense_replace": 1},
         unused=("num_nextn_predict_layers",),
     ),

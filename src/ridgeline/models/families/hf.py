@@ -19,6 +19,7 @@ from ridgeline.models.families.hf_parts import (
     OLMO,
     OLMO_NAMES,
     OUTER,
+    PARTIAL,
     PREFIX,
     QWEN3,
     SCALES,
@@ -33,6 +34,7 @@ from ridgeline.models.families.table import (
     integer,
     number,
     numbered,
+    same,
 )
 
 _FALCON = Family(
@@ -88,7 +90,9 @@ FAMILIES = {
     "MistralForCausalLM": Family(
         OUTER, LAYER, PREFIX, MODEL | BIASES, windows="all", default_window=4096
     ),
-    "Phi3ForCausalLM": Family(OUTER, FUSED, PREFIX, MODEL | BIASES, windows="all"),
+    "Phi3ForCausalLM": Family(
+        OUTER, FUSED, PREFIX, MODEL | BIASES, windows="all", rope_keys=PARTIAL
+    ),
     "Qwen2ForCausalLM": Family(
         OUTER,
         LAYER,
@@ -154,9 +158,9 @@ FAMILIES = {
         LAYER,
         PREFIX,
         MODEL | BIASES | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
-        windows="switch",
         ropes={"no_rope_layers": "none"},
-        refuse=("mlp_bias",),
+        # Which layers a window is of, transformers says in two ways that differ.
+        refuse=("mlp_bias", "sliding_window", "use_sliding_window"),
     ),
     "GraniteForCausalLM": Family(
         OUTER, LAYER, PREFIX, MODEL | BIASES | SCALES, refuse=("mlp_bias",)
@@ -177,6 +181,7 @@ FAMILIES = {
         LAYER,
         PREFIX,
         MODEL | LAYER_NORM | {"norm_bias": const(True), "mixer.qkv_bias": flag("use_qkv_bias")},
+        rope_keys=PARTIAL,
         refuse=("use_parallel_residual", "qk_layernorm"),
     ),
     "CohereForCausalLM": Family(
@@ -246,6 +251,7 @@ FAMILIES = {
             "ffn.bias": const(True),
             "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_new"),
         },
+        rope_keys=PARTIAL,
         refuse=("qk_layernorm",),
     ),
     "Starcoder2ForCausalLM": Family(
@@ -305,6 +311,7 @@ FAMILIES = {
         MODEL
         | LAYER_NORM
         | {
+            "hidden_size": same("hidden_size", "word_embed_proj_dim"),
             "norm_bias": const(True),
             "tied_embeddings": flag("tie_word_embeddings", default=True),
             "position_offset": const(2),
@@ -350,6 +357,7 @@ FAMILIES = {
             "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu"),
         },
         heads_inside=True,
+        rope_keys=PARTIAL,
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         buffers=(".attention.bias", ".attention.masked_bias"),
         must={"use_parallel_residual": True, "attention_bias": True},
@@ -429,7 +437,9 @@ FAMILIES = {
     **OF_EXPERTS,
 }
 FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
-FAMILIES["Mistral3ForConditionalGeneration"] = FAMILIES["MistralForCausalLM"]
+FAMILIES["Mistral3ForConditionalGeneration"] = replace(  # its text half may be Ministral 3
+    FAMILIES["MistralForCausalLM"], rope_keys=("llama_4_scaling_beta",)
+)
 # Their first configs describe both halves side by side.
 FAMILIES["Qwen2VLForConditionalGeneration"] = replace(
     FAMILIES["Qwen2ForCausalLM"], unused=OF_OTHER_HALVES, others=("visual.",)
@@ -440,7 +450,7 @@ FAMILIES |= RECURRENT
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((
     "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
-    "_sliding_window_pattern", "activation_dropout", "add_cross_attention", "architectures",
+    "_sliding_window_pattern", "activation_dropout", "architectures",
     "attention_bias", "attention_dropout", "attn_implementation", "attn_pdrop", "auto_map",
     "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
     "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob",
@@ -462,10 +472,11 @@ HARMLESS = frozenset((
     "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype",
     "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
     "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attention", "use_flash_attn",
-    "use_mrope", "word_embed_proj_dim",
+    "use_mrope",
 ))  # fmt: skip
 # Of keys that a family does not read, the value with which they change nothing.
 ONLY = {
+    "add_cross_attention": False,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
     "is_causal": True,

@@ -12,6 +12,7 @@ from ridgeline.models.families.table import (
     power,
 )
 
+PARTIAL = ("partial_rotary_factor",)
 PREFIX = "model.layers.{}."
 OUTER = {
     "embed": "model.embed_tokens.weight",

@@ -26,6 +26,7 @@ from ridgeline.models.families.table import Family
 from ridgeline.models.rope_scaling import (
     checked_dim,
     latent_rope_from_gguf,
+    refuse_keys_of_others,
     rope_from_config,
     rope_from_gguf,
     yarn_score_factor,
@@ -51,6 +52,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     Raises:
         ModelFileError: a value is missing, out of range or not supported.
     """
+    refuse_keys_of_others(config, family.rope_keys)
     if family.by_halves:
         return _of_halves(config, family, halves_of_config(config)), config.integer(
             "max_position_embeddings", NO_LIMIT

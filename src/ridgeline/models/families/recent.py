@@ -24,6 +24,7 @@ from ridgeline.models.families.hf_parts import (
     MODEL,
     OLMO_NAMES,
     OUTER,
+    PARTIAL,
     PREFIX,
     QWEN3,
 )
@@ -133,6 +134,7 @@ FAMILIES = {
             "ffn.per_token": integer("num_experts_per_tok"),
         },
         has_experts=True,
+        rope_keys=PARTIAL,
         defaults={"rope_theta": 5_000_000.0},
         refuse=("shared_intermediate_size",),
         # Layers that guess ahead, which layers see everything (all do), and parts of older models.
@@ -183,6 +185,7 @@ FAMILIES = {
         },
         PREFIX,
         MODEL | BIASES | _HUNYUAN,
+        rope_keys=("alpha",),
         # Tokens of pictures and of other tasks, and what is said of parts that are switched off.
         unused=(
             "attention_head_dim",
@@ -224,6 +227,7 @@ FAMILIES = {
         | _SQUARED
         | {"norm_eps": number("norm_eps", default=1e-5), "norm_bias": const(True)},
         norm_offset=1.0,
+        rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.5},
     ),
     "MinistralForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL, windows="all", default_window=4096),
@@ -233,6 +237,7 @@ FAMILIES = {
         PREFIX,
         MODEL | {"mixer.head_dim": integer("head_dim", default=128)},
         windows="all",
+        rope_keys=("llama_4_scaling_beta",),
     ),
     "OlmoForCausalLM": Family(
         OUTER,

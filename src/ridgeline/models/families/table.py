@@ -28,6 +28,7 @@ class Reader(NamedTuple):
         "optional",
         "unless",
         "quotient",
+        "same",
         "choice",
         "power",
         "inverse",
@@ -71,6 +72,8 @@ class Reader(NamedTuple):
                 return yes if facts.flag(key, self.default) else no
             case "quotient":
                 return _quotient(facts, *self.keys)
+            case "same":
+                return _same(facts, key, self.argument)
             case "unless":
                 return not facts.flag(key, False)
             case "power":
@@ -176,6 +179,18 @@ def _quotient(facts: Facts, key: str, by: str) -> int:
     return whole // parts
 
 
+def same(key: str, other: str) -> Reader:
+    """A whole number that another key, if it is there, must say too."""
+    return Reader("same", (key,), argument=other)
+
+
+def _same(facts: Facts, key: str, other: str) -> int:
+    value, said = facts.integer(key), facts.get(other)
+    if said not in (None, value):
+        facts.fail(f"{facts.prefix}{other} is {said}, but {key} {value}, which is not supported")
+    return value
+
+
 def power(key: str, exponent: float, default: float | None = None) -> Reader:
     """A number, raised to a power."""
     return Reader("power", (key,), default, exponent)
@@ -262,6 +277,7 @@ class Family:
         ropes: what kinds of layers have another rope than the model's: of "sliding" and "full",
             to "none", to "none beside windows" (if others have one), or to the base of one that is
             not scaled: its key or its digits.
+        rope_keys: keys that say more of rope, by which only models of some families go.
         heads_by_layer: layers that see everything have other heads than the rest, and those that
             read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
@@ -305,6 +321,7 @@ class Family:
     pattern: int = 0
     full_first: bool = False
     ropes: Mapping[str, str] = field(default_factory=dict)
+    rope_keys: tuple[str, ...] = ()
     heads_by_layer: bool = False
     norm_offset: float = 0.0
     plain_norms: bool = False

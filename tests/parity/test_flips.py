@@ -1,0 +1,39 @@
+"""A slice of ``make test-parity-full``: one flip of every few of each family's config."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity.flips import Flip
+from tests.parity.full import BAD
+from tests.parity.tiny_configs import CONFIGS, NEWER
+from tests.parity.verdicts import flips_of, judge
+
+NAMES = list(CONFIGS | NEWER)
+EVERY = 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flipped_key_is_equal_or_refused_by_name(name: str) -> None:
+    first = NAMES.index(name) % EVERY  # another one of each family
+    for flip in [*flips_of(name)][first::EVERY]:
+        judged = judge(name, flip)
+        assert judged.verdict not in BAD, judged
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says", "verdict"),
+    [
+        ("hidden_act", "relu", {}, "refused"),
+        ("rms_norm_eps", 0.01, {}, "equal"),
+        ("rms_norm_eps", 0.01, {"rms_norm_eps": 1e-6}, "wrong"),
+        ("mlp_bias", True, {"mlp_bias": False}, "unnamed"),
+        ("num_key_value_heads", 3, {}, "impossible"),
+    ],
+)
+def test_each_verdict_is_given(
+    key: str, value: object, says: dict[str, object], verdict: str
+) -> None:
+    """``says`` is what config.json says instead, as if the key were passed over."""
+    judged = judge("llama2", Flip(key, value, {key: value}), says=says)
+    assert judged.verdict == verdict, judged

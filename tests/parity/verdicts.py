@@ -1,0 +1,217 @@
+"""One flipped config, judged: our answer against that of transformers, or our refusal.
+
+The model answers prompts of 220 and 31 tokens together, in pieces of 48, and 16 tokens more;
+transformers reads each whole text in one pass.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.models.families import arch_from_config, family_of
+from ridgeline.models.tensors import ModelFileError
+from tests.parity import tiny
+from tests.parity.flips import Flip, flips
+from tests.parity.tiny import torch, transformers
+
+LENGTHS = (220, 31)
+PIECE, NUM_TOKENS = 48, 16
+_NUM_RANKED = 32  # logprobs of each row: a change of any logit moves them all
+TOLERANCE = 1e-4
+_FAR, _MEAN = 2e-3, 1e-5  # of what float32 alone does to a few logprobs of a sharp model
+_CONTEXT, ROOM = 320, 300  # tokens
+_MAX_PARAMETERS = 20_000_000
+_SPACE = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+Verdict = Literal["equal", "refused", "impossible", "unnamed", "wrong"]
+
+
+gc.freeze()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a flip.
+
+    Attributes:
+        name: of the tiny model.
+        flip: as text.
+        verdict: "equal"; "refused" with the key's name; "impossible" for transformers; "unnamed",
+            refused without the key's name; or "wrong".
+        why: differences, or the message.
+    """
+
+    name: str
+    flip: str
+    verdict: Verdict
+    why: str
+
+
+class Said(NamedTuple):
+    """Our answer: all ids of a text, and behind each but the last the likeliest tokens."""
+
+    ids: list[int]
+    rows: list[dict[int, float]]
+
+    def picked(self, table: Any = None) -> np.ndarray:
+        """Return the logprobs of all those tokens in one row, ours or those of ``table``."""
+        table = self.rows if table is None else table
+        pairs = zip(table, self.rows, strict=True)
+        return np.array([of[token] for of, row in pairs for token in row])
+
+
+def config_of(name: str) -> Any:
+    """Return the config of a tiny model with room for the longer text."""
+    return tiny.make_config(name, **roomy(name))
+
+
+def roomy(name: str) -> dict[str, Any]:
+    said = tiny.make_config(name)
+    known = {one.name for one in fields(said)}
+    return {key: _CONTEXT for key in _SPACE if key in known}
+
+
+def flips_of(name: str) -> Iterator[Flip]:
+    """Yield all flips of a tiny model, first that of nothing."""
+    yield Flip("", None, {})
+    of_all = frozenset(one.name for one in fields(transformers.PreTrainedConfig))
+    yield from flips(config_of(name), of_all)
+
+
+def judge(
+    name: str, flip: Flip, backend: str = "reference", says: Mapping[str, Any] | None = None
+) -> Judged:
+    """Make the model, let both answer, and compare.
+
+    ``says`` is what config.json says instead of what the model has, to try the judge.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="parity-"))
+    try:
+        verdict, why = _judge(name, flip, backend, folder, says or {})
+    finally:
+        shutil.rmtree(folder)
+        gc.collect()  # of our engine and its cache; what was imported is frozen
+    text = f"{flip.key} = {flip.value!r}" if flip.key else "as it is"
+    return Judged(name, text, verdict, why)
+
+
+def _judge(
+    name: str, flip: Flip, backend: str, folder: Path, says: Mapping[str, Any]
+) -> tuple[Verdict, str]:
+    try:
+        config = tiny.make_config(name, **(roomy(name) | flip.changes))
+        if not says and (refusal := _refused_at_once(name, flip, config)):
+            return "refused", refusal
+        model = tiny.make_model(name, **(roomy(name) | flip.changes))
+        if sum(one.numel() for one in model.parameters()) > _MAX_PARAMETERS:
+            return "impossible", "too large"
+        texts = tiny.prompts(*LENGTHS)
+        if not np.isfinite(logprobs_of(model, texts[0])).all():
+            return "impossible", "transformers answers with no numbers"
+        tiny.save(model, folder)
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(values | {**says}))
+    except Exception as error:  # what transformers does with a value is its own affair
+        return "impossible", f"{type(error).__name__}: {error}"
+    try:
+        answers = [
+            one
+            for texts, room in _batches(model, texts)
+            for one in answers_of(folder, texts, room, backend)
+        ]
+    except (ModelFileError, ValueError) as error:
+        return _refused(flip, folder, str(error))
+    except Exception as error:
+        return "wrong", f"{type(error).__name__}: {error}"
+    return _compared(model, answers)
+
+
+def _batches(model: Any, texts: list[list[int]]) -> list[tuple[list[list[int]], int]]:
+    """Return texts that are answered together, and the room for each.
+
+    With LongRoPE transformers goes by the length of each text, the engine by the room for one.
+    """
+    if "'longrope'" in str(getattr(model.config, "rope_parameters", None)):
+        return [([ids], len(ids) + NUM_TOKENS) for ids in texts]
+    return [(texts, ROOM)]
+
+
+def answers_of(folder: Path, texts: list[list[int]], room: int, backend: str) -> list[Said]:
+    """Return our answers to these texts, given together."""
+    llm = LLM(
+        str(folder),
+        backend=backend,
+        dtype="f32",
+        kv_cache_dtype="f32",
+        max_num_batched_tokens=PIECE,
+        max_num_seqs=4,
+        kv_cache_memory="16MiB",
+        max_model_len=room,
+        threads=1,
+    )
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        logprobs=_NUM_RANKED,
+        prompt_logprobs=_NUM_RANKED,
+    )
+    answers = []
+    for ids, out in zip(texts, llm.generate(texts, params), strict=True):
+        ours = out.outputs[0]
+        rows = out.prompt_logprobs[1:] + ours.logprobs
+        said = [{token: one.logprob for token, one in row.items()} for row in rows]
+        answers.append(Said(ids + list(ours.token_ids), said))
+    return answers
+
+
+def _compared(model: Any, answers: list[Said]) -> tuple[Verdict, str]:
+    off = [abs(one.picked() - one.picked(logprobs_of(model, one.ids[:-1]))) for one in answers]
+    far, mean = float(np.concatenate(off).max()), float(np.concatenate(off).mean())
+    is_equal = far <= TOLERANCE or (far <= _FAR and mean <= _MEAN)
+    return "equal" if is_equal else "wrong", f"{far:.1e} (mean {mean:.1e})"
+
+
+def logprobs_of(model: Any, ids: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits.log_softmax(-1).numpy()
+
+
+def _refused_at_once(name: str, flip: Flip, config: Any) -> str:
+    """Return the message if the config alone is refused by the key's name: no model is needed."""
+    values = json.loads(config.to_json_string()) | {"architectures": [tiny.class_name(name)]}
+    try:
+        arch_from_config(values, {}, "config.json")
+    except ModelFileError as error:
+        message = str(error)
+        return message if _is_named(flip, values, message) else ""
+    return ""
+
+
+def _refused(flip: Flip, folder: Path, message: str) -> tuple[Verdict, str]:
+    message = message.replace(str(folder), "").strip(": ")
+    values = json.loads((folder / "config.json").read_text())
+    return ("refused" if _is_named(flip, values, message) else "unnamed"), message
+
+
+def _is_named(flip: Flip, values: dict[str, Any], message: str) -> bool:
+    """Return whether a refusal names the key as the file has it, or a kind of rope."""
+    family = family_of(values)
+    names = set()
+    for key in (*flip.key.split(", "), *flip.changes):
+        last = key.rpartition(".")[2]
+        names |= {last, getattr(family, "aliases", {}).get(last, last)}
+        if last == "rope_type":
+            names.add(repr(flip.value))
+    return any(re.search(rf"(?<![a-z]){re.escape(name)}(?![a-z])", message) for name in names)
