@@ -89,7 +89,7 @@ ROWS = (
     Row("T43", "keys of blocks that collide", tenants.t43, 40, 1000),
     Row("T45", "GGUF files that were damaged", files.t45, 150, 4000, MAPPED),
     Row("T46", "other model files that were damaged, of each kind", files.t46, 50, 1000, MAPPED),
-    Row("T47", "caches and traces that were damaged", files.t47, 100, 2000, MAPPED),
+    Row("T47", "caches, traces and stores that were damaged", files.t47, 100, 2000, MAPPED),
     Row("T48", "full disks, and no home", lifecycle.t48, 4, 200),
     Row("T49", "names that would be lines of the log", lifecycle.t49, 20, 1000),
     Row("T50", "names that clients make up", hostile.t50, 100, 10_000),

@@ -279,6 +279,7 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path: Path) -> None:
             {"times": asdict(TRUE) | {"per_row_s": 1 << 50}},
             r"times.per_row_s is \d+: more than any",
         ),
+        ({"times": asdict(TRUE) | {"knots": [1, 2], "table_s": [0.1, 1e9]}}, "times.table_s is"),
         ({"times": asdict(TRUE) | {"windows": [[0, 0.5]]}}, "a window has at least one position"),
         ({"times": asdict(TRUE) | {"knots": [1], "table_s": [0.0]}}, "a step takes time"),
     ],

@@ -17,7 +17,8 @@ from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import gguf_models, names_of, pick
 from ridgeline.hub.short_names import SHORT_NAMES
 
-_MOST_MANIFEST_BYTES = 1 << 20
+_MOST_MANIFEST_BYTES, _MOST_INDEX_BYTES = 1 << 20, 64 << 20
+_COMMIT = re.compile(r"\w[\w.-]{0,99}")  # a folder's name, and no way out of it
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"  # left out in a model's name
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where its Linux service keeps them
@@ -138,10 +139,7 @@ class Stores:
     def _revision(self, name: HubName) -> Iterator[tuple[str, Path, str]]:
         """Yield what the hub's cache has of a revision: its refs name commits, or it is one."""
         folder = self.hub_cache / f"models--{name.repo.replace('/', '--')}"
-        try:
-            commit = (folder / "refs" / name.revision).read_text().strip()
-        except OSError:
-            commit = name.revision
+        commit = _commit(folder, name.revision) or name.revision
         if name.revision and (snapshot := folder / "snapshots" / commit).is_dir():
             yield name.folder, snapshot, "hub cache"
 
@@ -219,10 +217,13 @@ def _files_below(folder: Path) -> list[Path]:
         return []
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if file.stat().st_size > _MOST_MANIFEST_BYTES:
+def _json(file: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> dict[str, Any]:
+    if file.stat().st_size > most_bytes:
         raise ValueError("it is too large")
-    document = json.loads(file.read_bytes())
+    try:
+        document = json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
     return document
@@ -250,15 +251,23 @@ def _last_two(folder: Path) -> str:
 
 def _snapshot(folder: Path) -> Path | None:
     """Return the main snapshot in a repository of the hub's cache; the only one if none is main."""
-    main = folder / "refs" / "main"
-    try:
-        snapshot = folder / "snapshots" / main.read_text().strip()
-    except OSError:
+    commit = _commit(folder, "main")
+    snapshot = folder / "snapshots" / commit
+    if not commit:
         snapshots = _listed(folder / "snapshots")
         if len(snapshots) != 1:
             return None
         snapshot = snapshots[0]
     return snapshot if snapshot.is_dir() else None
+
+
+def _commit(folder: Path, revision: str) -> str:
+    """Return the commit that a ref of a repository in the hub's cache names; "" if none does."""
+    try:
+        commit = (folder / "refs" / revision).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return commit if _COMMIT.fullmatch(commit) else ""
 
 
 def _is_whole_directory(folder: Path) -> bool:
@@ -269,10 +278,10 @@ def _is_whole_directory(folder: Path) -> bool:
     if not index.is_file():
         return True
     try:
-        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        names = {str(name) for name in _json(index, _MOST_INDEX_BYTES)["weight_map"].values()}
+        return all((folder / name).is_file() for name in names)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return True  # what is wrong with it is said when it is loaded
-    return all((folder / name).is_file() for name in names)
 
 
 def _gguf_sizes(folder: Path) -> dict[str, int]:
