@@ -74,3 +74,9 @@ def test_what_was_written_before_can_be_replayed(model: Path, tmp_path: Path) ->
         assert llm.trace.num_lost == 4
     found = replay([json.loads(line) for line in path.read_text().splitlines()])
     assert (found.num_steps, found.difference, found.unfinished) == (3, None, None)
+
+
+def test_a_trace_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """It has the token ids of prompts."""
+    Trace(tmp_path / "trace").close()
+    assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600

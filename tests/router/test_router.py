@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -325,37 +324,6 @@ def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
     assert "a ended by itself" in routed.log
 
 
-def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
-    folder: Path, tmp_path: Path
-) -> None:
-    with routing(folder, tmp_path / "log", "--step-timeout", "12") as routed:
-        (first,) = routed.pids()
-        routed.complete("a")
-        routed.complete("b")
-        os.kill(first, signal.SIGSTOP)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(routed.complete, "a")
-            health = routed.call("/health")
-            assert (health[0], health[1]["status"]) == (200, "ok")
-            assert "has not answered for" in health[1]["hung"]["a"]
-            assert list(health[1]["hung"]) == ["a"]
-            assert routed.states() == {"a": "hung", "b": "loaded", "c": "unloaded"}
-            assert "has not answered for" in routed.status("a")["reason"]
-            metrics = routed.call("/metrics")[1]
-            assert 'ridgeline:model_answers{model_name="a"} 0\n' in metrics
-            assert 'ridgeline:model_answers{model_name="b"} 1\n' in metrics
-            assert 'ridgeline:num_requests_running{model_name="b"} 0.0' in metrics
-            status, answer, _ = routed.call("/v1/memory?model=a")
-            assert (status, answer["error"]["code"]) == (503, "model_hung")
-            assert routed.complete("b"), "others go on"
-            status, answer, _ = routed.call("/v1/completions", ASK | {"model": "a"})
-            assert (status, answer["error"]["code"]) == (503, "model_hung")
-            assert answer["error"]["message"].startswith("a has not answered for ")
-            assert waiting.result(), "by the process that comes after it"
-        assert re.search("a has not answered for [0-9]+ s and is ended", routed.log)
-        assert "hung" not in routed.call("/health")[1]
-
-
 def test_a_model_that_was_told_to_end_is_started_again_before_it_has(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -449,22 +417,6 @@ def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
         assert routed.process.wait(20) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert "Traceback" not in routed.log
-
-
-def test_models_end_with_a_router_that_is_killed(folder: Path, tmp_path: Path) -> None:
-    with routing(folder, tmp_path / "log") as routed:
-        routed.complete("a")
-        pids = routed.pids()
-        assert pids
-        routed.process.kill()
-        eventually(lambda: not any(_runs(pid) for pid in pids), 10.0)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def test_what_is_for_one_model_alone_is_refused(tmp_path: Path) -> None:

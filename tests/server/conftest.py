@@ -17,7 +17,12 @@ from tests.text.test_infill import QWEN
 @pytest.fixture(scope="session")
 def coder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random model, with Qwen2.5-Coder's tokens for filling in the middle."""
-    path = write_model(tmp_path_factory.mktemp("models") / "coder")
+    return write_coder(tmp_path_factory.mktemp("models") / "coder")
+
+
+def write_coder(path: Path) -> Path:
+    """Write that model."""
+    write_model(path)
     file = path / "tokenizer.json"
     spec = json.loads(file.read_text())
     plain = spec["added_tokens"][0] | {"rstrip": False}

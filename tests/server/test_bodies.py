@@ -8,10 +8,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
+from typing import Annotated, Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from tests.server.serving import JSON
+from ridgeline.server.bodies import BodyRoute
+from tests.server.serving import JSON, serving
 from tests.server.test_main import cpu_s, process
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -109,3 +112,23 @@ def _memory_mib(pid: int) -> tuple[float, float]:
 
 def _forget_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def lists_in(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every list in a schema of pydantic's core, and where it is."""
+    for key, part in node.items() if isinstance(node, dict) else enumerate(node):
+        if key not in ("metadata", "serialization") and isinstance(part, dict | list | tuple):
+            yield from lists_in(part, f"{path}.{key}")
+    if isinstance(node, dict) and node.get("type") == "list":
+        yield path, node
+
+
+def test_no_list_of_any_body_collects_a_complaint_about_each_of_its_items(model: Path) -> None:
+    with serving(model) as served:
+        routes = [route for route in served.running.app.routes if isinstance(route, BodyRoute)]
+    bodies = [route.body_field.field_info for route in routes if route.body_field]
+    assert len(bodies) > 15
+    for info in bodies:
+        kind: Any = Annotated[info.annotation, info]
+        for path, one in lists_in(TypeAdapter(kind).core_schema):
+            assert one.get("fail_fast"), (info.annotation, path)

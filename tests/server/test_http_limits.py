@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import JSON, Served, eventually, hold, serving
 
 OK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -121,6 +121,9 @@ def test_a_long_answer_is_not_cut_by_the_deadline_for_requests(hasty: Served) ->
         (POST + b"content-length: -1\r\n\r\n", 400),
         (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET http://evil/health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", 403),
+        (b"GET http://evil HTTP/1.0\r\n\r\n", 400),
+        (b"GET http://a b/health HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n\r\n" + OK, 400),
         (POST + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS + OK, 501),
         (POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n" + CHUNKS, 501),
@@ -263,4 +266,34 @@ def test_many_slow_senders_hurt_nobody(hasty: Served) -> None:
         assert hasty.call("/v1/completions", body)[0] == 200
     eventually(lambda: len(hasty.running.server.server_state.connections) == 0)
     for connection in slow:
+        connection.close()
+
+
+def test_the_host_of_an_absolute_target_counts(served: Served) -> None:
+    for target in ("http://localhost/health", f"http://127.0.0.1:{served.port}/health"):
+        head = f"GET {target} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n"
+        assert status_of(talk(served.port, head.encode())) == 200
+
+
+def test_who_asks_gets_the_place_of_who_has_long_not_asked(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = served.running.server.config.http_protocol_class
+    monkeypatch.setattr(protocol, "most_connections", 20)
+    go_on = hold(served, after=1)
+    answering = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    answering.request("POST", "/v1/completions", b'{"prompt": [40], "max_tokens": 4}', JSON)
+    eventually(lambda: served.valve.num_steps)
+    crowd = []
+    for i in range(60):
+        crowd.append(socket.create_connection(("127.0.0.1", served.port), timeout=60))
+        crowd[-1].sendall(OK[: i % len(OK)])
+        assert served.call("/health")[0] == 200
+    assert crowd[0].recv(12) == b"HTTP/1.1 503", "the oldest has gone"
+    crowd[-1].sendall(OK[59 % len(OK) :])
+    assert crowd[-1].recv(12) == b"HTTP/1.1 200", "the youngest has not"
+    go_on.set()
+    assert answering.getresponse().status == 200, "nor has one that is answered"
+    answering.close()
+    for connection in crowd:
         connection.close()

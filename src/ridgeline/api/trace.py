@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TextIO
 
 from ridgeline.core.records import EngineRecord, Record, to_json
+
+_MODE = 0o600  # of a new file: it has the token ids of prompts
 
 
 class Trace:
@@ -22,7 +25,8 @@ class Trace:
         self.path = path
         self.num_lost = 0
         try:
-            self._file: TextIO | None = path.open("w", buffering=1, encoding="utf-8")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+            self._file: TextIO | None = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise self._said(error) from None
 

@@ -93,7 +93,10 @@ class Options:
             )
         parse_speculative(self.speculative_config)
         _at_least("max_lora_rank", self.max_lora_rank, 1)
-        parse_bytes(self.lora_memory or 1)
+        try:
+            parse_bytes(self.lora_memory or 1)
+        except ValueError as error:
+            raise ValueError(f"--lora-memory: {error}") from None
         _ = self.adapters
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")

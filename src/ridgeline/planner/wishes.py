@@ -73,10 +73,12 @@ class Wishes:
             raise ValueError(f"--gpu-memory-utilization is {share!r}: more than 0, at most 1")
         if self.engine is not None and self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, not one of {', '.join(ENGINES)}")
-        if self.dtype != AUTO:
-            format_named(self.dtype)
-        if self.kv_cache_dtype != AUTO:
-            kv_bytes_of(self.kv_cache_dtype)
+        for name, known in (("dtype", format_named), ("kv_cache_dtype", kv_bytes_of)):
+            if (value := getattr(self, name)) != AUTO:
+                try:
+                    known(value)
+                except ValueError as error:
+                    raise ValueError(f"{_flag(name)}: {error}") from None
         for name in ("weights_memory", "activation_memory", "overhead_memory", "kv_cache_memory"):
             self.size(name)
         if self.dtype != AUTO and self.weights_memory is not None:

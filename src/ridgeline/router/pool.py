@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import locate
@@ -19,6 +17,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.machine import memory_of
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.router.folder import SocketFolder
 from ridgeline.router.worker import StartError, Worker, spare_process
 from ridgeline.server.errors import ApiError
 from ridgeline.server.options import ServeOptions
@@ -90,7 +89,7 @@ class Pool:
         self._options, self._variables, self._write = options, variables, write
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
         self._memory_bytes, self._step_timeout_s = memory_bytes, step_timeout_s
-        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-")
+        self._folder = SocketFolder()
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._num_started = 0
         self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
@@ -175,7 +174,7 @@ class Pool:
             with contextlib.suppress(ProcessLookupError):
                 spare.kill()
             await spare.wait()
-        self._folder.cleanup()
+        self._folder.remove()
 
     # --- loading -------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class Pool:
                 slot.worker = await Worker.start(
                     await self._take_spare(),
                     slot.model,
-                    Path(self._folder.name) / f"{self._num_started}.sock",
+                    self._folder.path / f"{self._num_started}.sock",
                     {
                         **self._variables,
                         "RIDGELINE_SERVED_MODEL_NAME": slot.name,

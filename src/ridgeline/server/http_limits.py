@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from math import inf
+from typing import ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -58,9 +60,12 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     # Set on the subclass that a server makes. The second is told status, reason, method and path
-    # (empty as far as they are not known) of what is refused before it is a request.
+    # (empty as far as they are not known) of what is refused before it is a request. The last are
+    # those connections that no request came of yet, or none since; the first waits longest.
     receive_timeout_s = 30.0
     on_refused: Callable[[int, str, str, str], None] = staticmethod(lambda *_: None)
+    most_connections = inf
+    waiting: ClassVar[dict[BoundedProtocol, None]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline for the first request."""
@@ -68,10 +73,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = _Parser(self)
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes, self._is_ignored, self.url = 0, False, b""
+        self.waiting[self] = None
         self._await_request()
+        if len(self.connections) > self.most_connections:
+            next(iter(self.waiting))._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
+        self.waiting.pop(self, None)
         self._drop_deadline()
         super().connection_lost(exc)
 
@@ -124,6 +133,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive, self._is_ignored = False, True
         if self.parser.should_upgrade():
             self._is_ignored = True  # it comes again, without the offer
+        if not self._is_ignored:
+            self._take_host_of_target()
         if not self._is_ignored and (fault := self._fault()):
             self._is_ignored = True
             self._refuse(*fault)
@@ -139,7 +150,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request has arrived."""
         self._drop_deadline()
         if not self._is_ignored:
+            self.waiting.pop(self, None)
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.waiting[self] = None
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP."""
@@ -165,6 +182,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if codings and [coding.lower() for coding in codings] != [b"chunked"]:
             return 501, "the only Transfer-Encoding that is understood is chunked"
         return None
+
+    def _take_host_of_target(self) -> None:
+        """Let the host of an absolute target count, not the header's (RFC 9112, 3.2.2)."""
+        if self.url.startswith((b"/", b"*")):
+            return
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            return  # it is refused as what it is
+        host = (target.host or b"") + (b":%d" % target.port if target.port else b"")
+        kept = [pair for pair in self.headers if pair[0] != b"host"]
+        self.headers[:] = [*kept, *[(b"host", host)] * max(1, len(self.headers) - len(kept))]
+
+    def _make_room(self) -> None:
+        """Give this connection's place to one that may have something to ask."""
+        del self.waiting[self]
+        self._refuse(503, "there are as many connections as there may be; this one waited longest")
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

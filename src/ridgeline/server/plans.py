@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import date
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
@@ -87,7 +88,7 @@ class PlanRequest(Strict):
     request_rate: float | None = None
     burstiness: float | None = None
     max_concurrency: int | None = None
-    slo: list[str] | None = None
+    slo: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     replicas: int | str | None = None
     spot: bool | None = None
     evictions_per_hour: float | None = None

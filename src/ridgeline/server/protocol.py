@@ -167,7 +167,7 @@ class _Sampled(samplers.WithSamplers):
     guided_json: dict[str, Any] | str | bool | None = None
     guided_json_object: bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     grammar: str | None = None

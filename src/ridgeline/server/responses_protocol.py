@@ -162,6 +162,9 @@ class TextOptions(Strict):
     format: dict[str, Any] | None = None
 
 
+_Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
 class ResponsesRequest(Strict):
     """POST /v1/responses."""
 
@@ -192,9 +195,7 @@ class ResponsesRequest(Strict):
     input: str | Annotated[list[_Items], Field(max_length=_MAX_ITEMS, fail_fast=True)]
     model: str | None = None
     # Nothing is encrypted here, so of the second there is none:
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: Annotated[list[_Included], Field(fail_fast=True)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=_INT64)
     metadata: dict[str, Any] | None = None

@@ -31,6 +31,7 @@ _FLUSH_S = 2.0  # for last words to reach their clients
 _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
 _MAX_WAITING = 2048  # connections that the system keeps until they are accepted
 _ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
+_OTHER_FILES = 128  # that stay free for all but connections
 _QUIET_S = 60.0  # between two warnings that connections wait
 
 
@@ -74,6 +75,8 @@ class WebServer(uvicorn.Server):
         own = {
             "receive_timeout_s": options.receive_timeout,
             "on_refused": staticmethod(gate.on_refused),
+            "most_connections": _most_connections(),
+            "waiting": {},
         }
         protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
@@ -131,6 +134,12 @@ class WebServer(uvicorn.Server):
             self._warned_s = loop.time()
             reason = f"all {max_open_files()} files that may be open are"
             self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
+
+
+def _most_connections() -> float:
+    """Return how many connections there may be, so that there is room to accept further ones."""
+    files = max_open_files()
+    return math.inf if files is None else max(files // 2, files - _OTHER_FILES)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -1,0 +1,181 @@
+"""What any body costs: every field of every route at its extremes, by one server and by a router.
+
+The fields are those of the server's own document; of a config that a plan is asked for, those of
+published models. Servers are processes of their own, so that their time and memory can be told.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.physics.published import PUBLISHED
+from tests.router.test_router import routing
+from tests.server.conftest import write_coder
+from tests.server.serving import JSON
+from tests.server.test_main import cpu_s, process
+
+PLAN = "/v1/plan"
+CHAT_BODY = {"messages": [{"role": "user", "content": "a"}]}
+TEXTS = {"query": "a", "documents": ["b"]}
+PAIR = {"text_1": "a", "text_2": "b"}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": CHAT_BODY | {"max_completion_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/messages": CHAT_BODY | {"max_tokens": 2},
+    "/v1/messages/count_tokens": CHAT_BODY,
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": TEXTS,
+    "/v2/rerank": TEXTS,
+    "/rerank": TEXTS,
+    "/v1/score": PAIR,
+    "/score": PAIR,
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [40]},
+    "/api/chat": CHAT_BODY | {"stream": False, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "a", "stream": False, "options": {"num_predict": 2}},
+    "/api/show": {},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "x"},
+    "/v1/unload_lora_adapter": {"lora_name": "x"},
+    PLAN: {"on": "l4"},
+}
+_LONG = 1_000_000
+EXTREMES = {  # as they stand in a body
+    **{str(n): str(n) for n in (-1, 0, 1, 127, 128, 129, 2**31, 2**32, 2**63, -(2**63), 0.5)},
+    **{text: text for text in ("1e308", "-1e308", "1e400", "NaN", "Infinity", "true", "null")},
+    **{text: text for text in ('"5"', '""', "[]", "{}", "[[]]", "[null]", '"\\u0000"', '"nan"')},
+    "400 digits": "9" * 400,
+    "4,000 digits": "9" * 4000,
+    "400 digits as text": '"' + "9" * 400 + '"',
+    "5,000 digits as text": '"' + "9" * 5000 + '"',
+    "a long text": '"' + "a" * _LONG + '"',
+    "a long text of quotes": '"' + "'" * _LONG + '"',
+    "many commas": '"' + "l4," * (_LONG // 3) + 'x"',
+    "many numbers": "[" + "1," * 200_000 + "1]",
+    "long numbers": "[" + ("9" * 4000 + ",") * 250 + "1]",
+    "many texts": "[" + '"a",' * 60_000 + '"a"]',
+    "many objects": "[" + "{}," * 60_000 + "{}]",
+    "many keys": "{" + ",".join(f'"k{i}":1' for i in range(60_000)) + "}",
+    "deep": "[" * 150 + "]" * 150,
+}
+# Beside other tests a processor does less in its time.
+MOST_S, MOST_MIB = 0.9 if "pytest" in sys.modules else 0.3, 100.0
+_ANSWERS = re.compile("completions|responses|messages$|chat$|generate$|infill$")  # take steps
+
+
+class Cost:
+    """What the requests to one process cost it."""
+
+    def __init__(self, pid: int, port: int) -> None:
+        self._pid, self._port = pid, port
+
+    def _mib(self, name: str) -> float:
+        text = Path(f"/proc/{self._pid}/status").read_text()
+        return int(re.findall(rf"{name}:\s+(\d+)", text)[0]) / 1024
+
+    def send(self, path: str, body: bytes) -> tuple[int, bytes, float, float]:
+        """Return status, answer, and what the body cost in seconds and MiB, but for steps."""
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # forget the peak of memory
+        before_s, before_mib = cpu_s(self._pid), self._mib("VmRSS")
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
+        connection.request("POST", path, body, JSON)
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        if response.status == 200 and _ANSWERS.search(path):
+            return response.status, text, 0.0, 0.0
+        return (response.status, text, cpu_s(self._pid) - before_s, self._mib("VmHWM") - before_mib)
+
+
+def _fields(port: int) -> dict[str, list[str]]:
+    """Return the fields of each route that takes a body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/openapi.json")
+    document = json.loads(connection.getresponse().read())
+    connection.close()
+    found = {path: list(GOOD[path]) for path in GOOD if "lora" in path}  # not in the document
+    for path, methods in document["paths"].items():
+        if "requestBody" in methods.get("post", {}):
+            schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+            parts = schema.get("anyOf") or schema.get("oneOf") or [schema]
+            names = [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+            schemas = document["components"]["schemas"]
+            found[path] = sorted({key for name in names for key in schemas[name]["properties"]})
+    for path in ("/v2/rerank", "/rerank", "/score"):  # other names of routes
+        found[path] = found["/v1/score" if "score" in path else "/v1/rerank"]
+    assert set(found) == set(GOOD), set(found) ^ set(GOOD)
+    return found
+
+
+def body_with(path: str, field: str, value: str, rng: random.Random, model: str) -> bytes:
+    """Return a good body but for one field; of a plan perhaps but for one field of its config."""
+    body = dict(GOOD[path])
+    if "lora" not in path:
+        body["model"] = model
+    if path == PLAN and field == "model":
+        config = dict(rng.choice(list(PUBLISHED.values()))["config"])
+        inside = rng.choice([*config, "num_nextn_predict_layers", "quantization_config"])
+        config.pop(inside, None)
+        start = json.dumps(config)[:-1]
+        config_text = f'{start}, "{inside}": {value}}}'
+        return f'{{"on": "l4", "model": {config_text}}}'.encode()
+    body.pop(field, None)
+    start = json.dumps(body)[:-1] + (", " if body else "")
+    return f'{start}"{field}": {value}}}'.encode()
+
+
+def check(path: str, field: str, how: str, status: int, text: bytes) -> None:
+    """What is refused is refused as an error of the client's, in few words that name a field."""
+    case = path, field, how, status, text[:300]
+    assert status < 500, case
+    if status >= 400:
+        assert len(text) < 3000, case
+        error = json.loads(text)["error"]
+        words = error if isinstance(error, str) else error["message"]
+        assert len(words) <= 1005, case
+        if status == 400 and isinstance(error, dict) and "code" in error:
+            assert error["param"] or error["code"] == "invalid_json", case
+
+
+def b01(plain: Path, count: int, rng: random.Random) -> str:
+    """``plain`` is left alone: /infill needs a model with the tokens for it."""
+    statuses: Counter[int] = Counter()
+    most_s, most_mib = 0.0, 0.0
+    dear: list[tuple[object, ...]] = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "models"
+        folder.mkdir()
+        model, log = write_coder(folder / "tiny"), Path(place) / "log"
+        flags = ("--enable-lora", "--allow-lora-loading", place)
+        with process(model, *flags) as (server, url), routing(folder, log) as routed:
+            routed.complete("tiny")
+            port = int(url.rpartition(":")[2])
+            alone, router = Cost(server.pid, port), Cost(routed.process.pid, routed.port)
+            fields = _fields(port)
+            names = [(path, name) for path in fields for name in fields[path]]
+            cases = [(*one, how) for one in names for how in EXTREMES]
+            rng.shuffle(cases)
+            for i in range(count):
+                path, name, how = cases[i % len(cases)]
+                # One that is unloaded at once is loaded for each of the others.
+                by_router = i % 4 == 0 and "lora" not in path and name != "keep_alive"
+                data = body_with(path, name, EXTREMES[how], rng, "tiny")
+                status, text, took_s, took_mib = (router if by_router else alone).send(path, data)
+                check(path, name, how, status, text)
+                statuses[status] += 1
+                most_s, most_mib = max(most_s, took_s), max(most_mib, took_mib)
+                if took_s > MOST_S or took_mib > MOST_MIB:
+                    dear.append((path, name, how, round(took_s, 2), round(took_mib), data[-200:]))
+    assert not dear, dear
+    return f"{count} bodies: {dict(statuses)}; dearest {most_s:.2f} s, {most_mib:.0f} MiB"
