@@ -75,6 +75,8 @@ def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
     for name, array in arrays.items():
         if family.plain_norms and name.endswith("norm"):
             continue
+        if family.plain_head_norms and name.endswith(("q_norm", "k_norm")):
+            continue
         if name in family.outer:
             parts.setdefault(family.outer[name], []).append(array)
             continue
@@ -90,10 +92,14 @@ def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:
         whole = np.concatenate(some)
         if family.transposed and whole.ndim == 2 and name not in family.outer.values():
             whole = whole.T
-        if "{e}" not in name:
+        if "{e}" not in name and not (family.experts_turned and ".experts." in name):
             found[name] = np.ascontiguousarray(whole)
             continue
         count = next(layer.ffn.num for layer in arch.layers if isinstance(layer.ffn, Experts))
+        if family.experts_turned:  # (experts, in, out), gates before what they let through
+            by_expert = [part.reshape(count, -1, part.shape[1]) for part in some]
+            found[name] = np.ascontiguousarray(np.concatenate(by_expert, axis=1).swapaxes(1, 2))
+            continue
         for e, rows in enumerate(np.split(whole, count)):
             found[name.format(e=e)] = np.ascontiguousarray(rows)
     return found

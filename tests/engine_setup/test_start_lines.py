@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.start_lines import start_lines
@@ -23,3 +25,11 @@ def test_factors_of_long_texts_are_named_with_the_way_out() -> None:
 def test_nothing_is_said_where_short_texts_have_their_own_factors() -> None:
     assert lines("long rope", max_model_len=32) == []
     assert lines("scaled rope") == lines("plain") == []
+
+
+def test_an_end_of_the_context_before_the_model_s_is_said() -> None:
+    model = checkpoint(replace(ARCHS["plain"], chunk=512, max_position=511))
+    config = resolve(Options(kv_cache_memory="1MiB"), model)
+    (line,) = start_lines("m", model, config)
+    assert line.startswith("sequences end at 511 tokens: beyond them layers of this model see")
+    assert "chunks of 512 tokens, which is not computed" in line

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "Ministral3ForCausalLM": "mistral3",
     "NemotronForCausalLM": "nemotron",
     "OlmoForCausalLM": "olmo",
+    "Llama4ForCausalLM": "llama4",
     "GptOssForCausalLM": "gpt-oss",
 }
 _NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -63,7 +64,7 @@ def converted(
     raw = {}
     if arch == "gpt-oss":
         weights = _gates_apart(weights, config["num_local_experts"])
-    for name, array in _stacked(weights).items():
+    for name, array in _turned(_stacked(weights)).items():
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
@@ -130,17 +131,9 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
                 "rope.scaling.type": "none",
             }
         case "mistral3":
-            rope = config["rope_parameters"]
-            return {
-                "attention.temperature_scale": rope["llama_4_scaling_beta"],
-                "rope.dimension_count": head_dim,
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": rope["factor"],
-                "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-                "rope.scaling.yarn_beta_fast": rope["beta_fast"],
-                "rope.scaling.yarn_beta_slow": rope["beta_slow"],
-                "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
-            }
+            return _of_mistral3(config["rope_parameters"], head_dim)
+        case "llama4":
+            return turning | _of_llama4(config)
         case "olmo":
             return {"attention.layer_norm_epsilon": 1e-5}
         case "qwen2vl" | "qwen3vl" | "qwen3vlmoe":
@@ -169,6 +162,27 @@ def _of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _of_mistral3(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        "rope.dimension_count": head_dim,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+    }
+
+
+def _of_llama4(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+    }
+
+
 def _by_neighbours(array: np.ndarray, head_dim: int) -> np.ndarray:
     """Return rows of queries or keys, stored for halves that turn, in the order of neighbours."""
     halves = array.reshape(-1, 2, head_dim // 2, *array.shape[1:])
@@ -185,6 +199,20 @@ def _like_deepseek(config: dict[str, Any]) -> dict[str, Any]:
         "expert_weights_scale": config.get("routed_scaling_factor"),
         "expert_weights_norm": config.get("norm_topk_prob"),
     }
+
+
+def _turned(weights: Arrays) -> Arrays:
+    """Return the weights with experts' of Llama 4, which have inputs first, as of other models."""
+    found: Arrays = {}
+    for name, array in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(array, 2, axis=2), strict=True):
+                found[name.replace("gate_up", part) + ".weight"] = half.swapaxes(1, 2).copy()
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = array.swapaxes(1, 2).copy()
+        else:
+            found[name] = array
+    return found
 
 
 def _stacked(weights: Arrays) -> Arrays:

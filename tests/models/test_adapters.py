@@ -342,7 +342,7 @@ def test_every_gguf_family_with_matrices_to_adapt_knows_its_names_in_peft() -> N
     known = {in_gguf for in_gguf, *_ in BASES}
     known |= {"llama", "phi3", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2"}
     known |= {"smollm3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"}
-    known |= {"nemotron_h", "nemotron_h_moe", "phimoe", "bloom", "mpt"}
+    known |= {"nemotron_h", "nemotron_h_moe", "phimoe", "bloom", "mpt", "llama4"}
     nothing = {"mamba2"}  # has none of the matrices
     scaled = {"falcon-h1"}
     makes_vectors = {"bert", "nomic-bert", "gemma-embedding", "modern-bert"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from ridgeline.models.families import (
 from ridgeline.models.families.layer_configs import layers_from_gguf
 from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.arch import Attention, Layer, ModelArch
+from ridgeline.physics.arch import Attention, Experts, Layer, ModelArch
+from tests.models.test_gguf_modern import in_directory
 from tests.models.tiny import (
     CONFIG,
     as_tensors,
@@ -418,3 +420,23 @@ def test_a_long_name_makes_no_long_message() -> None:
     with pytest.raises(ModelFileError) as caught:
         model_from_config({"architectures": ["x" * 100_000]}, {}, "model")
     assert len(str(caught.value)) < 300
+
+
+def test_the_context_ends_where_layers_would_see_chunks(tmp_path: Path) -> None:
+    """Llama 4: up to there a chunk is all, and no query has grown."""
+    config, weights = in_directory("llama4", tmp_path)
+    config |= {"max_position_embeddings": 1 << 20}
+    for changes, longest, chunk in (
+        ({}, 8191, 8192),
+        ({"attention_chunk_size": 40}, 40, 40),
+        ({"floor_scale": 50}, 49, 8192),
+        ({"max_position_embeddings": 30}, 30, 8192),
+    ):
+        arch, _ = model_from_config(config | changes, as_tensors(weights), "model")
+        assert (arch.max_position, arch.chunk) == (longest, chunk)
+    assert [layer.known_attention.qk_norm for layer in arch.layers] == ["head"] * 3 + [""]
+    assert [layer.known_attention.rope is None for layer in arch.layers] == [False] * 3 + [True]
+    kinds = [isinstance(layer.ffn, Experts) for layer in arch.layers]
+    assert kinds == [False, True, False, True]
+    with pytest.raises(ModelFileError, match="moe_layers must be a list of numbers of layers"):
+        model_from_config(config | {"moe_layers": [9]}, as_tensors(weights), "model")

@@ -41,7 +41,7 @@ def test_a_published_config_counts_its_published_parameters(name: str) -> None:
     entry = CONFIGS[name]
     raw = {POSITIONS[name][0]: tensor(*POSITIONS[name])} if name in POSITIONS else {}
     arch = arch_from_config(entry["config"], raw, name)
-    assert costs.weight_params(arch) == entry["num_params"]
+    assert costs.weight_params(arch) == entry["num_params"] + entry.get("num_norms_of_ones", 0)
     assert len({id(layer) for layer in arch.layers}) == len(set(arch.layers))
 
 
@@ -53,6 +53,7 @@ def test_every_family_has_a_published_config() -> None:
     }
     same_as_another = {
         "Gemma4ForCausalLM",
+        "Llama4ForCausalLM",
         "Gemma4UnifiedForCausalLM",
         "MptForCausalLM",
         "PhimoeForCausalLM",

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from ridgeline.models.facts import Facts
+from ridgeline.models.rope_scaling import rope_from_config
 from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import CONFIG, arch_of, from_gguf, gguf_weights, hf
 
@@ -150,7 +152,7 @@ def test_rope_of_a_gguf_file() -> None:
     ("scaling", "named"),
     [
         (
-            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 5, "high_freq_factor": 4},
             "low_freq",
         ),
         ({"rope_type": "llama3", "factor": 8}, "low_freq_factor is missing"),
@@ -181,3 +183,16 @@ def test_a_number_that_only_other_architectures_go_by_is_refused(
             arch_of(**{"architectures": [architecture], where: scaling})
     with pytest.raises(ModelFileError, match=f"{key} is .* no model of this architecture"):
         arch_of(architectures=[architecture], **{key: scaling[key]})
+
+
+def test_llama_3_scaling_may_have_no_ramp() -> None:
+    """Of Llama 4 Scout: what turns less than once in the original context is divided."""
+    scaling = {
+        "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    values = {"rope_theta": 10_000.0, "max_position_embeddings": 128, "rope_scaling": scaling}
+    rope, _ = rope_from_config(Facts(values, "x"), 16)
+    turns = [64 / (2 * math.pi * 10_000 ** (2 * i / 16)) for i in range(8)]
+    assert rope.divisors == tuple(1.0 if turn >= 1 else 16.0 for turn in turns)
+    assert set(rope.divisors) == {1.0, 16.0}

@@ -118,6 +118,33 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("Olmo", {}),
+    "llama4": (  # as Scout and Maverick: experts in every other layer
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "llama4-plain": (  # no norms of queries and keys, and more of all else than published ones
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_layers": [0, 1, 3],
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_qk_norm": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "dots1-window": (
         "Dots1",
         {**_SPARSE, "norm_topk_prob": False, "sliding_window": 8, "max_window_layers": 1},

@@ -35,6 +35,8 @@ OTHERWISE = (
     "nemotron-h-8b",
     "phi-3.5-moe",
     "olmoe-1b-7b",
+    "llama-4-maverick",
+    "llama-4-scout",
     "qwen2-vl-2b",
     "qwen2.5-vl-7b",
     "qwen1.5-moe-a2.7b-chat",

@@ -102,3 +102,17 @@ def test_ministral_3(is_tied: bool, tmp_path: Path) -> None:
     model = tiny.randomised(tiny.transformers.Mistral3ForConditionalGeneration(config), seed=4)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7)]
     check(tiny.save(model, tmp_path), answers)
+
+
+def test_llama_4(tmp_path: Path) -> None:
+    text = SIZES | MODERN["llama4"][1]
+    vision = {
+        "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "image_size": 28, "patch_size": 14, "vision_output_dim": 32,
+        "projector_input_dim": 32, "projector_output_dim": 32,
+    }  # fmt: skip
+    kind = tiny.transformers.Llama4Config
+    config = kind(text_config=text, vision_config=vision, attn_implementation="eager")
+    model = tiny.randomised(tiny.transformers.Llama4ForConditionalGeneration(config), seed=6)
+    answers = [tiny.answer(model.language_model, ids) for ids in tiny.prompts(40, 7)]
+    check(tiny.save(model, tmp_path), answers)

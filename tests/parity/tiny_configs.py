@@ -132,7 +132,7 @@ _GRANITE_HYBRID = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "shared_intermediate_size": 80,
 }
-TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
+TEXT_CONFIGS = ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 _GEMMA_4 = {
     "sliding_window": 8,
     "head_dim": 8,  # scores are not scaled: more channels make torch's own error too large

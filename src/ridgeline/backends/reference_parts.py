@@ -399,9 +399,10 @@ def _met_experts(
     for e in range(experts.num):
         rows = np.flatnonzero(shares[:, e])
         if len(rows):
-            size, hidden = experts.size, x.shape[1]
+            size, hidden, weight = experts.size, x.shape[1], shares[rows, e, None]
+            read = x[rows] * weight if experts.scales_input else x[rows]
             products = [
-                linear(x[rows], of_expert(matrix, e, size), of_expert(bias, e, size))
+                linear(read, of_expert(matrix, e, size), of_expert(bias, e, size))
                 for matrix, bias in zip(inner, biases, strict=True)
             ]
             if experts.gated:
@@ -409,7 +410,8 @@ def _met_experts(
             else:
                 made = ACTIVATIONS[experts.activation](products[0])
             down, bias = (of_expert(a, e, hidden) for a in (weights.down, weights.down_bias))
-            out[rows] += shares[rows, e, None] * linear(made, down, bias)
+            met = linear(made, down, bias)
+            out[rows] += met if experts.scales_input else weight * met
     if weights.shared is not None and experts.shared is not None:
         met = feed_forward(x, weights.shared, experts.shared, not_adapted)
         out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met

@@ -62,7 +62,9 @@ def _specials(family: Family) -> Iterator[str]:
         yield f"LayerNorm{' without weights' if family.plain_norms else ''}"
     if qk_norm := constants.get("mixer.qk_norm"):
         behind = " behind rope" if constants.get("mixer.norm_turned") else ""
-        yield f"queries and keys normed over the {qk_norm}{behind}"
+        over = "width" if "width" in str(qk_norm) else "head"
+        some = "" if qk_norm == over else " of some"
+        yield f"queries and keys{some} normed over the {over}{behind}"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.heads_by_layer:

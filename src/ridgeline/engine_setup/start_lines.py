@@ -19,6 +19,11 @@ def start_lines(model: str, checkpoint: Checkpoint, config: EngineConfig) -> lis
             f"{checkpoint.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default"
         )
     lines.append(_long_rope_line(checkpoint.arch, config.max_model_len))
+    if checkpoint.arch.chunk:
+        lines.append(
+            f"sequences end at {checkpoint.arch.max_position:,} tokens: beyond them layers of this "
+            f"model see chunks of {checkpoint.arch.chunk:,} tokens, which is not computed"
+        )
     lines.append(conversion_line(model, checkpoint, config))
     return [line for line in lines if line]
 

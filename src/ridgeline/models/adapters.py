@@ -52,7 +52,7 @@ _HF_NAMES = {
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM", "dots1": "Dots1ForCausalLM",
     "mistral3": "Ministral3ForCausalLM", "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
-    "arcee": "ArceeForCausalLM", "gemma": "GemmaForCausalLM",
+    "arcee": "ArceeForCausalLM", "gemma": "GemmaForCausalLM", "llama4": "Llama4ForCausalLM",
     "qwen2vl": "Qwen2VLForConditionalGeneration",
     "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
     "qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3MoeForCausalLM",

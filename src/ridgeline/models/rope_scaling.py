@@ -235,12 +235,12 @@ def _llama3(
 ) -> tuple[float, ...]:
     """Keep pairs that turn often within the original context, divide those that turn seldom."""
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if low >= high:
-        scaling.fail(f"low_freq_factor {low} must be below high_freq_factor {high}")
+    if low > high:
+        scaling.fail(f"low_freq_factor {low} is above high_freq_factor {high}")
 
     def kept(pair: int) -> float:
         turns: float = original / (2 * math.pi * power(theta, Fraction(2 * pair, dim)))
-        return (turns - low) / (high - low)
+        return (turns - low) / (high - low) if high > low else float(turns >= low)
 
     return _blend(dim, factor, kept)
 

@@ -209,6 +209,7 @@ class Experts:
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
         bias: the router and all projections have a bias.
+        scales_input: its weight multiplies what an expert reads, not what it makes (Llama 4).
         shared: a network that every token goes to as well.
         shared_gated: its output is multiplied by the sigmoid of one more product.
         own_scales: each expert's weight is multiplied by a learnt number of its own, behind all
@@ -245,6 +246,7 @@ class Experts:
     groups_met: int = 1
     gated: bool = True
     jitter: float = 0.0
+    scales_input: bool = False
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return canonical name and shape of each tensor; matrices of experts stand in a stack."""
@@ -368,6 +370,7 @@ class ModelArch:
         hidden_size: width of the residual stream.
         vocab_size: rows of the embedding.
         max_position: context length the model was trained for, tokens.
+        chunk: tokens of chunks that layers would see, so that the context ends there; 0 for none.
         norm_eps: epsilon of the norms.
         norm: "rms" (Zhang and Sennrich, 2019) or "layer", which subtracts the mean.
         norm_bias: norms over the residual stream have a bias.
@@ -406,6 +409,7 @@ class ModelArch:
     head_bias: bool = False
     tied_embeddings: bool = False
     has_head: bool = True
+    chunk: int = 0
     pooling: Pooling = ""
     scores: Literal["", "sigmoid", "identity"] = ""
     num_segments: int = 1

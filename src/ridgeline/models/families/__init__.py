@@ -43,10 +43,13 @@ from ridgeline.models.families.hf import ONLY
 from ridgeline.models.families.hf_parts import OF_OTHER_HALVES
 from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
+    context_end,
     layers_from_config,
     layers_from_gguf,
     num_guessing_layers,
 )
+from ridgeline.models.families.llama4 import FAMILIES as _LLAMA_4
+from ridgeline.models.families.llama4 import GGUF_FAMILIES as _GGUF_LLAMA_4
 from ridgeline.models.families.nearest import advice
 from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
 from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
@@ -74,7 +77,16 @@ __all__ = [
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 HF_FAMILIES = (
-    _DECODERS | _NEMOTRON_H | _PHIMOE | _ALIBI | _GEMMA_4 | _DEEPSEEK | _GLM | _RECENT | _ENCODERS
+    _DECODERS
+    | _NEMOTRON_H
+    | _PHIMOE
+    | _ALIBI
+    | _GEMMA_4
+    | _LLAMA_4
+    | _DEEPSEEK
+    | _GLM
+    | _RECENT
+    | _ENCODERS
 )
 GGUF_FAMILIES = (
     _GGUF_DECODERS
@@ -83,6 +95,7 @@ GGUF_FAMILIES = (
     | _GGUF_PHIMOE
     | _GGUF_ALIBI
     | _GGUF_GEMMA_4
+    | _GGUF_LLAMA_4
     | _GGUF_DEEPSEEK
     | _GGUF_GLM
     | _GGUF_RECENT
@@ -95,7 +108,7 @@ _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
-_OTHER_HALVES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+_OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
                  "model.embed_audio.", "model.embed_vision.")  # fmt: skip
 
@@ -241,8 +254,10 @@ def model_from_gguf(
         family,
         layers_from_gguf(meta, family, raw),
         raw,
-        max_position=min(
-            meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT
+        max_position=context_end(
+            meta,
+            family,
+            min(meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT),
         ),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
@@ -316,7 +331,8 @@ def _model(
     if "positions" in family.outer:
         longest = num_rows - fields.get("position_offset", 0)
         fields["max_position"] = min(fields["max_position"], longest)
-    arch = ModelArch(layers=layers, **fields)
+    chunk = family.read(facts, "chunk").get("size", 0)
+    arch = ModelArch(layers=layers, chunk=chunk, **fields)
     if "layer.input_size" in family.facts:
         num_rows = facts.get("vocab_size_per_layer_input")
         if arch.input_size and num_rows not in (None, arch.vocab_size):

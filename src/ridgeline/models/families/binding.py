@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,12 @@ from ridgeline.models.portable_math import log
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.arch import Attention, ModelArch
 
+# Numbers of plain types, as what has no meaning but a size.
+_ITEMS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.uint32),
+    "F16": np.dtype(np.uint16),
+    "BF16": np.dtype(np.uint16),
+}
 _BEFORE = "../"  # begins what stands in the layer before
 
 
@@ -34,7 +41,7 @@ def bind(
     if "embed_norm" in family.outer:
         raw = _with_normed_rows(facts, arch, raw, family)
     raw = _with_turned_keys(arch, raw, family)
-    if family.plain_norms:
+    if family.plain_norms or family.plain_head_norms:
         raw = _with_plain_norms(arch, raw, family)
     stacked: dict[str, list[str]] = {}  # name in the file -> its parts
     for name in shapes:
@@ -132,12 +139,19 @@ def _with_turned_keys(
 def _with_plain_norms(
     arch: ModelArch, raw: Mapping[str, Tensor], family: Family
 ) -> dict[str, Tensor]:
-    """Return the tensors with weights of 1 for all norms over the residual stream."""
-    ones = np.ones((arch.hidden_size, 1), np.float32).view(np.uint8)
-    names = [family.outer["norm"]]
+    """Return the tensors with weights of 1 for norms over the residual stream, or over heads."""
+    sizes = {family.outer["norm"]: arch.hidden_size} if family.plain_norms else {}
     for i, layer in enumerate(arch.layers):
-        names += [family.prefix.format(i) + family.layer[norm] for norm in layer.norm_names]
-    return {**raw, **{name: Tensor(name, "F32", (arch.hidden_size,), ones) for name in names}}
+        prefix, mixer = family.prefix.format(i), layer.attention
+        if family.plain_norms:
+            names = layer.norm_names
+            sizes |= {prefix + family.layer[norm]: arch.hidden_size for norm in names}
+        elif mixer is not None and mixer.qk_norm:
+            names = ("q_norm", "k_norm")
+            sizes |= {prefix + family.layer[norm]: mixer.head_dim for norm in names}
+    ones = {size: np.ones((size, 1), np.float32).view(np.uint8) for size in sizes.values()}
+    made = {name: Tensor(name, "F32", (size,), ones[size]) for name, size in sizes.items()}
+    return {**raw, **made}
 
 
 def _turned(tensor: Tensor) -> NDArray[np.uint8]:
@@ -208,9 +222,38 @@ def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
     if family.gates_by_turns and tensor.dtype in ("F32", "F16", "BF16"):
         values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
         tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
+    if family.experts_turned and tensor.dtype in _ITEMS:
+        return _turned_experts(tensor)
     num, rows, width = tensor.shape
     stored = tensor.stored.reshape(num * rows, -1)
     return replace(tensor, shape=(num * rows, width), stored=stored)
+
+
+def _turned_experts(tensor: Tensor) -> Tensor:
+    """Return matrices ``[in, out]`` of experts as one below the other ``[out, in]``.
+
+    Each is turned whenever it is asked for: all together would not fit into memory.
+    """
+    num, rows, width = tensor.shape
+    size, room = rows * width * _ITEMS[tensor.dtype].itemsize, tensor.stored.reshape(num, -1)
+    parts = [
+        Tensor.converted(
+            f"{tensor.name}/{e}",
+            tensor.dtype,
+            (width, rows),
+            size,
+            partial(_turned_bytes, room[e], _ITEMS[tensor.dtype], (rows, width)),
+        )
+        for e in range(num)
+    ]
+    return Tensor.stacked(tensor.name, parts)
+
+
+def _turned_bytes(
+    stored: NDArray[np.uint8], item: np.dtype[Any], shape: tuple[int, int]
+) -> NDArray[np.uint8]:
+    turned = np.ascontiguousarray(stored.view(item).reshape(shape).T)
+    return turned.view(np.uint8).reshape(shape[1], -1)
 
 
 def _transposed(matrix: Tensor) -> Tensor:

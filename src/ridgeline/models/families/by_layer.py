@@ -176,6 +176,12 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
         ):
             facts.fail("mlp_layer_types must name 'dense' or 'sparse' for each of the layers")
         return [name == "dense" for name in types]
+    sparse = facts.get("moe_layers") if family.experts_every else None  # of Llama 4
+    if sparse is not None:
+        facts.get(family.experts_every)  # says the same
+        if type(sparse) is not list or any(i not in range(num_layers) for i in sparse):
+            facts.fail("moe_layers must be a list of numbers of layers")
+        return [i not in sparse for i in range(num_layers)]
     if family.experts_every:
         numbers, every = facts.get(family.dense_layers), facts.integer(family.experts_every, 1)
         numbers = [] if numbers is None else numbers

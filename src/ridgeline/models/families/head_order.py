@@ -84,6 +84,11 @@ def expert_halves(
         return None
     halves: list[Tensor] = []
     for half in range(2):
+        if tensor.parts:  # each of an expert
+            own = slice(half * ffn.size, (half + 1) * ffn.size)
+            rows = [part.rows(own) for part in tensor.parts]
+            halves.append(Tensor.stacked(f"{tensor.name}/{parts[half]}", rows))
+            continue
         begins = ((2 * e + half) * ffn.size for e in range(ffn.num))
         rows = [tensor.rows(slice(begin, begin + ffn.size)) for begin in begins]
         halves.append(Tensor.stacked(f"{tensor.name}/{parts[half]}", rows))

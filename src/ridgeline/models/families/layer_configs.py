@@ -86,6 +86,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
         kind: Attention(heads, rope=None, **of_kind._asdict(), **mixer)
         for kind, of_kind in by_kind.items()
     }
+    max_position = context_end(config, family, max_position)
     turning = _no_rope_layers(config, family, num_layers)
     layers = _layers(config, family, attentions, kinds, window, ropes, turning)
     layers = with_shared(config, "num_kv_shared_layers", layers)
@@ -222,6 +223,8 @@ def _layers(
             rope = ropes[kind] if turns else None
             seen = window if kind == "sliding" else None
             mixer = replace(attentions[kind], window=seen, rope=rope)
+            if mixer.norm_turned and not (rope and mixer.qk_norm):  # it stands behind rope
+                mixer = replace(mixer, qk_norm="", norm_turned=False)
         beside = _recurrent(facts, family) if family.beside else None
         layers.append(Layer(mixer, ffn, beside=beside, **of_layer))
     if family.first_norms:
@@ -341,6 +344,8 @@ def _windows_of_config(
     first = config.integer("max_window_layers", 28, low=0) if has_switch else 0
     kinds: Any = config.get("layer_types")
     known = _KINDS | (_RECURRENT_KINDS if family.recurrent else {})
+    if "chunk.size" in family.facts:  # the context ends with the first chunk
+        known |= {"chunked_attention": "full"}
     if kinds is not None:
         if (
             type(kinds) is not list
@@ -354,6 +359,12 @@ def _windows_of_config(
     if family.windows == "pattern":
         return _pattern(config, "sliding_window_pattern", family, num_layers), window
     return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
+
+
+def context_end(facts: Facts, family: Family, num_tokens: int) -> int:
+    """Return the context length, which ends where layers would see chunks or queries would grow."""
+    limits = family.read(facts, "chunk")
+    return min(num_tokens, limits["size"], limits["grows_at"] - 1) if limits else num_tokens
 
 
 def num_guessing_layers(meta: Facts) -> int:

@@ -152,9 +152,9 @@ def flag(*keys: str, default: bool = False) -> Reader:
     return Reader("flag", keys, default)
 
 
-def either(key: str, *, yes: Any, no: Any) -> Reader:
-    """True or false, put into our words; false where it is missing."""
-    return Reader("either", (key,), False, (yes, no))
+def either(key: str, *, yes: Any, no: Any, default: bool = False) -> Reader:
+    """True or false, put into our words."""
+    return Reader("either", (key,), default, (yes, no))
 
 
 def unless(key: str) -> Reader:
@@ -266,8 +266,9 @@ class Family:
         prefix: of a layer's tensors; ``{}`` stands for its number.
         facts: "mixer", "latent" (see ``physics.latent``), "recurrent", "ffn", "shared" (the expert
             of all tokens), "beside" (the network beside experts), "dense" (that of the first layers
-            instead of experts) or "layer", a dot and a field, or a field of the model, to its
-            reader. "rope.turns" says whether positions turn queries and keys at all.
+            instead of experts), "chunk" (see ``context_end``) or "layer", a dot and a field, or a
+            field of the model, to its reader. "rope.turns" says whether positions turn queries and
+            keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
             and spares the lower layers; or "pattern" for some layers in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
@@ -282,6 +283,7 @@ class Family:
             read others' keys and values may have wider networks.
         norm_offset: norm weights lack this number.
         plain_norms: norms over the residual stream have no weights in the file: all are 1.
+        plain_head_norms: norms of queries and keys have none either, and stand where these turn.
         lacks_root: canonical names within a layer whose values lack a division by the square root
             of the hidden size.
         interleaved: rows of q and k are stored for rotating neighbours instead of halves.
@@ -294,6 +296,7 @@ class Family:
         has_experts: the feed-forward network is a mixture of experts.
         gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
             whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
+        experts_turned: they are stored so without turns.
         num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by key head first.
@@ -325,6 +328,7 @@ class Family:
     heads_by_layer: bool = False
     norm_offset: float = 0.0
     plain_norms: bool = False
+    plain_head_norms: bool = False
     lacks_root: tuple[str, ...] = ()
     interleaved: bool = False
     recurrent: Literal["", "conv", "delta", "ssm"] = ""
@@ -334,6 +338,7 @@ class Family:
     decays: bool = False
     has_experts: bool = False
     gates_by_turns: bool = False
+    experts_turned: bool = False
     num_segments: int = 1
     instead: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False

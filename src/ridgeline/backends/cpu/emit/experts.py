@@ -26,6 +26,7 @@ ROUTE = Kernel("route", ("x", "router", "bias", "size", "out", "choice"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
 _SHARE = Kernel("share", ("x", "weights", "size", "out"))
 _OWN_SCALES = Kernel("own_scales", ("routes", "scales", "count"))
+_SCALE = Kernel("scale_row", ("x", "weight", "size"))
 _MOVE = Kernel("move", ("x", "y", "num_bytes"))
 
 
@@ -47,6 +48,13 @@ def emit_experts(module: object, ffns: Sequence[FeedForward]) -> None:
         value = fma(fn.load(y + at, FLOATS, 4), times, fn.load(x + at, FLOATS, 4))
         fn.store(value, x + at, 4)
     fn.finish()
+    if any(ffn.experts and ffn.experts.scales_input for ffn in ffns):
+        fn = _SCALE.begin(module)
+        x, weight, size = fn.args
+        times = fn.load(weight, F32, 4).splat(16)
+        with fn.loop(size * 4, step=64) as at:
+            fn.store(fn.load(x + at, FLOATS, 4) * times, x + at, 4)
+        fn.finish()
     fn = _MOVE.begin(module)
     x, y, num_bytes = fn.args
     with fn.loop(num_bytes, step=16) as at:
@@ -231,7 +239,8 @@ def met_experts(
             with fn.when((count > 0) & counts):
                 count_expert(fn, thread.args_address, thread.number)
         with fn.when(count > 0):
-            _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles)
+            weights = routes + e * 4
+            _inner_values(thread, layer, e * inner, own(inner), count, shares_tiles, weights)
             made = thread.local("expert_y") - e * (outer * TILE * 4)
             tiles = e * outer + first, e * outer + end
             behind = thread.tile(layer, "down", tiles[1])
@@ -240,13 +249,16 @@ def met_experts(
             at, width = first * (TILE * 4), (end - first) * TILE
             with fn.loop(count) as j:
                 m = thread.index(thread.local("picked") + j * 4)
+                weight = routes + m * experts.route_stride + e * 4
+                if experts.scales_input:  # then the dense network's weight is 1, and this one too
+                    weight = routes + m * experts.route_stride + experts.num * 4
                 parts = [thread.local("expert_y") + j * y_stride]
                 if experts.bias:
                     parts.append(layer["down_bias"] + e * y_stride)
                 for part in parts:
                     _ADD_WEIGHTED.call(
                         fn, x=y + m * y_stride + at, y=part + at,
-                        weight=routes + m * experts.route_stride + e * 4, size=width,
+                        weight=weight, size=width,
                     )  # fmt: skip
             if shares_tiles:
                 thread.barrier()
@@ -288,8 +300,9 @@ def _inner_values(
     own: tuple[Value, Value],
     count: Value,
     shared: bool,
+    weights: Value,
 ) -> None:
-    """Make an expert's inner values of the gathered rows."""
+    """Make an expert's inner values of the gathered rows; ``weights`` are those of all rows."""
     fn, sizes, ffn = thread.fn, thread.sizes, thread.kind.ffn
     room, scope = (thread.shared, "shared") if shared else (thread.local, "local")
     stride, gate = ffn.gate_up_stride, room("gate_up")
@@ -304,6 +317,12 @@ def _inner_values(
     whole_rows = sizes.activations == "rows"  # whose scale needs all of a row
     with fn.loop(count) as m:
         at = m * stride + first * 4
+        if ffn.experts and ffn.experts.scales_input:  # which are linear in what they read
+            row = thread.index(thread.local("picked") + m * 4)
+            for target in (gate, up):
+                _SCALE.call(
+                    fn, x=target + at, weight=weights + row * ffn.experts.route_stride, size=size
+                )
         if whole_rows:
             thread.gate(layer, of_expert, gate + at, up + at, gate + at, size, ffn)
         else:

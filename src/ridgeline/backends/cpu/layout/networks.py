@@ -23,6 +23,7 @@ class Experts:
     num_groups: int = 1
     groups_met: int = 1
     jitter: float = 0.0
+    scales_input: bool = False  # its weight multiplies what an expert reads
 
     @property
     def weights(self) -> int:

@@ -106,6 +106,7 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         ffn.num_groups,
         ffn.groups_met,
         ffn.jitter,
+        ffn.scales_input,
     )
     return replace(feed_forward, experts=experts)
 
@@ -169,6 +170,9 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
     reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
     is_plain = layer.norms == "before" and arch.norm == "rms" and not arch.norm_bias
     has = {
+        "a weight of what experts read, but none that all tokens meet": experts
+        and experts.scales_input
+        and (experts.shared is None or experts.shared_gated),
         "biases of experts and of their choice": experts and experts.bias and experts.choice_bias,
         "another mixer than a state space beside attention": keeps and not isinstance(keeps, Ssm),
         "biases beside attention": isinstance(keeps, Ssm) and keeps.bias,
