@@ -178,6 +178,23 @@ def test_a_cache_without_values_has_none_in_4_bits() -> None:
     assert resolve(Options(kv_cache_dtype="int8-int4"), ARCH).kv_cache_dtype == "int8-int4"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "decoder", "encoder"),
+    [("auto", "int8", "int8"), ("int8", "int8", "int8"), ("int4", "int8", "int8"),
+     ("bf16", "int8", "f16"), ("f32", "f32", "f32")],
+)  # fmt: skip
+def test_keys_and_values_follow_the_weights_unless_told(
+    dtype: str, decoder: str, encoder: str
+) -> None:
+    """What is asked for in f32 is f32 altogether; an encoder keeps nothing that has to be small."""
+    for model, wanted in ((ARCH, decoder), (ENCODERS["encoder"], encoder)):
+        chosen = resolve(Options(dtype=dtype), model)
+        assert chosen.kv_cache_dtype == wanted
+        told = resolve(Options(dtype=dtype, kv_cache_dtype=wanted), model)
+        assert chosen.kv_bytes == told.kv_bytes
+        assert resolve(Options(dtype=dtype, kv_cache_dtype="int8"), model).kv_cache_dtype == "int8"
+
+
 def test_an_encoder_runs_with_a_scale_for_each_row_unless_told() -> None:
     encoder = ENCODERS["encoder"]
     assert resolve(Options(), encoder).dtype == "int8-row"

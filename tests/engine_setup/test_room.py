@@ -49,24 +49,26 @@ def least_memory(stored: Checkpoint, options: dict[str, Any], patch: pytest.Monk
 def test_weights_get_three_quarters_of_what_they_do_not_fit_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plenty = with_memory(1 << 40, monkeypatch)
+    eight = {"kv_cache_dtype": "int8"}  # a cache that is small beside the weights
+    plenty = with_memory(1 << 40, monkeypatch, **eight)
     assert not plenty.notes
     beside = plenty.total_bytes - plenty.kv_bytes
     memory = beside - plenty.weights_bytes // 2
-    tight = with_memory(memory, monkeypatch)
+    tight = with_memory(memory, monkeypatch, **eight)
     assert "fit into memory: the others are read from the disk" in tight.notes[0]
     assert tight.weights_bytes == plenty.weights_bytes
     assert memory * 9 // 10 < tight.total_bytes <= memory * 19 // 20
     assert tight.kv_bytes < memory // 4
     # As long as all of them fit beside a short sequence, they do.
     beside += 512 * plenty.kv_bytes // (16 * plenty.num_blocks)
-    assert not with_memory(beside * 20 // 19 + 20, monkeypatch, max_model_len=512).notes
-    assert "the disk" in with_memory(beside * 20 // 19 - 4096, monkeypatch).notes[0]
+    room = beside * 20 // 19
+    assert not with_memory(room + 20, monkeypatch, max_model_len=512, **eight).notes
+    assert "the disk" in with_memory(room - 4096, monkeypatch, **eight).notes[0]
 
 
 def test_the_rows_of_an_embedding_need_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps read few of them."""
-    setup = Setup("f32", "int8", 16, 1, LARGE.arch.max_position, 4, 16)
+    setup = Setup("f32", "f32", 16, 1, LARGE.arch.max_position, 4, 16)
     plenty = with_memory(1 << 40, monkeypatch)
     step_bytes = cpu.footprint(LARGE.arch, setup).step_bytes
     held = plenty.total_bytes - plenty.kv_bytes - step_bytes

@@ -160,6 +160,10 @@ def test_formats_and_caches_as_wished() -> None:
     assert plan(LLAMA, on="l4", kv_cache_dtype="fp8").best.ledger.kv_bytes == 4096 * 65536
     ours = plan(LLAMA, on="l4", kv_cache_dtype="int8-int4", engine="ridgeline")
     assert ours.best.ledger.kv_bytes == 4096 * 65536 * 3 // 4
+    ours = plan(LLAMA, on="l4", dtype="f32", engine="ridgeline")
+    assert ours.best.ledger.kv_bytes == 4096 * 65536 * 4  # f32 means the cache too
+    ours = plan(LLAMA, on="l4", dtype="f32", kv_cache_dtype="f16", engine="ridgeline")
+    assert ours.best.ledger.kv_bytes == 4096 * 65536 * 2
 
 
 def test_layers_that_read_other_layers_caches_take_none() -> None:

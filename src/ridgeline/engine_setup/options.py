@@ -36,7 +36,9 @@ class Options:
         None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
     )
     kv_cache_dtype: Literal["auto", "f32", "f16", "int8", "int8-int4"] = flag_field(
-        "auto", "What keys and values are stored in; int8-int4 has keys of 8 bits, values of 4."
+        "auto",
+        "What keys and values are stored in; int8-int4 has keys of 8 bits, values of 4. Default: "
+        "f32 with --dtype f32, else int8.",
     )
     dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
         "auto", "What the weights are computed in."

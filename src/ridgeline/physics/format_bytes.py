@@ -129,6 +129,14 @@ def kv_bytes_of(name: str) -> float:
     return KV_BYTES[short]
 
 
+def own_kv_dtype(dtype: str) -> str:
+    """Return what Ridgeline keeps keys and values in, beside weights computed in ``dtype``.
+
+    The answers of f32 are exact only if the cache is.
+    """
+    return "f32" if dtype == "f32" else "int8"
+
+
 def storage_of_dtype(name: str) -> Storage:
     """Return all matrices in one format, and the rest in 16 bits if that is narrower."""
     linear = format_named(name)

@@ -60,7 +60,6 @@ class Engine:
         block_size: tokens in a block of the cache.
         max_num_batched_tokens: tokens of the largest step.
         max_num_seqs: rows of logits that a step may have.
-        kv_dtype: what keys and values are kept in.
         context_bytes: of driver and runtime on a device.
         graphs_bytes: of captured graphs.
         bytes_per_logit: logits in the model's type and in f32, probabilities, and a sorted copy.
@@ -73,7 +72,6 @@ class Engine:
     block_size: int = 16
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
-    kv_dtype: str = "auto"
     context_bytes: int = _GIB // 2
     graphs_bytes: int = 3 * _GIB // 10
     bytes_per_logit: int = 22
@@ -84,8 +82,7 @@ _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, Engine] = {
     "ridgeline": Engine(
-        "ridgeline", utilization=0.95, kv_dtype="int8",
-        context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
+        "ridgeline", utilization=0.95, context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
     ),
     "vllm": Engine("vllm"),
     "sglang": Engine("sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192),

@@ -15,6 +15,7 @@ from ridgeline.physics.format_bytes import (
     Storage,
     format_named,
     kv_bytes_of,
+    own_kv_dtype,
     storage_of_dtype,
 )
 from ridgeline.physics.hardware import Device
@@ -127,8 +128,10 @@ def _storage(subject: Subject, wishes: Wishes) -> Storage:
 def _setting(
     subject: Subject, device: Device, wishes: Wishes, engine: Engine, storage: Storage
 ) -> Setting:
-    kv_dtype = wishes.kv_cache_dtype if wishes.kv_cache_dtype != AUTO else engine.kv_dtype
-    if kv_dtype == AUTO:
+    kv_dtype = wishes.kv_cache_dtype
+    if kv_dtype == AUTO and engine.name == "ridgeline":
+        kv_dtype = own_kv_dtype(AUTO if wishes.dtype == AUTO else format_named(wishes.dtype).name)
+    elif kv_dtype == AUTO:
         kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
     if kv_dtype == "int8-int4" and engine.name != "ridgeline":
         raise ValueError(

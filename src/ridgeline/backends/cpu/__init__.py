@@ -28,6 +28,7 @@ from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Footprint, Setup, Surroundings
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
+from ridgeline.physics.format_bytes import own_kv_dtype
 
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
@@ -51,7 +52,9 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     """Return a setup in which "auto" is left of ``dtype`` only: blocks as the file has them.
 
     An encoder reads all its tokens at once, where one scale per row is a quarter faster than one
-    per block. Raises ValueError, which names the flag, if the setup cannot be.
+    per block. It keeps nothing for later steps, so its keys and values are as exact as its weights:
+    in f32 or f16 beside f32 or bf16, and else of 8 bits. Raises ValueError, which names the flag,
+    if the setup cannot be.
     """
     if setup.block_size % TOKENS:
         raise ValueError(
@@ -66,8 +69,14 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
         raise ValueError("--kv-cache-dtype int8-int4: latent attention keeps no values; int8 runs")
     return setup._replace(
         dtype="int8-row" if dtype == "auto" and arch.reads_whole else dtype,
-        kv_cache_dtype="int8" if cache_dtype == "auto" else cache_dtype,
+        kv_cache_dtype=_cache_dtype(dtype, arch) if cache_dtype == "auto" else cache_dtype,
     )
+
+
+def _cache_dtype(dtype: str, arch: ModelArch) -> str:
+    if dtype == "bf16" and arch.reads_whole:
+        return "f16"
+    return own_kv_dtype(dtype)
 
 
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
