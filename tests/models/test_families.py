@@ -186,8 +186,6 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
         ),
         ({"architectures": None}, "architecture None"),
         ({"architectures": [["x"]]}, "architecture"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"a_strangers_key": 0.5}, "a_strangers_key is .*changes what the model computes"),
@@ -201,9 +199,11 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
             "rope_scaling has a_strangers_key 1, which is not supported",
         ),
         (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "'dynamic'.*supported: default",
+            {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
+            "'ntk'.*supported: default",
         ),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ({"mlp_bias": True}, "'model.layers.0.mlp.gate_proj.bias' of shape"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor is nan"),
         ({"rope_scaling": [1]}, "rope_scaling"),
@@ -235,6 +235,34 @@ def test_what_a_config_must_not_say(changes: dict[str, Any], named: str) -> None
     with pytest.raises(ModelFileError, match=named) as caught:
         model_from_config(CONFIG | changes, as_tensors(hf_weights(CONFIG)), "model")
     assert str(caught.value).startswith("model: ")
+
+
+def test_a_rope_that_grows_with_the_text_is_plain_within_the_context() -> None:
+    """Beyond, every key would depend on the text's length: such texts are refused."""
+    dynamic = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    assert hf(dynamic)[0] == hf(CONFIG)[0]
+    assert hf(dynamic)[0].max_position == CONFIG["max_position_embeddings"]
+
+
+def test_a_rope_beside_those_of_each_kind_of_layer_says_nothing() -> None:
+    """As newer transformers saves OLMo 3 if its config was given one."""
+    kinds = {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    olmo = CONFIG | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8}
+    arch = arch_from_config(olmo | {"rope_parameters": kinds}, {}, "x")
+    beside = {"rope_theta": 7.0, "rope_type": "default"}
+    assert arch_from_config(olmo | {"rope_parameters": kinds | beside}, {}, "x") == arch
+    with pytest.raises(ModelFileError, match="must be one flat object"):
+        arch_from_config(olmo | {"rope_parameters": kinds | {"factor": 2.0}}, {}, "x")
+
+
+def test_a_gemma_that_sees_both_ways_is_pooled_by_the_mean() -> None:
+    gemma = CONFIG | {"architectures": ["Gemma3TextModel"], "head_dim": 8, "hidden_act": None}
+    for both_ways, pooling in ((True, "mean"), (False, "")):
+        arch = arch_from_config(gemma | {"use_bidirectional_attention": both_ways}, {}, "x")
+        assert (arch.is_encoder, arch.pooling) == (both_ways, pooling)
 
 
 def test_a_tensor_that_would_be_ignored_is_refused() -> None:

@@ -123,7 +123,7 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
             "llama_4_scaling_beta beside rope scaling 'default'",
         ),
         ("hunyuan", {"use_cla": True}, "use_cla is True"),
-        ("hunyuan", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic' is not supported"),
+        ("hunyuan", {"rope_parameters": {"rope_type": "ntk"}}, "'ntk' is not supported"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is set"),
         ("arcee", {"mlp_bias": True}, "mlp_bias is True"),
     ],

@@ -76,6 +76,11 @@ def test_the_least_step_of_the_first_weights_is_no_floor_of_steps() -> None:
         assert arch_from_config(EXPERTS | {"time_step_min": value}, {}, "x") == arch
 
 
+def test_a_rope_that_nothing_turns_by_is_left_out() -> None:
+    said = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert arch_from_config(PLAIN | said, {}, "x") == arch_from_config(PLAIN, {}, "x")
+
+
 def test_a_config_without_experts_may_speak_of_them() -> None:
     """As those that transformers writes."""
     said = {"n_routed_experts": 8, "moe_intermediate_size": 7688, "n_group": 1}

@@ -33,6 +33,14 @@ BY_HALVES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
         },
     ),
+    "llama-biases": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "llama-dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
     "nemotron-h": (  # as 8B and Nano 2
         "NemotronH",
         {

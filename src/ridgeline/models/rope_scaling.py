@@ -18,7 +18,7 @@ from ridgeline.models.portable_math import log, power
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.rope import Rope
 
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 # Of an object that describes a scaling. Only pictures and sounds have positions in sections.
 _KEYS = frozenset((
     "alpha", "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned",
@@ -87,7 +87,7 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
         growth = scaling.number("llama_4_scaling_beta")
         if kind != "yarn":
             scaling.fail(f"llama_4_scaling_beta beside rope scaling {kind!r} is not supported")
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # which is that of longer texts than the context
         return Rope(theta, dim), max_position
     factor = scaling.number("factor", max_position / original)
     if kind == "linear":

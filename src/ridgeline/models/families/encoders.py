@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.hf import FAMILIES as _DECODERS
-from ridgeline.models.families.table import Family, choice, const, integer, number, unless
+from ridgeline.models.families.table import Family, choice, const, either, integer, number, unless
 
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
@@ -305,6 +305,7 @@ FAMILIES["Gemma3TextModel"] = replace(
         "tied_embeddings": const(True),
         "has_head": const(False),
         "mixer.causal": unless("use_bidirectional_attention"),
+        "pooling": either("use_bidirectional_attention", yes="mean", no=""),
     },
     refuse=("attn_logit_softcapping", "final_logit_softcapping"),
     unused=(*_GEMMA3.unused, "_sliding_window_pattern", "tie_word_embeddings"),

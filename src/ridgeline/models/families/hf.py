@@ -86,7 +86,17 @@ _FALCON = Family(
 )
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL | BIASES, refuse=("mlp_bias",)),
+    "LlamaForCausalLM": Family(
+        OUTER,
+        LAYER | {f"{name}_bias": f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")},
+        PREFIX,
+        MODEL
+        | BIASES
+        | {
+            "ffn.bias": flag("mlp_bias"),
+            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="silu"),
+        },
+    ),
     "MistralForCausalLM": Family(
         OUTER, LAYER, PREFIX, MODEL | BIASES, windows="all", default_window=4096
     ),

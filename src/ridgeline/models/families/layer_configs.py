@@ -419,10 +419,12 @@ def _ropes_of_config(
 ) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
     stored: Any = config.get("rope_parameters")
-    by_kind = type(stored) is dict and stored and all(kind in _KINDS for kind in stored)
+    of_kinds = {k: stored[k] for k in stored if k in _KINDS} if type(stored) is dict else {}
+    # Some files of OLMo 3 say a rope beside those of its kinds, which serves no layer.
+    by_kind = of_kinds and stored.keys() <= {*_KINDS, "rope_theta", "rope_type"}
     if by_kind and family.windows == "pattern":
         ropes: dict[str, Rope | None] = {}
-        for kind, parameters in stored.items():
+        for kind, parameters in of_kinds.items():
             of_kind = replace(config, values={**config.values, "rope_parameters": parameters})
             head_dim = heads[_KINDS[kind]].head_dim
             ropes[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
