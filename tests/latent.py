@@ -53,6 +53,10 @@ LAYERS = {
         Layer(replace(PLAIN_QUERIES, num_heads=1), Mlp(40)),
         Layer(Attention(4, 2, 8, Rope(1e4, 8), window=5), Mlp(40)),
         Layer(PLAIN_QUERIES, Experts(18, 3, 32, router="sigmoid", normalised=False)),
+        Layer(
+            PLAIN_QUERIES,
+            Experts(5, 2, 32, router="sigmoid", normalised=False, shared=SHARED, scales_input=True),
+        ),
     ),
 }
 

@@ -65,15 +65,16 @@ def network(
             total = shares[chosen].sum() if ffn.normalised else 1.0
             for e in chosen:
                 inner, outer = (slice(e * n, (e + 1) * n) for n in (ffn.size, len(y)))
+                weight = shares[e] / total * (layer["expert_scales"][e] if ffn.own_scales else 1.0)
+                read, weight = (weight * y, 1.0) if ffn.scales_input else (y, weight)
                 products = [
-                    layer[n][inner] @ y + (layer[f"{n}_bias"][inner] if ffn.bias else 0)
+                    layer[n][inner] @ read + (layer[f"{n}_bias"][inner] if ffn.bias else 0)
                     for n in (("gate", "up") if ffn.gated else ("up",))
                 ]
                 made = gated(*products) if ffn.gated else activated(products[0])
                 made = layer["down"][outer] @ made
                 made = made + (layer["down_bias"][outer] if ffn.bias else 0)
-                own = layer["expert_scales"][e] if ffn.own_scales else 1.0
-                row += ffn.scale * shares[e] / total * own * made
+                row += ffn.scale * weight * made
         if ffn.shared is not None:
             inner = x @ layer["shared_up"].T
             gates = x @ layer["shared_gate"].T if ffn.shared.gated else inner

@@ -74,6 +74,16 @@ def test_gpt_oss_in_real_mxfp4_is_its_dequantised_self(tmp_path: Path) -> None:
     check(path, answers)
 
 
+def test_llama_4_chooses_experts_by_products(tmp_path: Path) -> None:
+    """Sigmoids of large products are all 1: the larger product counts, not the first of equals."""
+    model = tiny.make_model("llama4-plain")
+    for name, parameter in model.named_parameters():
+        if name.endswith("router.weight"):
+            parameter.data *= 40
+    answers = [tiny.answer(model, ids) for ids in tiny.prompts(40, 7)]
+    check(tiny.save(model, tmp_path), answers)
+
+
 @pytest.mark.parametrize(("lengths", "context"), [(SHORT_PROMPTS, 32), (LONG_PROMPTS, 64)])
 def test_longrope_on_both_sides_of_the_original_context(
     lengths: tuple[int, ...], context: int, tmp_path: Path

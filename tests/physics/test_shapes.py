@@ -348,3 +348,12 @@ def test_fields_without_a_size_are_no_reason_to_refuse() -> None:
                 "num_beams": 4, "sliding_window": None, "use_cache": True, "hidden_dropout": 0.5,
                 "_name_or_path": "x", "ssm_state_size": 0}  # fmt: skip
     shape_of_config({**CONFIG, "model_type": "llama", **harmless})
+
+
+def test_a_bare_class_has_no_head() -> None:
+    config = PUBLISHED["mistral-7b-v0.1"]["config"]
+    whole = shape_of_config(config)
+    bare = shape_of_config(config | {"architectures": ["MistralModel"]})
+    assert weight_params(whole) - weight_params(bare) == 32000 * 4096
+    gpt2 = RUN_HERE["gpt2"]["config"]
+    assert shape_of_config(gpt2 | {"tie_word_embeddings": False}).is_tied is False

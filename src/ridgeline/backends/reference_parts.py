@@ -338,7 +338,8 @@ def routes(x: Floats, weights: FeedForwardWeights, experts: Experts) -> Floats:
     else:
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
-    wanted = shares if weights.choice_bias is None else shares + weights.choice_bias
+    wanted = logits if experts.scales_input else shares  # sigmoids of large ones are all 1
+    wanted = wanted if weights.choice_bias is None else wanted + weights.choice_bias
     chosen = _largest(_of_best_groups(wanted, experts), experts.per_token)
     chosen_shares = np.zeros_like(shares)
     np.put_along_axis(chosen_shares, chosen, np.take_along_axis(shares, chosen, axis=1), axis=1)

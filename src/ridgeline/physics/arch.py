@@ -209,7 +209,8 @@ class Experts:
         normalised: the weights of a token's experts are divided by their sum.
         scale: multiplies them.
         bias: the router and all projections have a bias.
-        scales_input: its weight multiplies what an expert reads, not what it makes (Llama 4).
+        scales_input: its weight multiplies what an expert reads, not what it makes, and experts
+            are chosen by products (Llama 4).
         shared: a network that every token goes to as well.
         shared_gated: its output is multiplied by the sigmoid of one more product.
         own_scales: each expert's weight is multiplied by a learnt number of its own, behind all

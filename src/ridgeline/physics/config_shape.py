@@ -118,6 +118,7 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         layers = tuple(joined(a, b, between) for a, b in zip(mixers, mlps, strict=True))
     head_bias = config.flag("lm_head_bias", default=family.head_bias)
     tied = config.flag("tie_word_embeddings", "tie_embeddings", default=family.tied)
+    tied = tied or _is_bare(config, name)
     num_mtp = config.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0)
     mtp = (
         *layers[-1].matrices,
@@ -138,6 +139,14 @@ def _decoder(config: Fields, name: str, family: Family) -> Shape:
         is_tied=tied,
         mtp=mtp * num_mtp,
     )
+
+
+def _is_bare(config: Fields, name: str) -> bool:
+    """Return whether a class such as ``MistralModel`` says that the files have no head."""
+    classes = config.get("architectures")
+    first = str(classes[0]) if type(classes) is list and classes else ""
+    has_head = first.endswith("LMHeadModel") or name == "chatglm"
+    return first.endswith("Model") and not has_head
 
 
 # --- attention and state -----------------------------------------------------------------------

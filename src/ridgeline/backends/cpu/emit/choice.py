@@ -33,7 +33,7 @@ def choose_limited(fn: Function, out: Value, bias: Value, choice: Value, experts
     with fn.loop(experts.num) as e:
         everything.set(everything.get() + fn.load(out + e * 4, F32, 4))
     with fn.loop(experts.num) as e:
-        value = fn.load(out + e * 4, F32, 4)
+        value = fn.load((choice if experts.scales_input else out) + e * 4, F32, 4)
         if experts.router == "softmax":
             value = value / everything.get()
             fn.store(value, out + e * 4, 4)

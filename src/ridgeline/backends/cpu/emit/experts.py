@@ -119,6 +119,8 @@ def _emit_route(module: object, experts: Experts, number: int) -> None:
         return
     if experts.router == "sigmoid":
         with fn.loop(fn.i64(row_bytes), step=64) as at:
+            if experts.scales_input:  # chosen by products, for sigmoids of large ones are all 1
+                fn.store(visible(at), choice + at, 4)
             fn.store(1.0 / (exp(-visible(at)) + 1.0) + visible(at) * 0.0, out + at, 4)
     else:
         with fn.loop(fn.i64(row_bytes), step=64) as at:
