@@ -32,7 +32,8 @@ def main() -> int:
             print(f"{row.id}  {row.title:50} {row.ci:>5} {row.full:>8}  {status}")
         elif row.id in options.rows or "all" in options.rows:
             count = options.count or (row.ci if options.ci else row.full)
-            failed += not _run(row.id, count, options.seed)
+            if count:
+                failed += not _run(row.id, count, options.seed)
     return failed > 0
 
 

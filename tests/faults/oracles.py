@@ -247,7 +247,9 @@ def watched(
         **options: flags of the server.
     """
     with serving(model, engine, **options) as served:
-        served.llm.text.chat_template.start()  # its process is no leak
+        if renderer := served.llm.text.chat_template._renderer:
+            for child in renderer._children._idle:  # its processes are no leak
+                child.start()
         watch = Watch(served)
         logging.getLogger().addHandler(watch.lines)
         try:

@@ -124,6 +124,24 @@ def test_what_is_kept_and_what_is_compiled_pass_a_grammar_that_takes_long(served
         assert [one.result()[0] for one in slow] == [200] * 4
 
 
+def test_a_long_answer_is_written_when_its_key_has_a_turn(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, pieces = served.running.service.work.prompts, list[str]()
+    run = turns.run
+
+    async def counted(work: Any) -> Any:
+        pieces.append(work)
+        return await run(work)
+
+    monkeypatch.setattr(turns, "run", counted)
+    for num_texts, num_pieces in ((1, 1), (9, 2)):
+        pieces.clear()
+        body = {"input": ["x"] * num_texts}
+        assert served.call("/v1/embeddings", body, **V)[0] == 200
+        assert len(pieces) == num_pieces
+
+
 def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served: Served) -> None:
     with flooded(served, served.running.service.work.prompts):
         texts = ["x"] * 1001

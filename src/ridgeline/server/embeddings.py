@@ -376,7 +376,8 @@ def _reply(
     stream.arrived_s = request.state.arrived_s
     vectors = Vectors(stream)
     shape = VectorShape(partial(answer, vectors))
-    return Reply(service.bridge, service.limits, stream, vectors, body, shape, service.options)
+    of_server = service.options, service.work.prompts
+    return Reply(service.bridge, service.limits, stream, vectors, body, shape, *of_server)
 
 
 def _packed(vector: list[float]) -> str:

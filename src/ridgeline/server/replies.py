@@ -24,9 +24,11 @@ from ridgeline.server.promises import Promise
 from ridgeline.server.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.server.strict import Strict
+from ridgeline.server.turns import Turns
 
 SSE = "text/event-stream; charset=utf-8"
 _JSON = {"content-type": "application/json"}
+_MANY_PROMPTS, _MANY_TOKENS = 8, 1 << 10  # an answer with more takes milliseconds to write
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
 _CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
 
@@ -149,11 +151,13 @@ class Reply(Response):
         body: Strict,
         shape: Shape,
         options: ServeOptions,
+        turns: Turns,
         promising: Callable[[], Awaitable[Promise]] | None = None,
         note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
 
+        A long answer is written when its key has one of ``turns``.
         ``promising`` waits until that is promised to be in time, and raises ApiError if it cannot
         be; ``note_lengths`` is told how long the answers were.
         """
@@ -162,7 +166,7 @@ class Reply(Response):
         self._bridge, self._limits, self._stream = bridge, limits, stream
         self._answers, self._body, self._shape = answers, body, shape
         self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
-        self._log_content, self._content = options.log_content, b""
+        self._turns, self._log_content, self._content = turns, options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self.renamed: Callable[[ApiError], ApiError] = lambda error: error  # to its API's names
@@ -207,7 +211,16 @@ class Reply(Response):
             for one in batch:
                 for choice in self._answers.take(one):
                     self._shape.chunk(choice)
-        await self._send(send, _encode(self._shape.whole()), _JSON, more_body=False)
+        num_prompts = len(self._stream.prompts)
+        is_long = num_prompts > _MANY_PROMPTS or self._num_tokens() > _MANY_TOKENS
+        data = await self._turns.run(self._whole) if is_long else self._whole()
+        await self._send(send, data, _JSON, more_body=False)
+
+    def _whole(self) -> bytes:
+        return _encode(self._shape.whole())
+
+    def _num_tokens(self) -> int:
+        return sum(map(len, self._stream.prompts)) + self._answers.num_tokens
 
     async def _send_chunks(self, send: Send) -> None:
         while batch := await self._stream.events():  # the first may be an error, before any header

@@ -186,8 +186,9 @@ class Service:
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_promises = promising, self.promises.note_lengths
+        of_server = self.options, self.work.prompts
         reply = Reply(
-            self.bridge, self.limits, stream, answers, body, shape, self.options, *of_promises
+            self.bridge, self.limits, stream, answers, body, shape, *of_server, *of_promises
         )
         note_ignored(reply, formed.ignored)
         return reply

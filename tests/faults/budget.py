@@ -1,0 +1,202 @@
+"""What one key's requests cost, in memory and in the time of other keys: T13, T63."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import count as numbers
+from pathlib import Path
+from typing import Any
+
+from ridgeline.machine import give_back, memory_of
+from tests.api.test_llm import HELLO
+from tests.faults.oracles import CHAT, COMPLETE
+from tests.faults.process import process
+from tests.server.serving import JSON, serving
+from tests.server.test_plans import config
+
+_GROWTH_MIB = 64
+Ask = Callable[[int], tuple[str, str, bytes | None]]  # method, path and body of the i-th request
+
+
+def formed(schema: Any) -> dict[str, Any]:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"prompt": [40, 41], "max_tokens": 3, "response_format": wanted}
+
+
+def t13(model: Path, count: int, rng: random.Random) -> str:
+    """``count`` mixed requests, a fifth of them with a schema of their own, some of these large."""
+
+    def body(i: int) -> tuple[str, dict[str, Any]]:
+        ids = [rng.randrange(20, 400) for _ in range(rng.randint(1, 40))]
+        if i % 50 == 0:
+            return COMPLETE, formed({"const": f"{i}" + "x" * 30_000})
+        if i % 5 == 0:
+            return COMPLETE, formed({"type": "object", "properties": {f"p{i}": {"type": "string"}}})
+        if i % 5 == 1:
+            return CHAT, {
+                "messages": [*HELLO, {"role": "user", "content": f"x {i}"}],
+                "max_tokens": 2,
+            }
+        return COMPLETE, {"prompt": ids, "max_tokens": rng.randint(1, 8), "logprobs": i % 3}
+
+    level = 0
+    with serving(model) as served:
+        for begin, end in ((0, max(count // 20, 60)), (max(count // 20, 60), count)):
+
+            def ask(i: int) -> int:
+                return served.call(*body(i))[0]
+
+            with ThreadPoolExecutor(4) as threads:
+                assert set(threads.map(ask, range(begin, end))) == {200}
+            served.assert_idle()
+            gc.collect()
+            give_back()
+            now = memory_of(os.getpid()).private_bytes
+            level = level or now
+        grammars = served.llm.text._grammars
+        assert grammars is not None
+        kept_mib = grammars.kept_bytes / 2**20
+    grown_mib = (now - level) / 2**20
+    assert grown_mib < _GROWTH_MIB, grown_mib
+    return f"{count} requests: {grown_mib:+.0f} MiB, of grammars {kept_mib:.0f} MiB are kept"
+
+
+def _post(path: str, body: Any) -> Ask:
+    return lambda i: ("POST", path, json.dumps(body(i) if callable(body) else body).encode())
+
+
+def _get(path: str) -> Ask:
+    return lambda i: ("GET", path, None)
+
+
+_REFUSED = b'{"model": "random", "x": [' + b"[]," * 60_000 + b"[]]}"
+_WIDE = config("llama-3.1-8b") | {"num_hidden_layers": 512}
+_WORST: dict[str, Ask] = {
+    "slow grammars": _post(COMPLETE, lambda i: formed({"multipleOf": 99_999_989 + 2 * i})),
+    "distinct grammars": _post(COMPLETE, lambda i: formed({"const": f"{i}" + "x" * 20_000})),
+    "ids": _post(COMPLETE, {"prompt": [0] * 262_000}),
+    "text": _post(COMPLETE, {"prompt": "a" * 4_000_000}),
+    "messages": _post(CHAT, {"messages": [{"role": "user", "content": "a"}] * 8000}),
+    "tokens": _post("/tokenize", {"prompt": "1 2\n" * 100}),
+    "vectors": _post("/v1/embeddings", lambda i: {"input": [f"{i} {j} w w" for j in range(900)]}),
+    "plans": _post(
+        "/v1/plan", lambda i: {"model": _WIDE | {"hidden_size": 4096 + 64 * i}, "on": "all"}
+    ),
+    "plans for a load": _post(
+        "/v1/plan",
+        lambda i: {
+            "model": config("phi-4"),
+            "on": "all",
+            "prompt_tokens": "3000:2",
+            "new_tokens": "2000:2",
+            "request_rate": 1e4 + i,
+        },
+    ),
+    "explanations": _get("/v1/requests/mine/explain"),
+}
+_VICTIM: dict[str, Ask] = {
+    "chat": _post(CHAT, {"messages": HELLO, "max_tokens": 4, "temperature": 0}),
+    "schema": _post(COMPLETE, formed({"enum": ["a", "b"]})),
+    "long body": lambda i: (
+        "POST",
+        COMPLETE,
+        json.dumps({"prompt": [40, 41], "max_tokens": 2}).encode() + b" " * 70_000,
+    ),
+    "models": _get("/v1/models"),
+}
+
+
+def _every_route(model: Path) -> dict[str, Ask]:
+    """Return a request for each route that the server has, beside those that are worse."""
+    with serving(model) as served:
+        routes = [
+            (getattr(r, "path", ""), getattr(r, "methods", ())) for r in served.running.app.routes
+        ]
+    asks: dict[str, Ask] = {}
+    for path, methods in routes:
+        known = path.replace("{name}", "mine").replace("{name:path}", "random")
+        if "POST" in methods:
+            asks[f"POST {path}"] = lambda i, known=known: ("POST", known, _REFUSED)  # type: ignore[misc]
+        elif path not in ("/v1/live", "") and not path.startswith("/page/"):
+            asks[f"GET {path}"] = _get(known)
+    return asks
+
+
+def _send(connection: http.client.HTTPConnection, key: str, asked: Any) -> int:
+    method, path, data = asked
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "mine"}
+    connection.request(method, path, data, (JSON if data else {}) | headers)
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
+@contextmanager
+def _attacked(port: int, ask: Ask | None) -> Iterator[None]:
+    """Have the first key send a request again and again, on eight connections."""
+    is_over, number = threading.Event(), numbers()
+
+    def send() -> None:
+        while not is_over.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            with suppress(OSError, http.client.HTTPException):
+                while not is_over.is_set() and ask is not None:
+                    _send(connection, "key-a", ask(next(number)))
+            connection.close()
+
+    threads = [threading.Thread(target=send) for _ in range(8 if ask else 0)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(90)
+
+
+def _p99_s(port: int, count: int) -> dict[str, float]:
+    """Return how long the second key waits for an answer of each kind, in 99 of 100 cases."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    slowest = {}
+    for name, ask in _VICTIM.items():
+        times_s = []
+        for i in range(count):
+            begin_s = time.monotonic()
+            assert _send(connection, "key-v", ask(i)) == 200, name
+            times_s.append(time.monotonic() - begin_s)
+        slowest[name] = sorted(times_s)[int(0.99 * count)]
+    connection.close()
+    return slowest
+
+
+def t63(model: Path, count: int, rng: random.Random) -> str:
+    """Each route, and what costs most, by one key; ``count`` requests of each kind by another.
+
+    The bound is for a machine that also runs the clients: five times alone, and 0.3 s.
+    """
+    flags = ("--api-key", "key-a", "--api-key", "key-v")
+    worst = 0.0, ""
+    attacks = _WORST | _every_route(model)
+    with process(model, *flags) as (_, port):
+        for _ in range(2):  # the second time, all has been started
+            with _attacked(port, _WORST["slow grammars"]):
+                alone = _p99_s(port, count)
+            alone = _p99_s(port, count)
+        for title, ask in attacks.items():
+            with _attacked(port, ask):
+                time.sleep(0.3)
+                for name, found_s in _p99_s(port, count).items():
+                    most_s = 5 * alone[name] + 0.3
+                    worst = max(worst, (found_s / most_s, f"{name} beside {title}"))
+                    assert found_s < most_s, (name, title, found_s, alone[name])
+    return f"{len(attacks)} attacks: the worst took {worst[0]:.0%} of the bound, {worst[1]}"
