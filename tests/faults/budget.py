@@ -185,7 +185,7 @@ def t63(model: Path, count: int, rng: random.Random) -> str:
     The bound is for a machine that also runs the clients: five times alone, and 0.3 s.
     """
     flags = ("--api-key", "key-a", "--api-key", "key-v")
-    worst = 0.0, ""
+    ratios: dict[str, float] = {}
     attacks = _WORST | _every_route(model)
     with process(model, *flags) as (_, port):
         for _ in range(2):  # the second time, all has been started
@@ -196,7 +196,8 @@ def t63(model: Path, count: int, rng: random.Random) -> str:
             with _attacked(port, ask):
                 time.sleep(0.3)
                 for name, found_s in _p99_s(port, count).items():
-                    most_s = 5 * alone[name] + 0.3
-                    worst = max(worst, (found_s / most_s, f"{name} beside {title}"))
-                    assert found_s < most_s, (name, title, found_s, alone[name])
-    return f"{len(attacks)} attacks: the worst took {worst[0]:.0%} of the bound, {worst[1]}"
+                    ratios[f"{name} beside {title}"] = found_s / (5 * alone[name] + 0.3)
+    over = {title: round(ratio, 1) for title, ratio in ratios.items() if ratio > 1}
+    assert not over, over
+    worst = max(ratios, key=ratios.__getitem__)
+    return f"{len(attacks)} attacks: at most {ratios[worst]:.0%} of the bound, {worst}"

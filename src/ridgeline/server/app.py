@@ -109,8 +109,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation that is given as items; nothing is stored."""
         service.check_open(body.model)
         try:
-            chat = chat_request(body)
-            prompt = await service.prompts.of_chat(chat)
+            chat, prompt = await service.prompts.of_converted(partial(chat_request, body))
             shape = partial(ResponseShape, asked=body)
             reply = await service.reply(request, chat, [prompt], "messages", new_shape=shape)
         except ApiError as error:
@@ -123,8 +122,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
         try:
-            chat = anthropic.chat_request(body)
-            prompt = await service.prompts.of_chat(chat)
+            convert = partial(anthropic.chat_request, body)
+            chat, prompt = await service.prompts.of_converted(convert)
             return await service.reply(request, chat, [prompt], "messages", new_shape=MessageShape)
         except ApiError as error:
             raise anthropic.renamed(error) from None
@@ -134,8 +133,9 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
         try:
-            chat = anthropic.chat_request(body)
-            return {"input_tokens": len(await service.prompts.of_chat(chat))}
+            convert = partial(anthropic.chat_request, body)
+            _, prompt = await service.prompts.of_converted(convert)
+            return {"input_tokens": len(prompt)}
         except ApiError as error:
             raise anthropic.renamed(error) from None
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
@@ -26,6 +26,7 @@ from ridgeline.server.turns import Work
 from ridgeline.text.grammar_error import NotKept
 
 Ids = tuple[int, ...]
+Converted = TypeVar("Converted", bound=Rendering)
 _MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
@@ -63,14 +64,25 @@ class Prompts:
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
         self._check_task(SamplingParams())
-        options = request.template_options() | self._effort(request.reasoning_effort)
+        return await self._in_thread("messages", lambda: self._rendered(request))
+
+    async def of_converted(self, convert: Callable[[], Converted]) -> tuple[Converted, Ids]:
+        """Return a conversation of another API as ours, and its prompt; raises ApiError."""
+        self._check_task(SamplingParams())
+        requests: list[Converted] = []
 
         def render() -> list[int]:
-            messages = [message.plain() for message in request.messages]
-            self._check_bytes([messages, options], "messages")
-            return self._text.chat_template.render_ids(messages, **options)
+            requests.append(convert())
+            return self._rendered(requests[0])
 
-        return await self._in_thread("messages", render)
+        ids = await self._in_thread("messages", render)
+        return requests[0], ids
+
+    def _rendered(self, request: Rendering) -> list[int]:
+        options = request.template_options() | self._effort(request.reasoning_effort)
+        messages = [message.plain() for message in request.messages]
+        self._check_bytes([messages, options], "messages")
+        return self._text.chat_template.render_ids(messages, **options)
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""
@@ -96,6 +108,8 @@ class Prompts:
     async def of_texts(self, prompts: Sequence[str] | Sequence[list[int]]) -> list[Ids]:
         """Return the token ids of prompts, each as ``of_text`` does; raises ApiError."""
         for prompt in prompts:
+            if isinstance(prompt, list) and len(prompt) > self._max_model_len:
+                self._check_one(len(prompt), None, "prompt", "max_tokens")
             self._check_bytes(prompt, "prompt")
         encode = self._text.encode
         return await self._all_in_thread("prompt", lambda: [encode(one) for one in prompts])

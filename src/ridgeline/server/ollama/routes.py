@@ -49,8 +49,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
         try:
-            asked = chat_request(body)
-            prompt = await service.prompts.of_chat(asked)
+            asked, prompt = await service.prompts.of_converted(partial(chat_request, body))
             shape = partial(OllamaShape, is_chat=True)
             return await service.reply(request, asked, [prompt], "messages", new_shape=shape)
         except ApiError as error:
