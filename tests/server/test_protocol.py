@@ -387,7 +387,7 @@ def test_the_openapi_document_has_every_field(served: Served) -> None:
 
 
 def test_requests_are_answered_while_the_openapi_document_is_made(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, answered = threading.Event(), threading.Event()
 
@@ -395,8 +395,8 @@ def test_requests_are_answered_while_the_openapi_document_is_made(
         begun.set()
         return {"is_alone": not answered.wait(10)}
 
-    monkeypatch.setattr(served.running.app, "openapi", slow)
-    with ThreadPoolExecutor() as pool:
+    with serving(model) as served, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(served.running.app, "openapi", slow)
         document = pool.submit(served.call, "/openapi.json")
         assert begun.wait(60)
         assert served.call("/health")[0] == 200
