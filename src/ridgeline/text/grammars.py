@@ -256,6 +256,12 @@ class GrammarState:
         """Return a mask for the next token, and behind each draft; what fails allows nothing."""
         before = _touched_bytes()
         masks = [_mask(self._matcher)]
+        if drafts:
+            self._add_masks_behind(drafts, masks)
+        self._kept.grown_bytes += _touched_bytes() - before
+        return tuple(masks)
+
+    def _add_masks_behind(self, drafts: tuple[int, ...], masks: list[bytes]) -> None:
         ahead = self._matcher.deep_copy()  # what fails behind a draft is no fault of the answer
         for draft in drafts:
             if draft in self._eos_ids or not ahead.validate_tokens([draft]):
@@ -263,8 +269,6 @@ class GrammarState:
             ahead.consume_token(draft)
             masks.append(_mask(ahead))
         masks += [masks[-1]] * (len(drafts) + 1 - len(masks))  # behind one that cannot be right
-        self._kept.grown_bytes += _touched_bytes() - before
-        return tuple(masks)
 
     def forced(self, most: int) -> tuple[int, ...]:
         """Return at most ``most`` tokens that must follow, if they can be known."""
