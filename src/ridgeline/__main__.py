@@ -5,6 +5,7 @@ The command line's imports take up to a second; nothing may be imported here tha
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -12,7 +13,13 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # otherwise our parent process wants it ignored
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(130))
-    from ridgeline.cli.main import main as run
+    try:
+        from ridgeline.cli.main import main as run
+    except (ImportError, MemoryError) as error:
+        if "--debug" in sys.argv:
+            raise
+        cause = error.__cause__ or error  # NumPy's own words are a page
+        sys.exit(f"ridgeline: it cannot start: {str(cause) or type(cause).__name__}")
 
     signal.signal(signal.SIGINT, before)
     run()

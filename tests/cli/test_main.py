@@ -117,6 +117,26 @@ sys.meta_path.insert(0, Interrupter)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("raise MemoryError", "MemoryError"),
+        (
+            'raise ImportError("a page\\nof words") from OSError("failed to map segment")',
+            "failed to map segment",
+        ),
+    ],
+)
+def test_too_little_memory_to_import_the_program_is_one_line(
+    tmp_path: Path, failure: str, words: str
+) -> None:
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text(failure)
+    done = ridgeline("run", "smollm2", "hi", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, f"ridgeline: it cannot start: {words}\n")
+    assert "Traceback" in ridgeline("--debug", "list", PYTHONPATH=str(tmp_path)).stderr
+
+
 def test_ctrl_c_while_kernels_compile_says_what_is_next(tmp_path: Path) -> None:
     command = [str(RIDGELINE), "run", str(write_model(tmp_path / "tiny")), "x", "--raw"]
     environ = os.environ | {"RIDGELINE_HOME": str(tmp_path / "home")}

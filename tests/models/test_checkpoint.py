@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.safetensors_dir import map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from tests.models.tiny import (
     CONFIG,
@@ -145,3 +147,15 @@ def test_what_is_no_model(name: str, content: bytes | None, named: str, tmp_path
     with pytest.raises(ModelFileError, match=named) as caught:
         load_checkpoint(path)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file that cannot be read is Linux's own")
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
+    unreadable = Path("/proc/self/mem")  # its first bytes are no memory: EIO
+    (tmp_path / "m.gguf").symlink_to(unreadable)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        load_checkpoint(tmp_path / "m.gguf")
+    assert caught.value.filename == str(tmp_path / "m.gguf")
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        map_safetensors(unreadable)
+    assert caught.value.filename == str(unreadable)

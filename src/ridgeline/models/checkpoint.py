@@ -20,7 +20,7 @@ from ridgeline.models.gguf_parts import part_paths, read_gguf_parts
 from ridgeline.models.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.sentence import check_dense
-from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming
 
 _DENSE = ("dense_2.weight", "dense_3.weight")  # what vectors go through, in order
 _OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
@@ -55,7 +55,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return load_directory(path)
     if not path.is_file():
         raise ModelFileError(f"{path}: no such model file or directory")
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         magic = file.read(len(MAGIC))
     if not magic:
         raise ModelFileError(f"{path}: the file is empty; fetch it again")

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.models.tensors import ModelFileError, Tensor, naming
 
 MAGIC = b"GGUF"
 
@@ -66,7 +66,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     if not path.is_file():
         raise ModelFileError(f"{path}: no such file")
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         if path.stat().st_size == 0:
             raise ModelFileError(f"{path}: the file is empty; fetch it again")
         return parse_gguf(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))

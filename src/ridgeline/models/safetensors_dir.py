@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.quantized import read_quantized
 from ridgeline.models.sentence import DenseStep, check_dense, ids_between, steps_of
-from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor, naming
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
@@ -133,7 +133,8 @@ class Folder:
         size = target.stat().st_size
         if size > max_bytes:
             raise ModelFileError(f"{self.path / name}: {size} bytes, more than {max_bytes}")
-        return target.read_bytes()
+        with naming(self.path / name):
+            return target.read_bytes()
 
     def json(self, name: str, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any] | None:
         """Return the JSON object in the file called ``name``, None when there is none."""
@@ -215,7 +216,7 @@ def map_safetensors(path: Path) -> dict[str, Tensor]:
     to numpy, so the bytes are taken from a map of our own.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(size - 8, _MAX_JSON_BYTES):
             raise ModelFileError(

@@ -7,7 +7,8 @@ file and of formats it knows only the names of the block types.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,17 @@ from ridgeline.models import encodings
 from ridgeline.physics.arch import ModelArch
 
 _MOST_MESSAGE_CHARS = 2000
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the system name this file; those of an open file do not by themselves."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 class ModelFileError(ValueError):
