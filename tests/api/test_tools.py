@@ -199,6 +199,29 @@ def test_a_form_and_tools_go_together(text: TextSide) -> None:
             assert (new().num_valid(ids) == len(ids)) == is_whole, message
 
 
+@pytest.mark.parametrize(
+    ("wish", "good", "bad"),
+    [
+        ({"choice": ["yes", "no"]}, "yes", "maybe"),
+        ({"regex": "a/b|\\d+"}, "42", "x"),
+        ({"grammar": 'root ::= "<" [0-9] ">"'}, "<7>", "<x>"),
+        ({"grammar": 'start: "<" /[0-9]/ ">"'}, "<7>", "<x>"),
+    ],
+)
+def test_any_form_goes_with_tools_and_reasoning(
+    text: TextSide, wish: dict[str, Any], good: str, bad: str
+) -> None:
+    params = replace(FREE, structured_outputs=wish)
+    form = MessageForm(Reasoning(), tools=(format_named("hermes", ""), USE), has_body=True)
+    new = text.new_constraint(params, form)
+    assert new is not None
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for message, is_taken in ((good, True), (f"<think>x</think>{good}", True), (call, True),
+                              (bad, False)):  # fmt: skip
+        ids = tuple(text.tokenizer.encode(message, add_bos=False))
+        assert (new().num_valid(ids) == len(ids)) == is_taken, message
+
+
 def test_what_cannot_be_held_to_is_left_out_alone(text: TextSide) -> None:
     items = {"type": "array", "items": {"type": "integer", "maximum": 5}, "uniqueItems": True}
     odd = {"type": "object", "properties": {"a": items}, "required": ["a"]}

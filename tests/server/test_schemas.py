@@ -128,3 +128,42 @@ def test_objects_are_closed(served: Served) -> None:
         _, body, _ = served.call(CHAT, ASK | fields)
         assert body["choices"][0]["finish_reason"] == "stop"
         assert json.loads(body["choices"][0]["message"]["content"]).keys() <= {"a", "b"}
+
+
+# That nothing fits both is found out too late: only where the text would have to begin.
+STUCK = {"type": "object", "properties": {"a": {"type": "string", "pattern": "é",
+         "format": "email"}}, "required": ["a"]}  # fmt: skip
+STUCK_FORM = {"type": "json_schema", "name": "x", "schema": STUCK}
+STUCK_TOOL = {"name": "f", "parameters": STUCK, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema":
+                                    {"name": "x", "schema": STUCK}}, **ASK},
+         "response_format.json_schema.schema"),
+        (CHAT, {"tools": [{"type": "function", "function": STUCK_TOOL}],
+                "tool_choice": "required", **ASK}, "tools"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 100, "guided_json": STUCK},
+         "guided_json"),
+        ("/v1/responses", {"input": "x", "text": {"format": STUCK_FORM}}, "text.format.schema"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_gets_stuck_is_an_error(
+    thinker: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    sampling = {} if path == "/v1/responses" else {"seed": 5}
+    for temperature in (0, 1):
+        status, error = thinker.refused(path, body | sampling | {"temperature": temperature})
+        assert (status, error["param"]) == (400, param)
+        assert "the grammar allows no token here" in error["message"]
+
+
+def test_a_stream_that_gets_stuck_has_no_end(thinker: Served) -> None:
+    tool = {"type": "function", "function": STUCK_TOOL}
+    fields = {"tools": [tool], "tool_choice": "required", "stream": True}
+    _, body, _ = thinker.call(CHAT, ASK | fields)
+    *_, last = body.decode().strip().splitlines()
+    assert json.loads(last.removeprefix("data: "))["error"]["param"] == "tools"
+    assert '"finish_reason":"' not in body.decode()
