@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.text.json_schema.errors import SchemaError
 
 _MOST_STATES = 4_000  # places in the order, each with how many came before
-_LONG = 500  # characters
+_LONG, _SHORT = 500, 200  # characters of expressions
 
 
 class Sequence:
@@ -47,7 +47,10 @@ class Sequence:
             return self._end(count)
         member, is_required = self._members[i]
         here = f'"," {member}' if count else member
-        behind = self._known.get((i + 1, min(count + 1, self._cap)))
+        next_place = i + 1, min(count + 1, self._cap)
+        behind = self._known.get(next_place)
+        if behind and not is_required and not (self._cap == 1 and count):
+            behind = self._known[next_place] = self._shared(behind)
         is_full = self._most is not None and count >= self._most
         having = None if behind is None or is_full else f"{here} {behind}".strip()
         if is_required:
@@ -74,6 +77,10 @@ class Sequence:
         high = "" if room is None else room - 1
         whole = f'({self._others}) ("," ({self._others})){{0,{high}}}'
         return whole if missing else f"({whole})?"
+
+    def _shared(self, text: str) -> str:
+        """Return the name of the rule of an expression that is used twice, if it is not short."""
+        return text if len(text) < _SHORT else self._rule(text)
 
     def _rule(self, text: str) -> str:
         name = f"o{len(self._rules)}"
