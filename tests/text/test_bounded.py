@@ -116,11 +116,14 @@ def test_ids_are_the_same_in_a_process_apart(make: Callable[[], Spec]) -> None:
 
 
 @pytest.mark.parametrize("name", ["an unknown pattern", "a map that is longer than it is"])
-def test_a_bomb_ends_in_one_line(name: str, tmp_path: Path) -> None:
+def test_a_bomb_ends_in_one_line(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(UNBOUNDED[name]))
     with refused():
         load_tokenizer(path).encode("a" * 40 + "!")
+    assert capfd.readouterr().err == ""
 
 
 def bomb(letter: str) -> Spec:
@@ -138,7 +141,7 @@ def test_a_bomb_in_a_normalizer_ends_in_one_line(letter: str, tmp_path: Path) ->
 
 @contextmanager
 def refused() -> Iterator[None]:
-    with pytest.raises(ValueError, match="the tokenizer fails: ") as found:
+    with pytest.raises(ValueError, match="the tokenizer") as found:
         yield
     assert "\n" not in str(found.value)
 

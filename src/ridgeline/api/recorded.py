@@ -225,7 +225,7 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
         if isinstance(value, RequestRecord):
             params_of(value.params)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{source}, line {number}: {error}") from None
+        raise ValueError(f"{source}, line {number}: {str(error)[:300]}") from None
     return record
 
 

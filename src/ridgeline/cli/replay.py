@@ -31,7 +31,7 @@ from ridgeline.planner.helpful import served_again
 from ridgeline.planner.timeline import as_file, timeline
 from ridgeline.simulator import travel
 from ridgeline.simulator.recorded import Again, settings_of
-from ridgeline.simulator.replay import replay
+from ridgeline.simulator.replay import CONTRADICTIONS, replay
 from ridgeline.simulator.steptime import StepTime
 
 _SHOWN = 60  # characters of a decision
@@ -117,8 +117,8 @@ def serve_again(
             source = "fitted" if calibration is None else "calibrated"
             times = None if calibration is None else _usual_of(calibration)
             before, after = served_again(records, wanted, times)
-    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
-        raise ValueError(f"{trace} is not a trace of this version: {error!r}") from None
+    except CONTRADICTIONS as error:
+        raise ValueError(f"{trace} is not a trace of this version: {error!r:.200}") from None
     if timeline_file:
         _write_timeline(timeline_file, settings, before, after)
     flags = {"replay": str(trace), "model": model, "set": changes}

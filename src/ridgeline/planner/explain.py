@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ridgeline.simulator.replay import CONTRADICTIONS
+
 Json = Mapping[str, Any]
 Predict = Callable[[Json], float]  # a step's record -> seconds until its results are there
 
@@ -243,8 +245,8 @@ def explain(
     try:
         for step in steps:
             life.see(step)
-    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
-        raise ValueError(f"this is not a trace of this version: {error!r}") from None
+    except CONTRADICTIONS as error:
+        raise ValueError(f"this is not a trace of this version: {error!r:.200}") from None
     return Explanation(engine, request, tuple(steps), life.pieces(), predict is not None)
 
 

@@ -27,6 +27,8 @@ from ridgeline.decoding.search import new_search
 Json = Mapping[str, Any]
 
 POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
+# What comes of records that are each as they should be, but not of one run.
+CONTRADICTIONS = (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
 
 
 class Replay(NamedTuple):
@@ -111,8 +113,8 @@ def replay(records: Iterable[Json]) -> Replay:
             if decided != recorded:
                 return Replay(number, len(requests), (record["number"], recorded, decided), None)
             _fold(scheduler, step, record)
-    except (LookupError, TypeError, ArithmeticError, AssertionError) as error:
-        raise ValueError(f"this is not a trace of this version: {error!r} is missing") from None
+    except CONTRADICTIONS as error:
+        raise ValueError(f"this is not a trace of this version: {error!r:.200}") from None
     return Replay(len(steps), len(requests), None, None)
 
 

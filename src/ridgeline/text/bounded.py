@@ -159,6 +159,6 @@ class Apart:
                 f"{len(text):,} characters"
             )
         if "error" in answer:
-            raise ValueError(f"the tokenizer fails: {answer['error']}")
+            raise ValueError(answer["error"])
         ids: list[int] = answer["ids"]
         return ids
