@@ -199,7 +199,8 @@ def test_the_roof_is_the_lower_of_memory_and_arithmetic() -> None:
     ("options", "forms"),
     [
         ({}, ("int8", "int8", "int8")),
-        ({"dtype": "f32"}, ("f32", "f32", "int8")),
+        ({"dtype": "f32"}, ("f32", "f32", "f32")),
+        ({"dtype": "f32", "kv_cache_dtype": "int8"}, ("f32", "f32", "int8")),
         ({"dtype": "bf16", "kv_cache_dtype": "f16"}, ("bf16", "bf16", "f32")),
     ],
 )
