@@ -25,6 +25,8 @@ MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
 _IGNORED, _MOST_NAMED, _MOST_SHOWN = "x-ridgeline-ignored", 20, 200  # names; characters of one
 _WINDOW_BYTES = 1 << 16
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * 1000  # to read it takes as long as so many values
 _LONG_BYTES = 1 << 13  # from here on, parsing may take milliseconds: a thousand small messages do
 
 
@@ -131,6 +133,7 @@ def _affordable(data: bytes) -> int | None:
         outside = b"".join(pieces[in_string::2])
         in_string = (in_string + len(pieces) - 1) % 2
         num_values += outside.count(b",")
+        num_values += len(_LONG_NUMBER) * outside.translate(_DIGITS).count(_LONG_NUMBER)
         num_parts += len(pieces) // 2 + outside.count(b"[") + outside.count(b"{")
         if num_values > MAX_VALUES or num_parts > MAX_PARTS:
             return start
