@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.policies import Orca
+from ridgeline.decoding.policies import Orca
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.tensors import ModelFileError
 from tests.models.encoders import HIDDEN, POSITIONS, write_encoder

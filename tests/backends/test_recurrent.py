@@ -20,9 +20,10 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.reference_recurrent import Floats, Recurrence, mix
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy, SplitFuse, Static
+from ridgeline.core.policies import Policy, SplitFuse
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
+from ridgeline.decoding.policies import Static
 from ridgeline.decoding.search import new_search
 from tests.backends.test_reference import (
     PROMPT_TOO,

@@ -14,13 +14,14 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.fold import commit
 from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Orca, Policy, Queue, SplitFuse, Static, Wish
+from ridgeline.core.policies import Load, Policy, Queue, SplitFuse, Wish
 from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Guess, Speculation
 from ridgeline.core.states import States
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
+from ridgeline.decoding.policies import Orca, Static
 from ridgeline.decoding.search import new_search
 from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
@@ -81,7 +82,7 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     waits = dict(step.waits)
     queues = scheduler.queues.running, scheduler.queues.waiting, scheduler.queues.paused
     running, waiting, paused = ([seq.id for seq in queue] for queue in queues)
-    ranks = {seq.id: seq.request.rank for queue in queues for seq in queue}
+    ranks = {seq.id: (seq.is_surplus, seq.request.rank) for queue in queues for seq in queue}
     assert len(sizes) == len(step.work), "a sequence runs twice in one step"
     assert sum(sizes.values()) <= scheduler.max_num_batched_tokens
     assert len(running) <= scheduler.queues.max_num_seqs
@@ -101,8 +102,13 @@ def check_step(scheduler: Scheduler, step: Step) -> None:
     given = [seq_id for seq_id in step.preempted if waits[seq_id] is not Wait.BEAMS]
     scarce = (Wait.BLOCKS, Wait.MAX_NUM_SEQS)
     assert all(waits[seq_id] in scarce for seq_id in given)
-    last = max((ranks[seq_id], seq_id) for seq_id in running)
-    assert all((ranks[seq_id], seq_id) > last for seq_id in given), "the last give way"
+    owners = {seq_id: seq.request.owner for seq_id, seq in alive_seqs.items()}
+    assert all(
+        (ranks[one], one) > (ranks[other], other)
+        for one in given
+        for other in running
+        if owners[one] == owners[other]
+    ), "of each owner the last give way"
     for work in step.work:
         assert 0 <= work.drafts < len(work.tokens)
         assert not work.drafts or len(work.seeds) == 1, "drafts where it is not decided who goes on"
@@ -202,6 +208,7 @@ def make_request(
     cache_root: bytes = b"",
     adapter: Adapter = NO_ADAPTER,
     due_s: float = inf,
+    owner: str = "",
     **params: Any,
 ) -> Request:
     return Request(
@@ -213,6 +220,7 @@ def make_request(
         adapter=adapter,
         new_search=new_search,
         due_s=due_s,
+        owner=owner,
     )
 
 

@@ -49,9 +49,9 @@ def state(kv: KVCache, *seqs: Sequence) -> tuple[object, ...]:
     pool = kv.pool
     numbers = (
         *("table", "others", "num_computed", "num_pending", "capacity"),
-        *("num_published", "publish_at"),
+        "publish_at",
     )
-    of_seqs = [[getattr(seq, name) for name in numbers] for seq in seqs]
+    of_seqs = [[len(seq.chain), *(getattr(seq, name) for name in numbers)] for seq in seqs]
     content = list(pool.content)
     index = [dict(of_group) for of_group in pool.index]
     return list(pool.refs), list(pool.free), index, content, list(kv.copies), of_seqs

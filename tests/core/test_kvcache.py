@@ -34,7 +34,7 @@ def test_full_blocks_of_a_computed_prompt_are_shared() -> None:
     assert kv.admit(second, 9)
     assert second.table[:2] == first.table[:2]
     assert second.table[2] != first.table[2]
-    assert (second.num_computed, second.num_pending, second.num_published) == (8, 1, 2)
+    assert (second.num_computed, second.num_pending, len(second.chain)) == (8, 1, 2)
     kv.check([first, second])
 
 
@@ -168,10 +168,10 @@ def test_requests_of_different_roots_share_nothing(
         other = admitted(kv, [1, 2, 3, 4, 5], root=root)
         assert not set(first.table) & set(other.table)
         if hashing is hash_block:  # else keys may collide, and then a block stays private
-            assert other.num_published == first.num_published == 2
+            assert len(other.chain) == len(first.chain) == 2
         kv.release(other)
     same = new([1, 2, 3, 4, 5], root=b"a")
-    assert kv.num_cached(same) == first.num_published * 2 > 0
+    assert kv.num_cached(same) == len(first.chain) * 2 > 0
     kv.check([first])
 
 
@@ -179,7 +179,7 @@ def test_an_equal_block_after_another_beginning_is_not_shared() -> None:
     kv = KVCache(16, 2, hash_block=unchained)
     first = admitted(kv, [1, 1, 5, 5, 0])
     second = admitted(kv, [2, 2, 5, 5, 0])
-    assert second.num_published == 1  # its second block has the key of first's, not its past
+    assert len(second.chain) == 1  # its second block has the key of first's, not its past
     assert not set(first.table) & set(second.table)
     third = new([2, 2, 5, 5, 0])
     assert kv.admit(third, 5)
@@ -192,13 +192,13 @@ def test_a_private_block_is_published_once_its_key_is_free() -> None:
     kv = KVCache(5, 2, hash_block=unchained)
     first = admitted(kv, [1, 1, 5, 5])
     second = admitted(kv, [2, 2, 5, 5])
-    assert second.num_published == 1
+    assert len(second.chain) == 1
     kv.release(first)
     filler = new([9] * 6)
     assert kv.admit(filler, 6)  # evicts both blocks of first
     append(second, 6)
     kv.publish(second)
-    assert second.num_published == 2
+    assert len(second.chain) == 2
     kv.check([second, filler])
 
 
@@ -233,5 +233,5 @@ def test_publishing_waits_for_full_blocks() -> None:
     assert kv.admit(seq, 10)
     for upto, published, boundary in [(3, 0, 4), (4, 1, 8), (7, 1, 8), (10, 2, 12)]:
         compute(kv, seq, upto)
-        assert (seq.num_published, seq.publish_at) == (published, boundary)
+        assert (len(seq.chain), seq.publish_at) == (published, boundary)
         kv.check([seq])

@@ -75,6 +75,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
             cache_root=root,
             adapter=adapter(dice.choice((0, 0, 1))),
             due_s=dice.choice((inf, inf, dice.random())),
+            owner=dice.choice("aab"),
         )
 
     def fail() -> None:

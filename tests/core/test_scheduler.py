@@ -6,10 +6,11 @@ import pytest
 
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Orca, Policy, Static
+from ridgeline.core.policies import Policy
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, TokenRules, Wait
+from ridgeline.decoding.policies import Orca, Static
 from tests.core.harness import YoungestFirst, make_request, make_scheduler, run_step, sizes_of
 
 BUDGET, BLOCKS, SEATS, POLICY = Wait.TOKEN_BUDGET, Wait.BLOCKS, Wait.MAX_NUM_SEQS, Wait.POLICY
@@ -406,8 +407,8 @@ def test_check_sees_what_is_broken() -> None:
 
 def test_room_is_what_the_queues_leave_of_a_step() -> None:
     scheduler = make_scheduler(budget=24, seats=4)
-    assert scheduler.room() == (4, 24, 3, 12)
+    assert scheduler.room()[:4] == (4, 24, 3, 12)
     add(scheduler, 30, 2)
-    assert scheduler.room() == (2, -8, 3, 10)
+    assert scheduler.room()[:4] == (2, -8, 3, 10)
     run_step(scheduler)  # the second, and 22 tokens of the first
-    assert scheduler.room() == (2, 16, 3, 12)
+    assert scheduler.room()[:4] == (2, 16, 3, 12)

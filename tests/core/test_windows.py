@@ -131,7 +131,7 @@ def test_a_prefix_needs_only_what_its_window_shows() -> None:
     assert again.num_computed == 14
     assert again.table[:3] == (NOWHERE,) * 3
     assert NOWHERE not in again.table[3:]
-    assert again.num_published == 7
+    assert len(again.chain) == 7
     kv.check([again, filler])
     compute(kv, again)
     kv.check([again, filler])
@@ -168,14 +168,14 @@ def test_a_block_that_stayed_private_may_be_gone() -> None:
     kv = KVCache(16, 2, windows=(4,), hash_block=lambda parent, tokens: b"same")
     holder = admitted(kv, [7, 7, 7])
     seq = admitted(kv, range(8))
-    assert seq.num_published == 0
+    assert len(seq.chain) == 0
     append(seq, 99)
     append(seq, 98)
     assert kv.reserve(seq, 10)
     assert seq.table[:2] == (NOWHERE, NOWHERE)
     kv.release(holder)
     compute(kv, seq)
-    assert seq.num_published == 0
+    assert len(seq.chain) == 0
     kv.check([seq])
 
 

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Orca, Policy, SplitFuse
+from ridgeline.core.policies import Policy, SplitFuse
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.step import Event, SeqId
+from ridgeline.decoding.policies import Orca
 from tests.core.harness import (
     POLICIES,
     Watched,

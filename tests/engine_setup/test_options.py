@@ -11,7 +11,8 @@ import pytest
 
 from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import footprint
-from ridgeline.core.policies import Orca, SplitFuse, Static
+from ridgeline.core.policies import SplitFuse
+from ridgeline.decoding.policies import Orca, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes

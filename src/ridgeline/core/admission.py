@@ -11,6 +11,10 @@ each prompt has the virtual time at which it would be read if all requests were 
 and the earliest comes first. So a short request passes long ones, the prompts of one request share
 its turn, and every prompt is served in the end.
 
+A tenant that has fewer sequences in the engine than its share of the slots enters though none is
+free: the scheduler takes one from who has more. Shares are max-min fair: who wants less than an
+equal one leaves the rest to others (Bertsekas and Gallager, Data Networks).
+
 One request with many answers leaves slots for others. It may hold seven times as many sequences as
 there are free slots: a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking
 1998): one such request leaves an eighth of the slots, two leave a fifteenth. Its first prompt
@@ -19,8 +23,9 @@ always enters.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -37,17 +42,28 @@ class Room(NamedTuple):
         short_len: a prompt of at most this many tokens is short: it may enter although the step is
             full, since the engine reads it beside the long ones.
         num_short_tokens: tokens of short prompts that may enter then.
+        max_num_seqs: slots, also those that are taken.
+        inside: sequences in the engine, by tenant.
     """
 
     num_seqs: int
     num_tokens: int
     short_len: int
     num_short_tokens: int
+    max_num_seqs: int = 0
+    inside: Mapping[str, int] = {}
+
+
+def fair_share(wanted: Collection[int], num_slots: int) -> int:
+    """Return the most slots that each may have, if who wants fewer leaves the rest to others."""
+    given = lambda share: sum(min(num, share) for num in wanted)  # noqa: E731
+    return bisect_right(range(num_slots + 1), num_slots, key=given) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt(Generic[Item]):
     item: Item
+    tenant: str
     num_tokens: int
     num_seqs: int
     request: int
@@ -102,7 +118,7 @@ class Admission(Generic[Item]):
             finish += num_tokens
             self._num_prompts += 1
             key = finish, self._num_prompts
-            prompt = _Prompt(item, num_tokens, num_seqs, self._num_requests, key)
+            prompt = _Prompt(item, tenant, num_tokens, num_seqs, self._num_requests, key)
             insort(queue.prompts, prompt, key=lambda one: one.finish)
         self._num_waiting += len(prompts)
 
@@ -114,31 +130,40 @@ class Admission(Generic[Item]):
             held: how many sequences the request of an item has in the engine.
         """
         taken: list[Item] = []
-        seqs, tokens, short_len, short_tokens = room
+        seqs, tokens, short_len, short_tokens, most, _ = room
         has: dict[int, int] = {}  # sequences by request, with those that enter now
+        inside = Counter(room.inside)
+
+        def is_short(name: str) -> bool:  # of its share
+            others = [num for other, num in inside.items() if other != name]
+            return bool(others) and inside[name] < fair_share([*others, most], most)
 
         def may_enter(prompt: _Prompt[Item]) -> bool:
+            num_held = has.setdefault(prompt.request, held(prompt.item))
+            if is_short(prompt.tenant):
+                return True
             if tokens <= 0 and prompt.num_tokens > min(short_len, short_tokens):
                 return False
-            if prompt.request not in has:
-                has[prompt.request] = held(prompt.item)
-            num_free, num_held = seqs - prompt.num_seqs, has[prompt.request]
+            num_free = seqs - prompt.num_seqs
             return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SLOT * num_free
 
-        while self._num_waiting and seqs > 0:
-            prompt = self._pop(may_enter)
-            if prompt is None:
-                break
+        def is_open(name: str) -> bool:
+            return seqs > 0 or is_short(name)
+
+        while prompt := self._pop(is_open, may_enter):
             taken.append(prompt.item)
             has[prompt.request] += prompt.num_seqs
+            inside[prompt.tenant] += prompt.num_seqs
             seqs, tokens = seqs - prompt.num_seqs, tokens - prompt.num_tokens
             if prompt.num_tokens <= short_len:
                 short_tokens -= prompt.num_tokens
         return taken
 
-    def _pop(self, may_enter: Callable[[_Prompt[Item]], bool]) -> _Prompt[Item] | None:
-        """Take the next prompt that may enter; None if there is none."""
-        waiting = [name for name, tenant in self._tenants.items() if tenant.prompts]
+    def _pop(
+        self, is_open: Callable[[str], bool], may_enter: Callable[[_Prompt[Item]], bool]
+    ) -> _Prompt[Item] | None:
+        """Take the next prompt that may enter, if it is open to a tenant; None if there is none."""
+        waiting = [name for name, one in self._tenants.items() if one.prompts and is_open(name)]
         for name in sorted(waiting, key=self._turn):
             tenant = self._tenants[name]
             for index, prompt in enumerate(tenant.prompts):

@@ -90,16 +90,10 @@ class Engine:
         token_rules: TokenRules = NO_RULES,
         due_s: float = inf,
     ) -> int:
-        """Queue a request; return its id.
+        """Queue a request, as ``Request`` has it; return its id.
 
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
-        ``name`` goes into its record. Only requests of the same ``cache_root``, of at most 48
-        bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may be like,
-        for drafts; they may also come from earlier answers to the same ``owner``, and to no other.
-        ``new_constraint`` makes what each answer must comply with, and ``token_rules`` says what
-        ``params`` mean in token ids. Requests that are due go first, the earliest before the others
-        (``due_s``, on the engine's clock). Raises ValueError if it can never run, and then nothing
-        has changed.
+        Raises ValueError if it can never run, and then nothing has changed.
         """
         request_id = self._next_id
         request = Request(
@@ -241,6 +235,7 @@ class Engine:
                 num_accepted_tokens=request.num_accepted_tokens,
                 error=times.error,
                 due_s=None if request.due_s == inf else request.due_s,
+                owner=request.owner,
             ),
             (*self.listeners, *self.end_listeners),
         )

@@ -169,7 +169,7 @@ class KVCache:
         Where equal content is there already, the sequence moves over to it and its own block is
         freed, so equal prefixes computed side by side end up shared.
         """
-        for i in range(seq.num_published, seq.num_computed // self.block_size):
+        for i in range(len(seq.chain), seq.num_computed // self.block_size):
             tables = [seq.table, *seq.others]
             blocks = [table[i] for table in tables]
             if NOWHERE in blocks:
@@ -295,7 +295,7 @@ class KVCache:
                         held[block] += 1
             room = min(map(len, tables)) * self.block_size
             assert max(seq.num_computed, seq.capacity) <= room, f"{seq.id} has too few blocks"
-            assert seq.num_published * self.block_size <= seq.num_computed, f"{seq.id} ran ahead"
+            assert len(seq.chain) * self.block_size <= seq.num_computed, f"{seq.id} ran ahead"
             assert seq.num_pending == len(seq.tokens) - seq.num_computed, f"{seq.id} miscounts"
         assert held == self.pool.refs, "reference counts and tables disagree"
 
@@ -308,7 +308,7 @@ class KVCache:
                 assert i == 0 or table[i - 1] == NOWHERE, f"block {i} of {seq.id} went too early"
                 continue
             assert self.pool.group[block] == group, f"block {block} is of another group"
-            if i < seq.num_published:
+            if i < len(seq.chain):
                 known = self.pool.find(*self._content(seq, i, seq.chain))
                 is_known = known is not None and self.pool.content[block] is known
                 assert is_known, f"block {i} of {seq.id} is not what the index says"

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.core.request import Sequence
 
-_num_pending, _due_s = attrgetter("num_pending"), attrgetter("request.due_s")
-_due_s_and_length = attrgetter("request.due_s", "num_pending")
-Queue = Listing[Sequence]  # those that are due at a time first, else in order of arrival
+_num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_surplus", "request.due_s")
+_due_s_and_length = attrgetter("is_surplus", "request.due_s", "num_pending")
+Queue = Listing[Sequence]  # in the order of ``queues.by_rank``
 Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
 
 
@@ -49,39 +49,13 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class Static:
-    """Form a batch, run it until its last member is done, then form the next."""
-
-    reserve_full: bool = True
-    whole_prompts: bool = True
-
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield the batch, or a new one when the last is done."""
-        for seq in running or waiting:
-            yield seq, seq.num_pending
-
-
-@dataclass(frozen=True)
-class Orca:
-    """Sequences join and leave at every step, prompts whole (Yu et al., Orca, OSDI 2022)."""
-
-    reserve_full: bool = True
-    whole_prompts: bool = True
-
-    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield all sequences, the running ones first."""
-        for group in (running, waiting):
-            for seq in group:
-                yield seq, seq.num_pending
-
-
-@dataclass(frozen=True)
 class SplitFuse:
     """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
     steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
-    along, the first prompt leaves up to half of that to shorter ones. Who is due goes before.
+    along, the first prompt leaves up to half of that to shorter ones. Who is due goes before. For
+    the same reason an owner decodes in a step as many as all others, or ``least``, beside them.
     """
 
     reserve_full: bool = False
@@ -92,10 +66,12 @@ class SplitFuse:
         """Yield single tokens first, then the first prompt, then the others, short ones first."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         prompts.sort(key=_due_s)
-        for seq in running:
-            if seq.num_pending == 1:
-                yield seq, 1
-        decoding = len(running) + len(waiting) - len(prompts)
+        now = [seq for seq in running if seq.num_pending == 1]
+        if len(now) > self.least and len({seq.request.owner for seq in (*now, *prompts)}) > 1:
+            now = self._in_turn(now)
+        for seq in now:
+            yield seq, 1
+        decoding = len(now)
         left, kept, is_held_up = budget - decoding, 0, load.is_read and decoding > 0
         if load.is_read and prompts:
             if is_held_up:
@@ -114,3 +90,14 @@ class SplitFuse:
             if left > 0:
                 yield seq, wanted
                 left -= cost * min(seq.num_pending, wanted)
+
+    def _in_turn(self, decoding: list[Sequence]) -> list[Sequence]:
+        """Return who decodes now: of each owner the first, and others one after another."""
+        of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
+        for seq in decoding:
+            of_owner.setdefault(seq.request.owner, []).append(seq)
+        for first, *others in of_owner.values():
+            most = max(self.least, len(decoding) - 1 - len(others))
+            at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
+            chosen += (first, *(others[at:] + others[:at])[: most - 1])
+        return chosen

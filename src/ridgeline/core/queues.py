@@ -1,23 +1,24 @@
 """The queues: which sequences run, wait or are paused, and which are alive.
 
-A sequence's status says in which queue it is. Every queue is in one order: those that are due at
-a time before those that are not, the earliest first (Liu and Layland, JACM 1973), else by arrival.
+A sequence's status says in which queue it is. Every queue is in one order: those within the share
+of their owner before the surplus; then those that are due at a time before those that are not, the
+earliest first (Liu and Layland, JACM 1973), else by arrival.
 Deciding (``scheduler``) and folding results back (``fold``) both work on them.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from operator import attrgetter
 
+from ridgeline.core.admission import fair_share
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.step import FinishReason, SeqId
 
-
-def by_rank(seq: Sequence) -> tuple[tuple[float, int], SeqId]:
-    """Return what queues are sorted by; it never changes while a sequence lives."""
-    return seq.request.rank, seq.id
+_by_age = attrgetter("request.rank", "id")
+by_rank = attrgetter("is_surplus", "request.rank", "id")  # only ``share_out`` changes it in a life
 
 
 class Queues:
@@ -32,6 +33,7 @@ class Queues:
         self.paused: list[Sequence] = []
         self.alive: dict[SeqId, Sequence] = {}
         self.searching: dict[int, Request] = {}  # requests whose search is not over
+        self.is_shared = False  # whether sequences of several owners are there, and some wait
 
     def slots_taken(self) -> int:
         """Return how many slots are taken by the sequences that run."""
@@ -59,6 +61,30 @@ class Queues:
         self.alive[child.id] = child
         insort(self.running, child, key=by_rank)
 
+    def share_out(self) -> None:
+        """Mark what is beyond the share of its owner, while some wait and there are several owners.
+
+        A sequence counts as its slots, or as what part of the cache its tokens are. An owner's
+        first is within its share. Idle beams are not, so that the others of their search can run.
+        """
+        everyone, most = (*self.running, *self.waiting), self.max_num_seqs
+        owners = {seq.request.owner for seq in everyone} if self.waiting else set[str]()
+        was_shared, self.is_shared = self.is_shared, len(owners) > 1
+        if not (was_shared or self.is_shared):
+            return
+        num_tokens = len(self.kv.pool.refs) * self.kv.block_size
+        sizes = {s.id: max(s.num_slots, -(-len(s.tokens) * most // num_tokens)) for s in everyone}
+        wanted, had = Counter[str](), Counter[str]()
+        for seq in everyone:
+            wanted[seq.request.owner] += sizes[seq.id]
+        share = max(1, fair_share(wanted.values(), most)) if self.is_shared else sum(sizes.values())
+        for seq in sorted(everyone, key=_by_age):
+            before, is_idle = had[seq.request.owner], self.is_shared and bool(seq.candidates)
+            seq.is_surplus = is_idle or (before > 0 and before + sizes[seq.id] > share)
+            seq.num_slots = min(seq.num_slots, share)  # other beams of it wait for theirs
+            had[seq.request.owner] += 0 if is_idle else sizes[seq.id]
+        self.sort()
+
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's blocks and let it wait again; ``sort`` moves it."""
         self.kv.release(seq)
@@ -70,7 +96,7 @@ class Queues:
         for seq in request.sequences:
             if seq.status is not Status.FINISHED:
                 self.kv.release(seq)
-                seq.status = Status.PAUSED
+                seq.status, seq.is_surplus = Status.PAUSED, False
         self.sort()
 
     def resume(self, request: Request) -> None:

@@ -59,6 +59,7 @@ class RequestRecord:
         num_accepted_tokens: of these, the right ones.
         error: what went wrong, if something did.
         due_s: when it was to run at the latest; None if nothing was promised.
+        owner: whose it was, for the shares of slots: the label of a key.
     """
 
     request_id: int
@@ -80,6 +81,7 @@ class RequestRecord:
     error: str | None
     due_s: float | None = None
     adapter: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,9 +137,11 @@ class Request:
         ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
         most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
         be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
+        Slots are shared out between owners. ``new_constraint`` makes what each answer must comply
+        with, and ``token_rules`` says what ``params`` mean in token ids.
         ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
-        at the latest, inf if nothing was promised. Raises ValueError if the prompt is empty
-        or leaves no room for an answer.
+        at the latest, on the engine's clock, inf if nothing was promised; the earliest goes first.
+        Raises ValueError if the prompt is empty or leaves no room for an answer.
         """
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
@@ -217,6 +219,7 @@ class Sequence:
     num_draft_blocks: tuple[int, ...] = ()
     state: int = -1  # its slot in ``states``
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
+    is_surplus: bool = False  # beyond its owner's share of the slots
     candidates: Candidates = ()  # of a beam that waits until the others have theirs
     similarity: float = 0.0  # of such a beam's last token
 
@@ -228,11 +231,6 @@ class Sequence:
         new_constraint = self.request.new_constraint
         self.constraint = new_constraint() if new_constraint else None
         self.num_pending = len(self.tokens)
-
-    @property
-    def num_published(self) -> int:
-        """Of its first blocks, how many went into the prefix index."""
-        return len(self.chain)
 
     @property
     def num_generated(self) -> int:

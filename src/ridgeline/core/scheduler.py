@@ -10,11 +10,13 @@ one request at all.
 
 A beam that has its candidates keeps its blocks and waits for its request's other beams. A sequence
 that is to be admitted may take them if its own request comes before theirs. So no two searches wait
-for each other. A request that is due at a time may also take the place of one that is not.
+for each other. A request that is due at a time may also take the place of one of its owner that is
+not, and what is within its owner's share that of others' surplus.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
@@ -134,13 +136,16 @@ class Scheduler:
         Half of a step is kept for short prompts: those of at most an eighth of it.
         """
         queues, budget = self.queues, self.max_num_batched_tokens
-        free = queues.max_num_seqs
-        free -= sum(seq.num_slots for seq in (*queues.running, *queues.waiting))
+        everyone, inside = (*queues.running, *queues.waiting), Counter[str]()
+        free = queues.max_num_seqs - sum(seq.num_slots for seq in everyone)
         prompts = [seq.num_pending for seq in queues.running if seq.num_pending > 1]
         prompts += [seq.num_pending for seq in queues.waiting]
         short_len = budget // 8
         short = sum(num_tokens for num_tokens in prompts if num_tokens <= short_len)
-        return Room(free, budget - sum(prompts), short_len, budget // 2 - short)
+        for seq in everyone:
+            inside[seq.request.owner] += max(seq.num_slots, len(seq.seeds))
+        left, most = budget - sum(prompts), queues.max_num_seqs
+        return Room(free, left, short_len, budget // 2 - short, most, inside)
 
     def schedule(self, load: Load = _ALONE) -> Step:
         """Decide the next step. Nothing is final until it is committed; only blocks are taken."""
@@ -150,6 +155,7 @@ class Scheduler:
         left = self.max_num_batched_tokens
         admitted: list[tuple[SeqId, int]] = []
         preempted: list[Sequence] = []
+        queues.share_out()
         running, waiting, idle = _ready(queues)
         verdicts: dict[SeqId, Wait] = {}
         slots = queues.slots_taken() if waiting else 0
@@ -157,7 +163,7 @@ class Scheduler:
         unnamed = Wait.POLICY  # why sequences that the policy did not name do not run
         for seq, wanted in self.policy.wishes(running, waiting, load, left):
             if seq.status is not _RUNNING:
-                if preempted:
+                if preempted and not (queues.is_shared and by_rank(seq) < by_rank(preempted[-1])):
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
                 if unnamed is not Wait.POLICY:  # later wishes wait for the same reason
@@ -236,10 +242,11 @@ class Scheduler:
 
     def _giving_way(self, seq: Sequence, idle: list[Sequence]) -> Sequence | None:
         """Return the last that must give way if ``seq`` is to be admitted; None if none must."""
-        if seq.request.due_s == inf:
-            others = [beam for beam in idle if beam.request.rank > seq.request.rank]
-        else:
-            others = [one for one in self._after(seq) if one.request.due_s == inf or one in idle]
+        mine, others = seq.request, [one for one in idle if one.request.rank > seq.request.rank]
+        if mine.due_s < inf or self.queues.is_shared:
+            for one in self._after(seq):
+                is_later = one.request.due_s == inf > mine.due_s and one.request.owner == mine.owner
+                others += [one] if is_later or one.is_surplus > seq.is_surplus else ()
         still = [one for one in others if one.status is _RUNNING]
         return max(still, key=by_rank, default=None)
 

@@ -100,9 +100,8 @@ class Speculation:
         wanted: list[tuple[Sequence, int]] = []
         places: list[int] = []
         for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
-            most = min(
-                self.most, seq.request.max_len - len(seq.tokens) - 1
-            )  # the last needs no row
+            left_to_say = seq.request.max_len - len(seq.tokens)
+            most = min(self.most, left_to_say - 1)  # the last needs no row
             if len(item.seeds) == 1 and most > 0:
                 wanted.append((seq, most))
                 places.append(i)
@@ -119,10 +118,7 @@ class Speculation:
                 left -= len(drafts)
 
     def _chosen(
-        self,
-        work: list[Work],
-        wanted: Listing[tuple[Sequence, int]],
-        guesses: Listing[Guess],
+        self, work: list[Work], wanted: Listing[tuple[Sequence, int]], guesses: Listing[Guess]
     ) -> list[tuple[int, ...]]:
         """Return what of each guess is worth a row."""
         if self._depth is None:

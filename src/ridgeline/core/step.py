@@ -86,9 +86,7 @@ class Work(NamedTuple):
     history: tuple[int, ...]  # all tokens so far, if sampling needs them
     targets: tuple[int, ...]  # prompt tokens that follow ``tokens``, if prompt_logprobs rank them
     drafts: int = 0
-    masks: tuple[
-        bytes, ...
-    ] = ()  # for each draw, a bit for each id that may be chosen; lowest first
+    masks: tuple[bytes, ...] = ()  # for each draw, a bit for each id that may be chosen
     top: int = 0  # rank this many tokens behind the last one, likeliest first, and draw nothing
     similar: bool = False  # keep the tokens' final states; with ``top``, compare the last one's
     adapter: int = 0  # whose weights are added, 0 for none

@@ -88,7 +88,7 @@ class DraftModel:
                 return None
             self.shadows[seq.id] = shadow
             return shadow
-        same = shadow.num_published * self.kv.block_size
+        same = len(shadow.chain) * self.kv.block_size
         end = min(shadow.num_computed, len(seq.tokens) - 1)  # the logits of the last are wanted
         while same < end and shadow.tokens[same] == seq.tokens[same]:
             same += 1

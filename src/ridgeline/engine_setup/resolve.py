@@ -5,12 +5,12 @@ What is built later receives the values it uses, not this object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.face import Setup
-from ridgeline.core.policies import Orca, Policy, SplitFuse, Static
+from ridgeline.core.policies import Policy
+from ridgeline.decoding.policies import POLICIES, Orca
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.room import fit
 from ridgeline.engine_setup.speculative import SpeculativeConfig
@@ -18,8 +18,6 @@ from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.cache_groups import CacheGroup, cache_groups, one_group
-
-POLICIES: Mapping[str, type[Policy]] = {"static": Static, "orca": Orca, "splitfuse": SplitFuse}
 
 _DEFAULT_MAX_NUM_SEQS = 256
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
@@ -135,7 +133,7 @@ def _model_len(options: Options, arch: ModelArch) -> int:
 
 def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
     """Return the policy, and what is to be said of it."""
-    policy = POLICIES[options.policy]()
+    policy = POLICIES[options.policy]
     if arch.reads_whole and not policy.whole_prompts:
         return Orca(), ["policy orca: this model reads each text whole"]
     return policy, []

@@ -38,7 +38,8 @@ def standing_of(engine: Engine, stream: Stream, index: int, number: int) -> Stan
     num_prompt, max_tokens = len(stream.prompts[index]), stream.params.max_tokens
     longest = max(1, engine.max_model_len - num_prompt)
     num_new = longest if max_tokens is None else min(max_tokens, longest)
-    return new_standing(number, num_prompt, num_new, num_answers=stream.params.num_seqs)
+    num_seqs = stream.params.num_seqs
+    return new_standing(number, num_prompt, num_new, num_answers=num_seqs, owner=stream.tenant)
 
 
 def with_cached(engine: Engine, stream: Stream, index: int, standing: Standing) -> Standing:

@@ -23,7 +23,7 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step import StepOutput
-from ridgeline.simulator.replay import POLICIES
+from ridgeline.decoding.policies import POLICIES
 from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import of_step
 
@@ -52,6 +52,7 @@ class Standing(NamedTuple):
         num_new: most tokens of each answer.
         answers: those that have not ended.
         due_s: when it is due, on the clock of the engine that it is copied from.
+        owner: whose it is; slots are shared between owners.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Standing(NamedTuple):
     num_new: int
     answers: tuple[Answer, ...]
     due_s: float = inf
+    owner: str = ""
 
 
 class State(NamedTuple):
@@ -84,10 +86,11 @@ def new_standing(
     num_answers: int = 1,
     due_s: float = inf,
     num_cached: int = 0,
+    owner: str = "",
 ) -> Standing:
     """Return a request that has not begun."""
     answer = Answer(0, num_prompt, 0, 0, (), num_answers, num_cached)
-    return Standing(number, num_prompt, num_new, (answer,), due_s)
+    return Standing(number, num_prompt, num_new, (answer,), due_s, owner)
 
 
 def state_of(settings: EngineRecord, scheduler: Scheduler, is_read: bool = True) -> State:
@@ -112,7 +115,8 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         answers.append(Answer(*work, seq.capacity, tables, max(1, num_seeds), num_cached))
     num_prompt = len(request.prompt)
     num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
-    return Standing(request.id, num_prompt, num_new, tuple(answers), request.due_s)
+    answers_of = request.id, num_prompt, num_new, tuple(answers)
+    return Standing(*answers_of, request.due_s, request.owner)
 
 
 def forecast(
@@ -212,6 +216,7 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
             (0,) * standing.num_prompt,
             _ALL,
             max_model_len=standing.num_prompt + standing.num_new,
+            owner=standing.owner,
             due_s=standing.due_s,
         )
         request.sequences = []

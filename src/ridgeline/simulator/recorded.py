@@ -2,9 +2,8 @@
 
 It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
 and engine decide every step as the server did. What the world outside did is an input: when a
-request came, was given up, paused or resumed. A trace does not say whose a request was, so all are
-taken for one tenant's. Where some had a promise, who entered when was decided by forecasts; then
-that is an input too. Drafts are not made again (``simulator.run``).
+request came, was given up, paused or resumed. Where some had a promise, who entered when was
+decided by forecasts; then that is an input too. Drafts are not made again (``simulator.run``).
 """
 
 from __future__ import annotations
@@ -106,6 +105,7 @@ def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> Asked:
         name=record["name"],
         answers=tuple(tuple(answers.get((number, i), ())) for i in range(len(lengths))),
         due_s=inf if record["due_s"] is None else record["due_s"],
+        tenant=record.get("owner", ""),
     )
 
 

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from ridgeline.core.fold import abort, commit
 from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Orca, Policy, SplitFuse, Static
+from ridgeline.core.policies import Load
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Drafter, Guess, Speculation
 from ridgeline.core.states import new_states
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
+from ridgeline.decoding.policies import POLICIES
 from ridgeline.decoding.search import new_search
 
 Json = Mapping[str, Any]
 
-POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
 # What comes of records that are each as they should be, but not of one run.
 CONTRADICTIONS = (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
 
@@ -150,6 +150,7 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 max_model_len=engine["max_model_len"],
                 new_text=partial(next, iter(texts), _Ends(None)),
                 cache_root=bytes.fromhex(record["cache_root"]),
+                owner=record.get("owner", ""),
                 new_search=new_search,
                 due_s=inf if record["due_s"] is None else record["due_s"],
             ),

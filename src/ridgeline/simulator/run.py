@@ -29,8 +29,8 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.speculate import Speculation
 from ridgeline.core.states import new_states
 from ridgeline.core.step import Event, Step, StepOutput, Work
+from ridgeline.decoding.policies import POLICIES
 from ridgeline.simulator.drafts import Drafter, Drafts
-from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.steptime import Features, Windows, of_step
 
 _END = -1  # the token that ends an answer, where the settings name none

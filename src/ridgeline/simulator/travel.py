@@ -14,8 +14,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
+from ridgeline.decoding.policies import POLICIES
 from ridgeline.simulator.recorded import Again, asked_in, serve_again
-from ridgeline.simulator.replay import POLICIES
 from ridgeline.simulator.run import Asked, Times, simulate
 
 Json = Mapping[str, Any]

@@ -14,8 +14,9 @@ from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.face import Setup
 from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.core.policies import Policy, SplitFuse, Static
+from ridgeline.core.policies import Policy, SplitFuse
 from ridgeline.core.step import Step
+from ridgeline.decoding.policies import Static
 from ridgeline.server.isolate import ContainedRunner
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways

@@ -1,0 +1,38 @@
+"""All policies by name: the engine's own, and older ones that read prompts whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ridgeline.core.policies import Load, Policy, Queue, SplitFuse, Wish
+
+
+@dataclass(frozen=True)
+class Static:
+    """Form a batch, run it until its last member is done, then form the next."""
+
+    reserve_full: bool = True
+    whole_prompts: bool = True
+
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+        """Yield the batch, or a new one when the last is done."""
+        for seq in running or waiting:
+            yield seq, seq.num_pending
+
+
+@dataclass(frozen=True)
+class Orca:
+    """Sequences join and leave at every step, prompts whole (Yu et al., Orca, OSDI 2022)."""
+
+    reserve_full: bool = True
+    whole_prompts: bool = True
+
+    def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
+        """Yield all sequences, the running ones first."""
+        for group in (running, waiting):
+            for seq in group:
+                yield seq, seq.num_pending
+
+
+POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}

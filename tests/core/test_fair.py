@@ -1,0 +1,324 @@
+"""Owners share slots and steps: who has more gives some back, and no answer changes by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Listing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.core.admission import Admission, Room, fair_share
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.policies import Load, Policy, SplitFuse
+from ridgeline.core.request import Sequence, Status
+from ridgeline.core.step import SeqId, Step
+from ridgeline.simulator.run import Asked, Replica
+from tests.core.harness import (
+    POLICIES,
+    Watched,
+    expected,
+    make_engine,
+    make_scheduler,
+    run_step,
+    sizes_of,
+)
+from tests.core.harness import make_request as request_of
+
+
+def asked(tenant: str, *prompt: int, num_new: int = 100, **params: object) -> Asked:
+    said = SamplingParams(max_tokens=num_new, ignore_eos=True, **params)  # type: ignore[arg-type]
+    return Asked(prompt=prompt, num_new=(num_new,) * said.num_seqs, params=said, tenant=tenant)
+
+
+def server(
+    num_blocks: int = 4096, seats: int = 16, budget: int = 64, policy: Policy | None = None
+) -> tuple[Replica, Watched]:
+    """Return admission and engine over a ledger, put together as a server does it."""
+    scheduler = make_scheduler(
+        num_blocks, 4, seats=seats, budget=budget, policy=policy or SplitFuse()
+    )
+    engine, runner = make_engine(scheduler, max_model_len=2000)
+    return Replica(engine), runner
+
+
+def runs(replica: Replica, step: Step, tenant: str) -> bool:
+    """Whether a step has a sequence of a tenant, who is still there."""
+    requests = replica.engine.requests
+    numbers = [work.seq_id[0] for work in step.work]
+    return any(number in requests and requests[number].owner == tenant for number in numbers)
+
+
+def step(replica: Replica) -> None:
+    replica.admit()
+    replica.step()
+    replica.engine.check()
+
+
+# --- shares -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 100))
+def test_a_share_is_the_largest_that_all_can_have(wanted: list[int], num_slots: int) -> None:
+    share = fair_share(wanted, num_slots)
+    assert sum(min(num, share) for num in wanted) <= num_slots
+    assert share == num_slots or sum(min(num, share + 1) for num in wanted) > num_slots
+
+
+def test_a_tenant_enters_a_full_engine_up_to_its_share() -> None:
+    queue: Admission[str] = Admission()
+    for i in range(9):
+        queue.push("new", [(f"new {i}", 1)])
+        queue.push("old", [(f"old {i}", 1)])
+    full = Room(-3, -50, 2, 0, 8, {"old": 20})
+    assert queue.take(full, held=lambda _: 0) == [f"new {i}" for i in range(4)]
+    assert queue.take(full._replace(inside={"old": 20, "new": 4}), held=lambda _: 0) == []
+    three = full._replace(inside={"old": 20, "new": 2, "few": 1})  # who leaves some to the others
+    assert queue.take(three, held=lambda _: 0) == ["new 4"]
+
+
+def test_alone_a_tenant_waits_for_a_free_slot() -> None:
+    queue: Admission[str] = Admission()
+    queue.push("a", [("one", 1)])
+    assert queue.take(Room(0, 9, 2, 0, 8, {"a": 8}), held=lambda _: 0) == []
+    assert queue.take(Room(0, 9, 2, 0, 8, {}), held=lambda _: 0) == []
+
+
+# --- one key's load, another's short request ----------------------------------------------------
+
+SEATS = 16
+LOADS: dict[str, list[Asked]] = {
+    "one short answer each": [asked("a", 10 + i, 11, 12) for i in range(SEATS)],
+    "many answers": [asked("a", 10 + i, 11, 12, n=SEATS) for i in range(8)],
+    "best of many": [asked("a", 10 + i, 11, 12, n=2, best_of=SEATS) for i in range(8)],
+    "beams": [asked("a", 10 + i, 11, 12, n=2, best_of=12, use_beam_search=True) for i in range(8)],
+    "many requests": [asked("a", 10 + i, 11, 12) for i in range(100)],
+    "long prompts": [asked("a", *range(10 + i, 160 + i)) for i in range(40)],
+    "due at a time": [replace(asked("a", 10 + i, 11, n=4), due_s=float(i)) for i in range(20)],
+}
+
+
+@pytest.mark.parametrize("others", LOADS.values(), ids=LOADS)
+def test_a_short_request_of_another_key_is_answered_within_a_few_steps(
+    others: list[Asked],
+) -> None:
+    replica, runner = server(seats=SEATS)
+    for one in others:
+        replica.push(one)
+    for _ in range(6):
+        step(replica)
+    for i in range(3):  # one after the other, as a client asks
+        victim, ran = asked("v", 5, 6 + i, num_new=8), list[bool]()
+        replica.push(victim)
+        while victim not in replica.ended:
+            step(replica)
+            ran.append(victim in replica.ended or runs(replica, runner.steps[-1], "v"))
+            assert len(ran) < 40
+        assert ran.index(True) <= 1, "its first step"
+        assert len(ran) - ran.index(True) <= 9, "it has a token in almost each from there on"
+    assert replica.has_work()
+
+
+def test_who_has_too_many_gives_the_youngest_back_and_gets_them_again() -> None:
+    replica, runner = server(seats=8)
+    replica.push(asked("a", 10, 11, n=8, num_new=60))
+    for _ in range(4):
+        step(replica)
+    for i in range(20):
+        replica.push(asked("v", 5, 20 + i, num_new=6))
+    for _ in range(4):
+        step(replica)
+    last = runner.steps[-1]
+    of_a = {work.seq_id for work in last.work if work.seq_id[0] == 0}
+    assert of_a == {(0, 0), (0, 1), (0, 2), (0, 3)}, "its oldest four go on"
+    assert len(last.work) == 8
+    while replica.has_work():
+        step(replica)
+    assert sum(len(one.work) for one in runner.steps[-3:]) >= 3 * 4, "all run again"
+
+
+def test_what_one_key_does_not_want_the_other_has() -> None:
+    replica, runner = server(seats=8)
+    for i in range(3):
+        replica.push(asked("a", 10 + i, 11, n=8, num_new=50))
+    replica.push(asked("v", 5, 6, num_new=50, n=2))
+    for _ in range(10):
+        step(replica)
+    rows = Counter(work.seq_id[0] for work in runner.steps[-1].work)
+    assert sum(rows.values()) == 8
+    assert sorted(rows.values()) == [2, 6]
+    assert not runner.steps[-1].preempted
+
+
+def test_alone_a_key_has_all_and_gives_nothing_back() -> None:
+    replica, runner = server(seats=8)
+    for i in range(10):
+        replica.push(asked("a", 10 + i, 11, n=8, num_new=10))
+    while replica.has_work():
+        step(replica)
+    assert not any(one.preempted for one in runner.steps)
+    assert Counter(len(one.work) for one in runner.steps).most_common(1)[0][0] == 8
+
+
+def test_long_texts_of_one_key_give_their_blocks_back() -> None:
+    """Four sequences hold all of the cache, and a quarter of the slots."""
+    replica, runner = server(num_blocks=104, seats=16, budget=400)
+    for i in range(4):
+        replica.push(asked("a", *range(1000 * i, 1000 * i + 96), num_new=200))
+    for _ in range(3):
+        step(replica)
+    victim, num_steps = asked("v", *range(5000, 5050), num_new=8), 0
+    replica.push(victim)
+    while victim not in replica.ended:
+        step(replica)
+        num_steps += 1
+        assert num_steps < 13
+    assert any(one.preempted for one in runner.steps)
+    assert replica.engine.has_work()
+
+
+def test_a_search_wider_than_the_share_goes_on_beside_a_flood() -> None:
+    replica, _ = server(seats=8)
+    search = asked("a", 10, 11, best_of=8, n=2, use_beam_search=True, num_new=12)
+    replica.push(search)
+    for _ in range(3):
+        step(replica)
+    for i in range(400):  # more than there is time for
+        replica.push(asked("v", 5, 20 + i % 50, num_new=30))
+    num_steps = 0
+    while search not in replica.ended:
+        step(replica)
+        num_steps += 1
+        assert num_steps < 120, "the search stands still"
+    assert replica.engine.has_work()
+
+
+def test_a_search_that_comes_into_a_flood_begins_with_its_share() -> None:
+    replica, _ = server(seats=8)
+    for i in range(400):
+        replica.push(asked("v", 5, 20 + i % 50, num_new=30))
+    for _ in range(3):
+        step(replica)
+    search = asked("a", 10, 11, best_of=8, n=2, use_beam_search=True, num_new=12)
+    replica.push(search)
+    for _ in range(120):
+        step(replica)
+        if search in replica.ended:
+            break
+    else:
+        raise AssertionError("the search stands still")
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def decoding(owner: str, first_id: int, count: int) -> list[Sequence]:
+    seqs = []
+    for request_id in range(first_id, first_id + count):
+        (seq,) = request_of(request_id, [1, 2], owner=owner).sequences
+        seq.status, seq.num_pending, seq.num_computed = Status.RUNNING, 1, 1
+        seqs.append(seq)
+    return seqs
+
+
+def wished(
+    policy: SplitFuse, running: list[Sequence], waiting: Listing[Sequence] = ()
+) -> list[Sequence]:
+    return [seq for seq, _ in policy.wishes(running, waiting, Load(), 500)]
+
+
+def test_a_step_has_as_many_of_an_owner_as_of_all_others() -> None:
+    """So a step beside many answers of another key is at most about twice as long."""
+    policy = SplitFuse(least=8)
+    many = decoding("a", 0, 40)
+    assert len(wished(policy, many)) == 40
+    assert len(wished(policy, many[:7] + decoding("v", 50, 1))) == 8
+    for num_others, most in ((1, 8), (12, 12), (30, 30)):
+        chosen = wished(policy, many + decoding("v", 50, num_others))
+        assert Counter(s.request.owner for s in chosen) == {"a": most, "v": num_others}
+    newcomer = request_of(60, [1, 2, 3], owner="v").sequences
+    assert len(wished(policy, many, newcomer)) == 8 + 1
+
+
+def test_all_of_an_owner_decode_in_turn() -> None:
+    policy, many, other = SplitFuse(least=8), decoding("a", 0, 40), decoding("v", 50, 1)
+    for _ in range(39):
+        for seq in wished(policy, many + other):
+            seq.tokens.append(7)
+    counts = [seq.num_generated for seq in many]
+    assert counts[0] == 39, "the oldest in each step"
+    assert {*counts[1:]} == {7}, "the others alike"
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(POLICIES),
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(1, 20),
+            st.integers(1, 12),
+            st.sampled_from([{}, {}, {"n": 3}, {"best_of": 3, "n": 1, "use_beam_search": True}]),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    st.sampled_from((1, 64)),
+)
+def test_answers_are_the_same_whoever_else_asks(
+    policy: Policy,
+    wishes: list[tuple[str, int, int, dict[str, object], int]],
+    least: int,
+) -> None:
+    policy = SplitFuse(least=least) if isinstance(policy, SplitFuse) else policy
+    replica, _ = server(24, 4, 40, policy)
+    engine = replica.engine
+    answers: dict[SeqId, list[int]] = {}
+    said: dict[SeqId, list[int]] = {}
+
+    def note() -> None:
+        replica.admit()
+        for request in engine.requests.values():
+            if request.id not in known:
+                known.add(request.id)
+                answers.update(expected(request))
+        for event in replica.step():
+            if event.token is not None:
+                said.setdefault(event.seq_id, []).append(event.token)
+        engine.check()
+
+    known: set[int] = set()
+    for tenant, length, num_new, params, num_steps in wishes:
+        replica.push(asked(tenant, *(i % 2 for i in range(length)), num_new=num_new, **params))
+        for _ in range(num_steps):
+            note()
+    for _ in range(3000):
+        if not replica.has_work():
+            break
+        note()
+    assert not replica.has_work(), "it does not come to an end"
+    assert said == answers
+
+
+def test_marks_are_gone_with_the_other_owner() -> None:
+    scheduler = make_scheduler(seats=2, budget=8)
+    for request_id, owner in enumerate("aab"):
+        scheduler.add(request_of(request_id, [1, 2], owner=owner, max_tokens=8))
+    assert sizes_of(run_step(scheduler)).keys() == {(0, 0), (2, 0)}
+    (surplus,) = scheduler.queues.waiting
+    assert surplus.is_surplus
+    scheduler.queues.pause(surplus.request)
+    assert not surplus.is_surplus
+    scheduler.queues.resume(surplus.request)
+    run_step(scheduler)
+    assert surplus.is_surplus
+    scheduler.queues.drop(scheduler.queues.alive[2, 0])
+    run_step(scheduler)
+    assert not surplus.is_surplus
+    assert not scheduler.queues.is_shared
