@@ -140,6 +140,7 @@ class Wish:
     num_new: int
     arrived_s: float
     total_s: float
+    owner: str = ""
     outcome: str = "open"
     verdict_s: float = inf  # seconds after it came
     entered_s: float = inf
@@ -153,7 +154,8 @@ class Wish:
         return self.arrived_s + self.total_s
 
     def standing(self, number: int) -> Standing:
-        return new_standing(number, len(self.prompt), self.num_new, due_s=self.due_s)
+        lengths = len(self.prompt), self.num_new
+        return new_standing(number, *lengths, due_s=self.due_s, owner=self.owner)
 
     def asked(self) -> run.Asked:
         params = SamplingParams(temperature=0.0, max_tokens=self.num_new, ignore_eos=True)
@@ -290,7 +292,11 @@ class Promising:
             wish.entered_s = self.clock.now_s
             asked = wish.asked()
             number = self.engine.add(
-                asked.prompt, asked.sampling(), arrival_s=wish.entered_s, due_s=wish.due_s
+                asked.prompt,
+                asked.sampling(),
+                arrival_s=wish.entered_s,
+                due_s=wish.due_s,
+                owner=wish.owner,
             )
             self.runner.note(number, asked)
             self.open[number] = wish

@@ -366,3 +366,32 @@ def test_slack_is_less_for_who_has_more_to_do() -> None:
     start_s = latest_start_s(TIMES, 30, 4, due)
     assert latest_start_s(TIMES, 30, 450, due) < latest_start_s(TIMES, 30, 400, due) < start_s
     assert latest_start_s(TIMES, 32, 4, Due(1.0)) < latest_start_s(TIMES, 4, 4, Due(1.0)) < 1.0
+
+
+# --- promises to others ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_before", "owner", "is_kept"), [(30, "v", True), (30, "a", False), (3, "v", False)]
+)
+def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
+    num_before: int, owner: str, is_kept: bool
+) -> None:
+    """Eight slots, and a newcomer for whom all promises of before would be late."""
+
+    def foretell(
+        state: State, times: object, numbers: list[int], *, coming: tuple[Any, ...], **more: object
+    ) -> dict[int, Foreseen]:
+        return {n: Foreseen(0.5, 0.5 if n >= 100 or not coming else 3.0) for n in numbers}
+
+    book = Book(
+        State(replace(SETUP, max_num_seqs=8), ()),
+        TIMES,
+        sure(),
+        {i: Asked((new_standing(i, 5, 5, owner="a"),), Due(2.0, 2.0)) for i in range(num_before)},
+        foretell=foretell,
+    )
+    newcomer = Asked((new_standing(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
+    (verdict,) = book.decide([newcomer])
+    assert verdict is not None
+    assert verdict.is_kept == is_kept

@@ -63,6 +63,18 @@ def test_with_noise_one_in_a_hundred_is_broken_at_most(noise: Noise) -> None:
     assert counts["kept"] > counts["refused"]  # of 1.5 times the load, 2 in 3 could be served
 
 
+def test_two_keys_are_promised_as_much_as_one() -> None:
+    """Shares of slots cost hardly a promise, and break none more."""
+    for seed in (0, 1):
+        _, of_one = served(Noise(), seed, 15.0)
+        wishes = overload(15.0, seed)
+        for i, wish in enumerate(wishes):
+            wish.owner = "ab"[i % 3 == 0]
+        Promising(Noise(), seed).run(wishes)
+        assert num(wishes, "kept") >= 0.95 * num(of_one, "kept")
+        assert num(wishes, "broken") <= num(of_one, "broken") + 1
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("noise", [NONE, Noise(), CROWDED], ids=["none", "quiet", "crowded"])
 def test_the_score_of_promises(noise: Noise) -> None:

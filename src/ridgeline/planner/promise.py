@@ -9,13 +9,14 @@ threads and HTTP, and forecasts are a parameter.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf
 from statistics import NormalDist
 from typing import NamedTuple
 
+from ridgeline.core.admission import fair_share
 from ridgeline.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.simulator.run import Times
 from ridgeline.simulator.steptime import Features
@@ -44,6 +45,16 @@ class Asked(NamedTuple):
 
     standings: tuple[Standing, ...]
     due: Due
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.standings[0].owner
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences it is, or will be."""
+        return sum(answer.num_seeds for one in self.standings for answer in one.answers)
 
 
 class Verdict(NamedTuple):
@@ -167,7 +178,7 @@ class Book:
         first = max(self.promised, default=0) + 1
         trial = dict(enumerate(asked, start=first))
         seen = self._foresee(self.promised | trial, trial)
-        if not self._harms(seen) and all(seen[name].is_kept for name in trial):
+        if not self._harms(seen, trial) and all(seen[name].is_kept for name in trial):
             self._keep(trial, seen)
             return list(trial)
         if len(asked) == 1:
@@ -206,9 +217,15 @@ class Book:
     def _may_go_on(self) -> bool:
         return self._num_left > 0 and self.has_time()
 
-    def _harms(self, seen: Mapping[int, Verdict]) -> bool:
-        """Whether a promise is in danger that was in none, or one that may fail even more so."""
+    def _harms(self, seen: Mapping[int, Verdict], trial: Mapping[int, Asked] | None = None) -> bool:
+        """Whether a promise is in danger that was in none, or one that may fail even more so.
+
+        What an owner was promised beyond its share does not hinder another one, who is on trial.
+        """
+        beyond = self._beyond(trial or {})
         for name, old in self._seen.items():
+            if self.promised[name].owner in beyond:
+                continue
             new, due = seen[name], self.promised[name].due
             if old.is_kept:
                 if not new.is_kept:
@@ -216,6 +233,15 @@ class Book:
             elif _is_in_time(old.foreseen, due) and _is_pressed(new.foreseen, old.foreseen, due):
                 return True
         return False
+
+    def _beyond(self, trial: Mapping[int, Asked]) -> set[str]:
+        """Return the owners of more promised sequences than their share; none on trial is one."""
+        wanted = Counter[str]()
+        for asked in (*self.promised.values(), *trial.values()):
+            wanted[asked.owner] += asked.num_seqs
+        share = fair_share(wanted.values(), self.state.settings.max_num_seqs)
+        asking = {asked.owner for asked in trial.values()}
+        return {owner for owner in wanted.keys() - asking if asking and wanted[owner] > share}
 
     def _keep(self, newly_promised: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
         self.promised |= newly_promised

@@ -2,7 +2,8 @@
 
 All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
-Those with a promise enter at once; while there are any, others enter only as they are permitted.
+Those with a promise enter at once; while there are any, others enter only as they are permitted,
+or where they have less than their share of the engine.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
 Whatever fails here ends requests with an error, never the thread; should that end or hang all the
@@ -216,16 +217,20 @@ class Bridge:
         return bool(asked or self._promised) or self.engine.has_work()
 
     def _arrivals(self) -> list[tuple[Stream, int]]:
-        """Return who enters now: those with a promise, else as many as there is room for."""
-        if self._promised:
-            promised, self._promised = self._promised, []
-            return [(stream, i) for stream in promised for i in range(len(stream.prompts))]
-        room = self.engine.scheduler.room()
-        if self._num_permitted < inf and self.engine.has_work():  # else none is held up
+        """Return who enters now: those with a promise, else as many as there is room for.
+
+        Who has less than its share of the engine has room beside promises to others.
+        """
+        room, promised = self.engine.scheduler.room(), self._promised
+        if promised:
+            self._promised, room = [], room._replace(num_seqs=0)
+            for stream in promised:
+                self._queue.charge(stream.tenant, sum(map(len, stream.prompts)))
+        elif self._num_permitted < inf and self.engine.has_work():  # else none is held up
             room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
-        arrivals = self._queue.take(room, held=lambda item: self._held[item[0]])
-        self._num_permitted = max(0, self._num_permitted - len(arrivals))
-        return arrivals
+        taken = self._queue.take(room, held=lambda item: self._held[item[0]])
+        self._num_permitted = max(0, self._num_permitted - len(taken))
+        return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
 
     def entered(self) -> dict[int, tuple[Stream, int]]:
         """Return whose each of the engine's requests is, and which of its prompts.
@@ -333,6 +338,9 @@ class Bridge:
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
+            if stream.params.searches:  # of the beams that were not chosen nobody hears
+                num_all = stream.params.num_seqs * max(record.num_generated)
+                self._queue.charge(stream.tenant, num_all - sum(record.num_generated))
             self._held[stream] -= stream.params.num_seqs
             if not self._held[stream]:
                 del self._held[stream]

@@ -3,7 +3,8 @@
 It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
 and engine decide every step as the server did. What the world outside did is an input: when a
 request came, was given up, paused or resumed. Where some had a promise, who entered when was
-decided by forecasts; then that is an input too. Drafts are not made again (``simulator.run``).
+decided by forecasts, and between keys it depends on what each was served at moments that no record
+has; then that is an input too. Drafts are not made again (``simulator.run``).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def serve_again(records: Sequence[Json]) -> Again:
     """
     settings, asked = settings_of(records), asked_in(records)
     waiting, num_before = list(asked.values()), 0  # who has not come; who has entered
-    are_promised = any(one.due_s < inf for one in waiting)
+    is_given = any(one.due_s < inf for one in waiting) or len({one.tenant for one in waiting}) > 1
     clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
     replica, _ = new_replica(settings, clock, times, new_records.append)
     num_steps = num_equal = 0
@@ -133,7 +134,7 @@ def serve_again(records: Sequence[Json]) -> Again:
         num_to_come = len(asked) - num_before - step["num_outside"]
         if num_to_come < 0 or not asked.keys() >= set(step["arrived"]):
             break
-        if are_promised:
+        if is_given:
             for request_id in step["arrived"]:
                 replica.enter(asked[request_id])
         else:

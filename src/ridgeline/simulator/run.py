@@ -198,7 +198,7 @@ class Replica:
         self._promised: list[Asked] = []
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, Asked] = {}
-        self._closed: list[int] = []
+        self._closed: list[RequestRecord] = []
         engine.end_listeners.append(self._note_end)
 
     @property
@@ -224,13 +224,13 @@ class Replica:
 
     def admit(self) -> None:
         """Let in whom the engine could start. Raises ValueError if a request can never run."""
-        if self._promised:
-            promised, self._promised = self._promised, []
+        room, promised = self.engine.scheduler.room(), self._promised
+        if promised:  # others have room then only where they have less than their share
+            self._promised, room = [], room._replace(num_seqs=0)
             for asked in promised:
-                self.enter(asked)
-            return
+                self._queue.charge(asked.tenant, len(asked.prompt))
         # A request of one prompt has no sequence in the engine before it enters.
-        for asked in self._queue.take(self.engine.scheduler.room(), held=lambda asked: 0):
+        for asked in promised + self._queue.take(room, held=lambda asked: 0):
             self.enter(asked)
 
     def end_gone(self, now_s: float) -> None:
@@ -256,7 +256,12 @@ class Replica:
         served = Counter([owners[e.seq_id[0]].tenant for e in events if e.token is not None])
         for tenant, num_tokens in served.items():
             self._queue.charge(tenant, num_tokens)
-        self.ended = [self._owners.pop(request_id) for request_id in self._closed]
+        for record in self._closed:
+            asked = self._owners.pop(record.request_id)
+            self.ended.append(asked)
+            if asked.sampling().searches:  # of the beams that were not chosen nobody hears
+                num_all = asked.num_seqs * max(record.num_generated)
+                self._queue.charge(asked.tenant, num_all - sum(record.num_generated))
         self._closed.clear()
         return events
 
@@ -276,7 +281,7 @@ class Replica:
         self._on_add(request_id, asked)
 
     def _note_end(self, record: RequestRecord) -> None:
-        self._closed.append(record.request_id)
+        self._closed.append(record)
 
 
 class _Due(NamedTuple):
