@@ -205,7 +205,7 @@ MUTANTS = (
            "alone a tenant enters though no slot is free"),
     Mutant(POLICIES, "num_generated for seq in others) %", "num_generated for seq in others[:0]) %",
            "the same few of an owner decode in all steps"),
-    Mutant(POLICIES, "max(self.least, len(decoding) - 1 - len(others))", "self.least",
+    Mutant(POLICIES, "max(least, len(decoding) - 1 - len(others))", "least",
            "an owner decodes fewer than the others"),
     Mutant(SCHEDULER, "seq.seeds if num_tokens == pending else ()", "seq.seeds",
            "tokens are sampled in the middle of a prompt"),

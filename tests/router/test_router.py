@@ -407,6 +407,30 @@ def test_keys_open_it_and_the_models_behind_it(folder: Path, tmp_path: Path) -> 
         assert routed.call("/v1/completions", body, authorization="Bearer two")[0] == 200
 
 
+def test_a_key_sees_and_changes_what_is_its_own(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("anna one\nbert two\nboss three admin\n")
+    with routing(folder, tmp_path / "log", "--api-key-file", str(keys)) as routed:
+        anna, bert, boss = ({"authorization": f"Bearer {key}"} for key in ("one", "two", "three"))
+        for key in (anna, bert):
+            assert routed.call("/v1/completions", ASK | {"model": "a"}, **key)[0] == 200
+        of_bert = 'ridgeline:key_requests_total{key="bert",model_name="a"} 1.0'
+        eventually(lambda: of_bert in routed.call("/metrics", **boss)[1])
+        seen = routed.call("/metrics", **anna)[1]
+        assert 'key="anna"' in seen
+        assert "bert" not in seen
+        assert "bucket" not in seen
+        assert routed.call("/v1/memory?model=a", **anna)[0] == 403
+        assert routed.call("/v1/memory?model=a", **boss)[0] == 200
+        unload = {"model": "a", "keep_alive": 0}
+        assert routed.call("/api/generate", unload, **anna)[0] == 200
+        status = routed.call("/v1/models/a", **boss)[1]["status"]
+        assert status["unload_s"] > 1, "who is no operator unloads nothing"
+        assert routed.call("/v1/models/a", **anna)[1]["status"]["unload_s"] is None
+        assert routed.call("/api/generate", unload, **boss)[0] == 200
+        eventually(lambda: routed.call("/v1/models/a", **boss)[1]["status"]["value"] != "loaded")
+
+
 def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
     with routing(folder, tmp_path / "log") as routed:
         routed.complete("a")

@@ -48,7 +48,7 @@ class Served:
         self.listener = bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
-        keys = Keys(options.api_key or (), options.api_key_file)
+        keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
         self.running = Running(llm, "tiny", options, keys, self.lines.append)
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()

@@ -93,11 +93,10 @@ def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
         assert len(bridge.listeners) == 5
     eventually(lambda: len(bridge.listeners) == 4)
     time.sleep(0.3)
-    assert live._num_watchers == 0
-    before = live._view
+    assert not live._watchers
     served.call("/v1/completions", ASK)
     time.sleep(0.4)
-    assert live._view is before
+    assert live._views == {}
     assert live._steps == []
 
 

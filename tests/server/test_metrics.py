@@ -203,7 +203,7 @@ def test_what_was_foreseen_is_beside_what_happened(model: Path) -> None:
 
 def test_what_each_key_used_is_counted_under_its_label(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("alice sesame-one\nbob sesame-two\n")
+    file.write_text("alice sesame-one admin\nbob sesame-two\n")
     with serving(model, api_key_file=file, api_key=["sesame-three"]) as served:
         used: dict[str, Counter[str]] = {"alice": Counter(), "bob": Counter(), "key1": Counter()}
         for i, label in enumerate(["alice", "bob", "alice", "alice"]):

@@ -38,7 +38,7 @@ def test_keys_are_compared_whole() -> None:
     assert keys.label_of(b"Bearer secret") == "key1"
     for header in (None, b"", b"Bearer secre", b"Bearer secrets", b"secret", b"Bearer Secret"):
         assert keys.label_of(header) is None
-    assert "secret" not in str(vars(keys)["_digests"])
+    assert "secret" not in str(vars(keys)["_keys"])
 
 
 # --- halving a step -----------------------------------------------------------------------------

@@ -26,8 +26,9 @@ SECTIONS = {
         "host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password",
     ),
     "Access": (
-        "allowed_host", "cors_origin", "api_key", "api_key_file", "isolate_keys",
-        "max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests",
+        "allowed_host", "cors_origin", "api_key", "api_key_file", "admin_api_key",
+        "isolate_keys", "max_requests_per_minute", "max_tokens_per_minute",
+        "max_concurrent_requests",
     ),
     "Limits": (
         "max_queued_requests", "max_n", "max_stop", "max_logprobs", "max_temperature",

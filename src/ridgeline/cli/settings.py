@@ -22,7 +22,7 @@ from ridgeline.cli.tables import console, table_of
 
 _TYPED = ("with_models",)  # clean --models: what removes things is said each time
 _VARIABLE = "RIDGELINE_CONFIG"
-_SECRET = ("api_key", "ssl_keyfile_password")
+_SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 _EMPTY = typer.Typer(callback=lambda: None, add_completion=False)
 
 

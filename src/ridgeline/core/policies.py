@@ -48,6 +48,20 @@ class Policy(Protocol):
         """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
 
 
+def _in_turn(decoding: list[Sequence], prompts: Queue, least: int) -> list[Sequence]:
+    """Return who decodes now: of each owner the first, and others one after another."""
+    if len(decoding) <= least or len({s.request.owner for s in (*decoding, *prompts)}) < 2:
+        return decoding
+    of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
+    for seq in decoding:
+        of_owner.setdefault(seq.request.owner, []).append(seq)
+    for first, *others in of_owner.values():
+        most = max(least, len(decoding) - 1 - len(others))
+        at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
+        chosen += (first, *(others[at:] + others[:at])[: most - 1])
+    return chosen
+
+
 @dataclass(frozen=True)
 class SplitFuse:
     """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
@@ -66,11 +80,8 @@ class SplitFuse:
         """Yield single tokens first, then the first prompt, then the others, short ones first."""
         prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
         prompts.sort(key=_due_s)
-        now = [seq for seq in running if seq.num_pending == 1]
-        if len(now) > self.least and len({seq.request.owner for seq in (*now, *prompts)}) > 1:
-            now = self._in_turn(now)
-        for seq in now:
-            yield seq, 1
+        now = _in_turn([seq for seq in running if seq.num_pending == 1], prompts, self.least)
+        yield from ((seq, 1) for seq in now)
         decoding = len(now)
         left, kept, is_held_up = budget - decoding, 0, load.is_read and decoding > 0
         if load.is_read and prompts:
@@ -90,14 +101,3 @@ class SplitFuse:
             if left > 0:
                 yield seq, wanted
                 left -= cost * min(seq.num_pending, wanted)
-
-    def _in_turn(self, decoding: list[Sequence]) -> list[Sequence]:
-        """Return who decodes now: of each owner the first, and others one after another."""
-        of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
-        for seq in decoding:
-            of_owner.setdefault(seq.request.owner, []).append(seq)
-        for first, *others in of_owner.values():
-            most = max(self.least, len(decoding) - 1 - len(others))
-            at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
-            chosen += (first, *(others[at:] + others[:at])[: most - 1])
-        return chosen

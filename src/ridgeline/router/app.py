@@ -76,21 +76,22 @@ class Router:
         self.created = int(time.time())
         self.is_draining = False
 
-    def listing(self) -> list[dict[str, Any]]:
+    def listing(self, is_operator: bool) -> list[dict[str, Any]]:
         """Return all models as ``/v1/models`` shows them."""
-        return [self.shown(name) for name in self.catalogue.models()]
+        return [self.shown(name, is_operator) for name in self.catalogue.models()]
 
-    def shown(self, name: str) -> dict[str, Any]:
-        """Return a model as ``/v1/models`` shows it."""
+    def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
+        """Return a model as ``/v1/models`` shows it; who uses it how much only operators see."""
         slot = self.pool.slots.get(name)
         worker = slot.worker if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
         if slot and worker:
             idle_s = asyncio.get_running_loop().time() - slot.used_s
             is_kept = slot.num_users or slot.keep_alive_s < 0
-            status["num_requests"] = slot.num_users
+            status["num_requests"] = slot.num_users if is_operator else None
             status["resident_bytes"] = worker.memory.resident_bytes
-            status["unload_s"] = None if is_kept else max(0.0, slot.keep_alive_s - idle_s)
+            is_shown = is_operator and not is_kept
+            status["unload_s"] = max(0.0, slot.keep_alive_s - idle_s) if is_shown else None
             status |= {"reason": worker.trouble} if worker.trouble else {}
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
         if worker:
@@ -247,7 +248,8 @@ def new_app(router: Router) -> FastAPI:
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body)
         name, model = router.chosen(fields.get("model"))
-        use = partial(router.pool.use, name, model, _keep_alive(request.url.path, fields))
+        kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
+        use = partial(router.pool.use, name, model, kept_s)
         return _PassedOn(router.pool, name, use, body)
 
     async def get(request: Request) -> Response:
@@ -294,17 +296,17 @@ def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
 
 def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
         """List all models, loaded or not."""
         await router.pool.look()
-        return {"object": "list", "data": router.listing()}
+        return {"object": "list", "data": router.listing(request.state.is_operator)}
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str, request: Request) -> dict[str, Any]:
         """Describe one."""
         known_name, _ = router.chosen(name)
         await router.pool.look()
-        return router.shown(known_name)
+        return router.shown(known_name, request.state.is_operator)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -345,12 +347,14 @@ def _add_status(app: FastAPI, router: Router) -> None:
         return {"models": await app.state.work.reports.run(router.loaded)}
 
     @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Return the metrics of all loaded models; each sample names its own."""
         hung = await router.pool.look()
         slots = [slot for slot in router.pool.slots.values() if slot.worker is not None]
         well = [slot for slot in slots if slot.name not in hung]
-        texts = await asyncio.gather(*map(_metrics, well))
+        kept = ("authorization", "x-api-key")
+        key = {name: request.headers[name] for name in kept if name in request.headers}
+        texts = await asyncio.gather(*(_metrics(slot, key) for slot in well))
         texts.append(_answering({slot.name: slot in well for slot in slots}))
         return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
 
@@ -363,11 +367,12 @@ def _answering(models: Mapping[str, bool]) -> str:
     return "".join([head, *lines])
 
 
-async def _metrics(slot: Slot) -> str:
-    """Return the metrics of a model's process, each sample with the model's name."""
+async def _metrics(slot: Slot, key: Mapping[str, str]) -> str:
+    """Return the metrics that a model's process shows to a key, each with the model's name."""
     try:
         async with asyncio.timeout(STATUS_S):
-            text = (await slot.worker.client.get("/metrics")).text if slot.worker else ""
+            client = slot.worker.client if slot.worker else None
+            text = (await client.get("/metrics", headers=key)).text if client else ""
     except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
         return ""
     name = json.dumps(slot.name)

@@ -85,7 +85,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
 
     Raises OSError or ValueError if the address, the keys or a model cannot be had.
     """
-    keys = Keys(options.api_key or (), options.api_key_file)
+    keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     catalogue = Catalogue(models, options.models_dir)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
@@ -110,6 +110,8 @@ async def _main(
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
+    for note in keys.notes(options.isolate_keys):
+        say(note)
     url, names = address(listener, options), list(catalogue.models())
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     count = "1 model is" if len(names) == 1 else f"{len(names)} models are"

@@ -20,6 +20,7 @@ from ridgeline.server.embeddings import add_embeddings
 from ridgeline.server.error_answers import add_errors
 from ridgeline.server.errors import ApiError
 from ridgeline.server.explaining import add_explain
+from ridgeline.server.gate import check_operator, own_view
 from ridgeline.server.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.lora import add_lora
 from ridgeline.server.model_list import add_models
@@ -225,18 +226,27 @@ def _add_status(app: FastAPI, service: Service) -> None:
         return {"version": __version__}
 
     @app.get("/v1/live", response_class=StreamingResponse, responses=ERRORS)
-    async def live() -> Response:
-        """Send views of the engine as server-sent events, for as long as they are read."""
+    async def live(request: Request) -> Response:
+        """Send views of the engine as server-sent events, for as long as they are read.
+
+        A key sees its own sequences alone, unless it is an operator's.
+        """
+        events = service.live.events(own_view(request.state))
         headers = {"cache-control": "no-cache"}
-        return StreamingResponse(service.live.events(), 200, headers, "text/event-stream")
+        return StreamingResponse(events, 200, headers, "text/event-stream")
 
     @app.get("/v1/memory", responses=ERRORS)
-    async def memory() -> dict[str, Any]:
-        """Say line by line what takes this process's memory, and what of it may still grow."""
+    async def memory(request: Request) -> dict[str, Any]:
+        """Say line by line what takes this process's memory, and what of it may still grow.
+
+        For operators.
+        """
+        check_operator(request.state)
         return await reports.run(lambda: service.memory().as_dict())
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Return the metrics in Prometheus' text format."""
-        text = await reports.run(service.metrics.text)
+    async def metrics(request: Request) -> Response:
+        """Return the metrics in Prometheus' text format: to a key its own use, to operators all."""
+        seen = own_view(request.state)
+        text = await reports.run(lambda: service.metrics.text(seen))
         return PlainTextResponse(text, media_type=service.metrics.content_type)

@@ -18,6 +18,7 @@ from email.utils import formatdate
 from functools import partial
 from typing import Any
 
+from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -158,7 +159,9 @@ class Gate:
         headers = _first(scope)
         try:
             self._check_origin(headers)
-            scope["state"]["tenant"] = tenant = self._tenant(scope, headers)
+            tenant = self._tenant(scope, headers)
+            is_operator = self._keys.is_operator(tenant)
+            scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             with self._counted(tenant, scope):
@@ -247,6 +250,18 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
+
+
+def check_operator(state: State) -> None:
+    """Raise ApiError 403 unless a request's key is an operator's."""
+    if not state.is_operator:
+        message = "this needs the key of an operator: one with admin behind it in --api-key-file, "
+        raise ApiError(403, f"{message}or of --admin-api-key", code="not_allowed")
+
+
+def own_view(state: State) -> str | None:
+    """Return the label of the key whose requests alone a caller may see; None sees all."""
+    return None if state.is_operator else state.tenant
 
 
 async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:

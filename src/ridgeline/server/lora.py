@@ -1,7 +1,8 @@
 """Adapters over HTTP: the one that a request names, the list of models, loading and unloading.
 
 ``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` are vLLM's. They take files of this
-machine, so they are off unless a folder is given that all of these lie in.
+machine, so they are off unless a folder is given that all of these lie in. What they do concerns
+every key, so they are an operator's.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse
 
 from ridgeline.api.adapters import Adapters, NoRoom
 from ridgeline.core.request import Adapter
 from ridgeline.server.errors import ApiError
+from ridgeline.server.gate import check_operator
 from ridgeline.server.strict import Strict
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -145,12 +147,14 @@ def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> 
     """Add the routes to an application; ``check_open`` raises ApiError at the server's end."""
 
     @app.post("/v1/load_lora_adapter", include_in_schema=False)
-    async def load(body: LoadLora) -> PlainTextResponse:
+    async def load(body: LoadLora, request: Request) -> PlainTextResponse:
+        check_operator(request.state)
         check_open(None)
         await loras.load(body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter", include_in_schema=False)
-    async def unload(body: UnloadLora) -> PlainTextResponse:
+    async def unload(body: UnloadLora, request: Request) -> PlainTextResponse:
+        check_operator(request.state)
         loras.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

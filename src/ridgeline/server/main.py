@@ -157,7 +157,7 @@ def serve(
 
     Raises OSError or ValueError if the address, the keys or the model cannot be had.
     """
-    keys = Keys(options.api_key or (), options.api_key_file)
+    keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
@@ -180,6 +180,8 @@ async def _main(
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
+    for note in keys.notes(options.isolate_keys):
+        say(note)
     await running.run(listener, lambda: _announce(name, listener, options))
 
 

@@ -91,6 +91,16 @@ class _Histogram:
         return cumulative
 
 
+class _Collected:
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
 class Metrics:
     """Counters, histograms and gauges; a collector for a Prometheus registry."""
 
@@ -166,9 +176,15 @@ class Metrics:
         with self._lock:
             self._promises[outcome] += 1
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format 0.0.4."""
-        return generate_latest(self._registry)
+    def text(self, key: str | None = None) -> bytes:
+        """Return metrics in Prometheus' text format 0.0.4: all, or what one key has used."""
+        if key is None:
+            return generate_latest(self._registry)
+        with self._lock:
+            used = [*self._used({key: self._usage.get(key, Counter())})]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collected(used))
+        return generate_latest(registry)
 
     # --- adding --------------------------------------------------------------------------------
 
@@ -295,11 +311,7 @@ class Metrics:
         for reason, count in self._finished.items():
             ends.add_metric([*values, reason], count)
         yield ends
-        for name, text in _OF_KEY.items():
-            of_key = CounterMetricFamily(f"ridgeline:{name}", text, labels=[*labels, "key"])
-            for label, used in self._usage.items():
-                of_key.add_metric([*values, label], used[name])
-            yield of_key
+        yield from self._used(self._usage)
         for name, (_, text) in _HISTOGRAMS.items():
             histogram = self._histograms[name]
             family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)
@@ -312,6 +324,14 @@ class Metrics:
             http.add_metric(list(key), count)
         yield http
         yield from self._foreseen()
+
+    def _used(self, usage: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+        """Yield what keys have used."""
+        for name, text in _OF_KEY.items():
+            of_key = CounterMetricFamily(f"ridgeline:{name}", text, labels=["model_name", "key"])
+            for label, used in usage.items():
+                of_key.add_metric([self._model, label], used[name])
+            yield of_key
 
     def _foreseen(self) -> Iterator[Metric]:
         """Yield what was predicted of steps and requests, and how well."""

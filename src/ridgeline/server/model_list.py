@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.datastructures import State
 
 from ridgeline.machine import memory_of
 from ridgeline.server.errors import ApiError
@@ -25,24 +26,24 @@ def add_models(app: FastAPI, service: Service) -> None:
         "reasoning": service.text.reasoning is not None,
     }
 
-    def entries() -> list[dict[str, Any]]:
+    def entries(state: State) -> list[dict[str, Any]]:
         status = {
             "value": "loaded",
-            "num_requests": service.bridge.num_streams,
+            "num_requests": service.bridge.num_streams if state.is_operator else None,
             "resident_bytes": memory_of(os.getpid()).resident_bytes,
             "unload_s": None,
         }
         return [model | {"status": status}, *service.loras.entries(model)]
 
     @app.get("/v1/models", responses=ERRORS)
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
         """List the one model, and its adapters."""
-        return {"object": "list", "data": entries()}
+        return {"object": "list", "data": entries(request.state)}
 
     @app.get("/v1/models/{name:path}", responses=ERRORS)
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str, request: Request) -> dict[str, Any]:
         """Describe the model, or an adapter."""
-        base, *adapters = entries()
+        base, *adapters = entries(request.state)
         if service.is_called(name):
             return base
         for adapter in adapters:

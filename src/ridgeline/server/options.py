@@ -45,10 +45,13 @@ class ServeOptions:
         None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"
     )
     api_key_file: Path | None = flag_field(
-        None, "File with a key a line, or a label and a key; read again on SIGHUP."
+        None, "File with a key a line, or a label and a key, and admin; read again on SIGHUP."
+    )
+    admin_api_key: list[str] | None = flag_field(
+        None, "An operator's key: sees all metrics, loads adapters; a server's only key is one."
     )
     isolate_keys: bool = flag_field(
-        False, "Keep the cached prefixes of each key apart: no key can tell what another sent."
+        True, "Keep the cached prefixes of each key apart: no key can tell what another sent."
     )
     max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
     max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")

@@ -27,6 +27,7 @@ from ridgeline.server.choices import Answers
 from ridgeline.server.deadlines import HEADER, deadline_of
 from ridgeline.server.engine_thread import Bridge
 from ridgeline.server.errors import ApiError
+from ridgeline.server.keys import ANYONE
 from ridgeline.server.limits import Limits
 from ridgeline.server.live import Live
 from ridgeline.server.lora import Loras, with_adapter
@@ -195,8 +196,9 @@ class Service:
 
     def cache_root(self, tenant: str) -> bytes:
         """Return what separates the cached prefixes of tenants, if anything does."""
-        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
-        return digest if self.options.isolate_keys else b""
+        if tenant == ANYONE or not self.options.isolate_keys:
+            return b""
+        return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
 
     def note_end(
         self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord

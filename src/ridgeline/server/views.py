@@ -6,37 +6,46 @@ To be called in the thread that runs the engine. Standard library only.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.kvcache import held_blocks
 from ridgeline.core.queues import Queues
-from ridgeline.core.request import Sequence
+from ridgeline.core.request import Sequence, Status
 
 _MAX_SHOWN = 128  # sequences; the counts include the others
 
 
-def view(engine: Engine) -> dict[str, Any]:
-    """Return the queues, the sequences with their progress, and a map of the KV cache."""
+def view(engine: Engine, owner: str | None = None) -> dict[str, Any]:
+    """Return the queues, the sequences with their progress, and a map of the KV cache.
+
+    Of one owner's requests alone, if one is given; then what others hold looks free.
+    """
     queues = engine.scheduler.queues
-    everyone = (*queues.running, *queues.waiting, *queues.paused)
+    everyone = [
+        seq
+        for seq in (*queues.running, *queues.waiting, *queues.paused)
+        if owner in (None, seq.request.owner)
+    ]
+    running = [seq for seq in everyone if seq.status is Status.RUNNING]
     return {
-        "num_running": len(queues.running),
-        "num_waiting": len(queues.waiting) + len(queues.paused),
+        "num_running": len(running),
+        "num_waiting": len(everyone) - len(running),
         "block_size": queues.kv.block_size,
-        "blocks": _map(queues),
+        "blocks": _map(queues, running, shows_cached=owner is None),
         "sequences": [_shown(seq) for seq in everyone[:_MAX_SHOWN]],
     }
 
 
-def _map(queues: Queues) -> str:
+def _map(queues: Queues, running: Iterable[Sequence], *, shows_cached: bool) -> str:
     """Return runs of blocks, such as ``s2u1f9``: free, cached and free, used by one, shared."""
     pool = queues.kv.pool
     blocks = bytearray(b"f") * len(pool.refs)
-    for index in pool.index:
+    for index in pool.index if shows_cached else ():
         for block in index.values():
             blocks[block] = ord("c")
-    for seq in queues.running:
+    for seq in running:
         for block in held_blocks(seq):
             blocks[block] = ord("s" if pool.refs[block] > 1 else "u")
     return re.sub(r"(.)\1*", lambda run: f"{run[1]}{len(run[0])}", blocks.decode())
