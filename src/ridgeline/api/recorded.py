@@ -18,7 +18,8 @@ from typing import Any
 
 from ridgeline.api.typed import parse, typed
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
-from ridgeline.simulator.replay import POLICIES, params_of
+from ridgeline.decoding.policies import POLICIES
+from ridgeline.simulator.replay import params_of
 
 Json = dict[str, Any]
 
