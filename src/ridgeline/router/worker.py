@@ -140,7 +140,7 @@ class Worker:
         except TimeoutError:
             self._silent_since_s = self._silent_since_s or began_s
             self.trouble = f"has not answered for {self._silent_s():.0f} s"
-        except httpx2.HTTPError:  # it has ended: whoever waits for that sees it
+        except httpx2.HTTPError:  # it has ended, which is seen elsewhere
             return
         else:
             self._silent_since_s, self._is_lost = None, answer.status_code == 503

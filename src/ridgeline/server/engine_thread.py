@@ -199,7 +199,7 @@ class Bridge:
             num_outside = int(min(len(self._queue), self._num_permitted))
         try:
             num_outside = self._enter(gone, arrivals, pauses, num_outside)
-        finally:  # somebody waits for each
+        finally:  # each is waited for
             for callback in callbacks:
                 self._call_back(callback)
         self._step(num_outside)

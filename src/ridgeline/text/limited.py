@@ -1,6 +1,6 @@
 """What programs in processes of their own share: limits on memory and time, and how they answer.
 
-``text.child`` asks them. It imports nothing: such a program starts while somebody waits.
+``text.child`` asks them. It imports nothing: such a program starts while a request waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def begin(max_bytes: int) -> None:
 
 
 def bound_cpu(seconds: int) -> None:
-    """End this process after so many seconds of computing from now on.
+    """End this process after these seconds of computing from now on.
 
     The parent's limit is on the time that passes, and is gone if the parent was killed.
     """
