@@ -120,6 +120,7 @@ def test_loading_and_unloading(served: Served, folder: Path) -> None:
         ({"lora_name": "x", "lora_path": "."}, 400, ".: "),
         ({"lora_name": "x", "lora_path": "c\0"}, 400, "no path can have"),
         ({"lora_name": "x", "lora_path": "c" * 10_000}, 400, ""),
+        ({"lora_name": "x", "lora_path": "c/" * 1900}, 400, ""),
         ({"lora_name": "x"}, 400, "lora_path"),
         ({"lora_name": "x", "lora_path": whole, "odd": 1}, 400, "odd"),
     ):

@@ -122,12 +122,12 @@ class Loras:
         except ValueError as error:
             raise ApiError(404, str(error), param="lora_name", code="model_not_found") from None
 
-    @staticmethod
-    def _told(error: Exception, path: Path | None, name: str) -> str:
+    def _told(self, error: Exception, path: Path | None, name: str) -> str:
         """Return what an error says, without where the server's files lie."""
         if isinstance(error, OSError):
             return f"{name}: {error.strerror}"
-        return str(error).replace(str(path), name) if path else str(error)
+        text = str(error).replace(str(path), name) if path else str(error)
+        return text.replace(f"{self._folder}{os.sep}", "")  # of a path that was cut
 
     def _allowed(self) -> Path:
         if self._folder is None:
