@@ -269,3 +269,26 @@ def test_of_a_schema_that_cannot_be_read_nothing_holds(
     said = '<tool_call>{"name": "odd", "arguments": {"any": 1}}'
     ids = tuple(text.tokenizer.encode(said, add_bos=False))
     assert new().num_valid(ids) == len(ids)
+
+
+@pytest.mark.parametrize("name", [form.name for form in FORMATS])
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": []}, {"properties": None}, {"required": 5}, {"required": [[]]}, {"type": []},
+     {"properties": {"a": {"type": "string", "enum": 5}}}, {"properties": {"a": 7}},
+     {"properties": {"a": {"type": "string", "enum": []}}, "required": ["a"]},
+     {"properties": {"a": {"type": "array", "items": 7}}}, {"properties": {"a": None}}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_schema_is_named_in_every_format(
+    text: TextSide, name: str, schema: dict[str, Any]
+) -> None:
+    tool = Tool("odd", schema)
+    form = MessageForm(tools=(format_named(name, ""), ToolUse((TOOLS[1], tool))))
+    new = text.new_constraint(FREE, form)
+    assert new is not None
+    assert new.ignored
+    assert all(one.startswith("tools[1].function.parameters") for one in new.ignored)
+    use = ToolUse((TOOLS[1], tool._replace(is_strict=True)))
+    with pytest.raises(ValueError, match="parameters"):
+        text.new_constraint(FREE, form._replace(tools=(format_named(name, ""), use)))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from ridgeline.text.grammars import Grammars, Source
 from ridgeline.text.json_schema import SchemaError, written
+from tests.text.schema_pairs import Maker
 from tests.text.test_grammars import EOS, Bytes
 from tests.text.test_json_schema_pairs import accepts
 
@@ -222,3 +223,33 @@ def test_many_names_that_may_be_left_out(of_bytes: Grammars) -> None:
     schema = {"type": "object", "properties": {f"name_{i}": part for i in range(500)}}
     good = ['{"name_3":"x","name_499":null}', "{}", '{"name_498":""}']
     assert taken(of_bytes, schema, *good, '{"name_4":null,"name_3":null}') == good
+
+
+JUNK: list[Any] = [
+    None, True, False, 0, -1, 1.5, 1e308, 10**400, "x", "", [], {}, [[]], [None], {"a": None}, "#",
+    "^(", "\ud800", [1, "a"], {"type": "object"}, float("nan"), float("inf"),
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+def test_whatever_stands_in_a_schema_is_read_or_refused() -> None:
+    maker, num_refused = Maker(3), 0
+    for _ in range(500):
+        schema = json.loads(json.dumps(maker.document()))
+        *path, last = maker.pick(list(places(schema))[1:] or [("type",)])
+        inner = schema
+        for key in path:
+            inner = inner[key]
+        inner[last] = maker.pick(JUNK)
+        for is_strict in (True, False):
+            try:
+                written(schema, is_strict=is_strict)
+            except SchemaError:
+                num_refused += 1
+    assert 100 < num_refused < 900

@@ -134,7 +134,9 @@ def is_text(schema: object) -> bool:
     """Return whether values of a schema are strings that XML has without quotes."""
     if not isinstance(schema, Mapping) or schema.get("type") != "string":
         return False
-    options = schema.get("enum", [])
+    options = schema.get("enum", [""])
+    if not isinstance(options, list | tuple) or not options:
+        return False
     is_plain = all(isinstance(text, str) and "\n" not in text for text in options)
     return is_plain and all(key in _OF_PLAIN_TEXT for key in schema)
 

@@ -51,19 +51,25 @@ def can_be_quoted(schema: object, spelling: str, *, is_whole: bool = True) -> bo
     if any(key not in known for key in schema) or not known:
         return False
     if kind == "string":
-        options = schema.get("enum", [])
-        return all(isinstance(one, str) and spelling not in one for one in options)
+        options = schema.get("enum", [""])
+        return bool(options) and _are_texts(options) and not any(spelling in one for one in options)
     if kind == "array":
         return can_be_quoted(schema.get("items"), spelling, is_whole=False)
-    parts = schema.get("properties", {})
-    if any(name not in parts for name in schema.get("required", [])):
+    parts, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(parts, Mapping) or not _are_texts(required):
+        return False
+    if any(name not in parts for name in required):
         return False
     if not parts and schema.get("additionalProperties", True) is not False:
         return False  # any object
-    return isinstance(parts, Mapping) and all(
+    return all(
         _KEY.fullmatch(key) and can_be_quoted(part, spelling, is_whole=False)
         for key, part in parts.items()
     )
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(one, str) for one in values)
 
 
 def quoted_object(rule: str, schema: Mapping[str, Any], quote: Quote) -> Iterator[str]:

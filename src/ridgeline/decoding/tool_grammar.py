@@ -236,6 +236,14 @@ def _xml_call(i: int, tool: Tool, schemas: _Schemas) -> Iterator[str]:
     for keyword in _NOT_IN_XML:
         if keyword in schema:
             schemas.lose(i, tool, keyword, why)
+    if not isinstance(properties, Mapping):
+        schemas.lose(i, tool, "properties", "it must be an object")
+        properties = {}
+    if "object" not in (schema.get("type", "object"), *_listed(schema.get("type"))):
+        schemas.lose(i, tool, "type", "arguments are an object")
+    if not isinstance(required, list | tuple) or any(not isinstance(x, str) for x in required):
+        schemas.lose(i, tool, "required", "it must be a list of names")
+        required = []
     if any(name not in properties for name in required):
         schemas.lose(i, tool, "required", why)
     parts = []
@@ -263,6 +271,10 @@ def _xml_value(
         yield f"{rule}: ({texts}) {json.dumps(end)}"
     else:
         yield rf"{rule}[lazy]: /{_ANY}{_regex(end)}/"
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _as_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -264,6 +264,8 @@ class Reader:
         """Yield the values of ``enum`` and ``const`` as branches, if lists or objects are there."""
         for keyword in ("enum", "const"):
             values = values_of(node, keyword)
+            if keyword == "enum" and not isinstance(node.keywords.get(keyword, []), list):
+                raise self.wrong(node, keyword, "it must be a list of values")
             if values is None or all(map(is_scalar, values)):
                 continue
             schemas: list[Any] = [_schema_of(one) for one in values if not is_scalar(one)]
@@ -340,7 +342,8 @@ class Reader:
         found = node.keywords.get(keyword)
         if found is None:
             return None
-        if type(found) not in (int, float) or not math.isfinite(found):
+        is_number = type(found) is int or (type(found) is float and math.isfinite(found))
+        if not is_number:
             raise self.wrong(node, keyword, "it must be a number")
         return found  # type: ignore[no-any-return]
 

@@ -190,7 +190,7 @@ def _add_strings(shape: Shape, reader: Reader, node: Node) -> None:
     if Made.NOT_PATTERN in node.keywords:
         try:
             asked.append(patterns.negated(node.keywords[Made.NOT_PATTERN]))
-        except (PatternError, TypeError) as error:
+        except (PatternError, AttributeError, TypeError) as error:  # it may be no text
             reader.leave_out(node, "pattern", f"what does not match it cannot be told: {error}")
     wanted = node.keywords.get("format")
     if isinstance(wanted, str) and wanted in FORMATS:
