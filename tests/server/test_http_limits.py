@@ -297,3 +297,16 @@ def test_who_asks_gets_the_place_of_who_has_long_not_asked(
     answering.close()
     for connection in crowd:
         connection.close()
+
+
+def test_who_has_sent_half_a_request_when_the_server_ends_is_told(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(model) as served:
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        connection.sendall(POST + b"content-length: 100\r\n\r\n{")
+        eventually(lambda: served.running.server.server_state.tasks)
+    with connection, connection.makefile("rb") as answer:
+        assert status_of(answer.read()) == 503
+    assert "Exception in ASGI" not in caplog.text
+    assert any("status=503" in line for line in served.lines)

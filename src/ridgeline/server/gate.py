@@ -114,8 +114,14 @@ class Gate:
             scope["path"] = scope["path"].removeprefix(self._root_path)
         try:
             await self._inner(scope, receive, answer)
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit):
             raise
+        except asyncio.CancelledError:  # at the server's end: its body is still to come, or rests
+            if status == 499:
+                stopping = ApiError(503, "the server is stopping", code="stopping")
+                note["error"] = str(stopping)
+                shown = body_at(scope["path"], stopping, request_id.decode())
+                await refuse(answer, stopping, shown)
         except BaseException:  # panics of compiled libraries are no Exceptions
             _log.exception("a request failed")
             if status == 499:
