@@ -26,7 +26,7 @@ MAX_PARTS = 1 << 16  # strings, lists and objects among them
 _IGNORED, _MOST_NAMED, _MOST_SHOWN = "x-ridgeline-ignored", 20, 200  # names; characters of one
 _WINDOW_BYTES = 1 << 16
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 1000  # to read it takes as long as so many values
+_LONG_NUMBER = b"0" * 1000  # to read it takes as long as that number of values
 _LONG_BYTES = 1 << 13  # from here on, parsing may take milliseconds: a thousand small messages do
 
 
