@@ -7,6 +7,7 @@ from dataclasses import replace
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.start_lines import start_lines
+from tests.engine_setup.test_conversion import with_blocks
 from tests.tiny import ARCHS, checkpoint
 
 
@@ -33,3 +34,13 @@ def test_an_end_of_the_context_before_the_model_s_is_said() -> None:
     (line,) = start_lines("m", model, config)
     assert line.startswith("sequences end at 511 tokens: beyond them layers of this model see")
     assert "chunks of 512 tokens, which is not computed" in line
+
+
+def test_four_bits_of_a_wider_file_are_named_with_the_way_out() -> None:
+    (line,) = lines("plain", dtype="int4")
+    assert line.startswith("--dtype int4: what the file has as F32 becomes 4 bits, which raised")
+    assert "those run without --dtype; `ridgeline bench quality m` measures it" in line
+    assert lines("plain", dtype="int8") == []
+    blocks = with_blocks("Q4_K")
+    config = resolve(Options(dtype="int4", kv_cache_memory="1MiB"), blocks)
+    assert start_lines("m", blocks, config) == []

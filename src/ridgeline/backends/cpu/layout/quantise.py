@@ -22,6 +22,7 @@ _IQ4_LEVELS = np.array(
 )
 _HALF = np.float16
 _ROTATED_AT_ONCE = 512  # blocks: they stay in the second-level cache
+_QUANTISED_AT_ONCE = 1 << 12
 
 
 def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
@@ -159,12 +160,61 @@ def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
 def to_four_bits(
     weights: NDArray[np.float32],
 ) -> tuple[Bytes, NDArray[np.float16], NDArray[np.float16]]:
-    """Quantise to 4 bits with a scale and an offset for each 32: as Q4_1 does."""
+    """Quantise to 4 bits with a scale and an offset for each 32, as Q4_1 has them.
+
+    Each block takes what has the least squared error: steps from its smallest value to its largest,
+    or from and to a little within, or those that fit either's steps best.
+    """
     groups = weights.reshape(len(weights), -1, TILE)
+    shape = groups.shape[:2]
+    found = np.empty(groups.shape, np.uint8), np.empty(shape, _HALF), np.empty(shape, _HALF)
+    at_once = max(1, _QUANTISED_AT_ONCE // shape[1])
+    for low in range(0, len(groups), at_once):
+        part = slice(low, low + at_once)
+        for array, values in zip(found, _four_bits(groups[part]), strict=True):
+            array[part] = values
+    return found[0].reshape(weights.shape), *found[1:]
+
+
+def _four_bits(groups: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
     low, high = groups.min(axis=2), groups.max(axis=2)
-    scale, offset = ((high - low) / 15).astype(_HALF), low.astype(_HALF)
-    steps = (groups - offset.astype(np.float32)[:, :, None]) / _nonzero(scale)[:, :, None]
-    return np.rint(steps).clip(0, 15).astype(np.uint8).reshape(weights.shape), scale, offset
+    best = _rounded(groups, (high - low) / 15, low)
+    for cut in (0.0, 0.04):  # of the range, at both ends
+        ends = (high - low) * np.float32(cut)
+        made = _rounded(groups, (high - low - 2 * ends) / 15, low + ends)
+        for candidate in (made, _rounded(groups, *_fitted(groups, made[0]))):
+            better = candidate[-1] < best[-1]
+            for old, new in zip(best, candidate, strict=True):
+                old[better] = new[better]
+    return best[:-1]
+
+
+def _rounded(
+    groups: NDArray[np.float32], scale: NDArray[np.float32], offset: NDArray[np.float32]
+) -> tuple[NDArray[Any], ...]:
+    """Return the steps of each weight, scale and offset as half floats, and the squared error."""
+    half, least = scale.astype(_HALF), offset.astype(_HALF)
+    wide = least.astype(np.float32)[:, :, None]
+    steps = np.rint((groups - wide) / _nonzero(half)[:, :, None]).clip(0, 15)
+    error = steps * half.astype(np.float32)[:, :, None] + wide - groups
+    return steps, half, least, _sums(error * error)
+
+
+def _fitted(groups: NDArray[np.float32], steps: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+    """Return the scale and the offset that fit these steps best (least squares)."""
+    of_steps, of_squares = _sums(steps), _sums(steps * steps)
+    of_weights, of_products = _sums(groups), _sums(groups * steps)
+    spread = TILE * of_squares - of_steps * of_steps
+    scale = (TILE * of_products - of_steps * of_weights) / np.where(spread == 0, 1, spread)
+    return scale, (of_weights - scale * of_steps) / TILE
+
+
+def _sums(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the sum of each 32, in one order on every processor."""
+    while values.shape[2] > 1:
+        half = values.shape[2] // 2
+        values = values[:, :, :half] + values[:, :, half:]
+    return values[:, :, 0]
 
 
 def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
