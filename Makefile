@@ -24,7 +24,7 @@ help:
 	@echo "make test         lint, type-check, and run every kind of test this machine can run"
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
-	@echo "make test-parity-full  the same with every key of every config flipped in turn (an hour)"
+	@echo "make test-parity-full  the same with every key of every config flipped in turn, and llama.cpp beside us (an hour)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
@@ -49,6 +49,13 @@ setup: .venv/ready
 	@$(STEP) "Creating .venv-parity" $(PYTHON) -m venv .venv-parity
 	@$(STEP) "Installing transformers and torch" $(PARITY)/python $(PIP) install -r requirements-parity.txt
 	@$(STEP) "Installing Ridgeline" $(PARITY)/python $(PIP) install -e .
+	@touch $@
+
+.venv-parity/ready-full: requirements-parity-full.txt .venv-parity/ready
+	@$(STEP) "Fetching the source of llama.cpp" $(PARITY)/python $(PIP) download --no-deps \
+		--no-binary llama-cpp-python --dest .venv-parity/source -r requirements-parity-full.txt
+	@tar -xzf .venv-parity/source/*.tar.gz -C .venv-parity/source
+	@$(STEP) "Building llama.cpp (minutes)" $(PARITY)/python $(PIP) install .venv-parity/source/*.tar.gz
 	@touch $@
 
 serve: setup
@@ -109,7 +116,11 @@ test-clients: .venv/ready .venv-clients/ready
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
 
-test-parity-full: .venv-parity/ready
+# What converts files for llama.cpp stands in its source alone, beside a package "tests".
+test-parity-full: .venv-parity/ready-full
+	@source=$$(echo $(CURDIR)/.venv-parity/source/llama_cpp_python-*/vendor/llama.cpp); \
+		export PYTHONPATH=$(CURDIR):$$source:$$source/gguf-py; \
+		$(STEP) "Parity with llama.cpp" $(PARITY)/python -m pytest -q tests/parity/test_llama_cpp.py
 	@echo "==> Every key of every config flipped in turn"
 	@$(PARITY)/python -m tests.parity.full
 

@@ -265,6 +265,31 @@ def test_a_gemma_that_sees_both_ways_is_pooled_by_the_mean() -> None:
         assert (arch.is_encoder, arch.pooling) == (both_ways, pooling)
 
 
+def test_null_switches_off_what_is_on_by_default() -> None:
+    """As transformers reads it."""
+    values = CONFIG | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 4}
+    values |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    values |= {"shared_expert_intermediate_size": 8}
+    biases = [{"qkv_bias": None}, {"qkv_bias": False}, {}]
+    archs = [arch_from_config(values | more, {}, "x") for more in biases]
+    assert [mixer(arch).qkv_bias for arch in archs] == [False, False, True]
+
+
+def test_a_window_of_qwen3_moe_is_of_all_layers() -> None:
+    values = CONFIG | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+    values |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "max_window_layers": 1}
+    windowed = {"use_sliding_window": True, "sliding_window": 6}
+    assert reaches(arch_from_config(values | windowed, {}, "x")) == (6, 6)
+    assert reaches(arch_from_config(values, {}, "x")) == (None, None)
+
+
+def test_what_is_said_of_a_part_that_a_model_lacks_changes_nothing() -> None:
+    values = CONFIG | {"architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3, "norm_eps": 1e-5}
+    values |= {"layer_types": ["full_attention"] * 2, "full_attn_idxs": [0]}
+    del values["rms_norm_eps"], values["hidden_act"]
+    assert arch_from_config(values, {}, "x").layers[0].attention is not None
+
+
 def test_a_tensor_that_would_be_ignored_is_refused() -> None:
     raw = hf_weights(CONFIG)
     raw["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)  # a known buffer

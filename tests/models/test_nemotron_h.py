@@ -60,6 +60,7 @@ def test_names_and_letters_say_the_same() -> None:
         ({"moe_latent_size": 64}, "moe_latent_size is set"),
         ({"num_key_value_heads": 5}, "cannot share 5 key and value heads"),
         ({"mlp_hidden_act": "mish"}, "mlp_hidden_act 'mish' is not supported"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
         ({"time_step_limit": [0.001, float("inf")]}, "time_step_limit is "),
     ],
 )

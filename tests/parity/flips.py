@@ -156,7 +156,7 @@ def _other_lists(value: list[Any]) -> list[list[Any]]:
 def _numbers(key: str, value: Any, types: frozenset[str], config: Any) -> list[Any]:
     for pattern, others in _KINDS:
         if re.search(pattern, key):
-            found = others(value if value is not None else 0, config)
+            found = others(value, config)
             break
     else:
         found = (
@@ -167,10 +167,11 @@ def _numbers(key: str, value: Any, types: frozenset[str], config: Any) -> list[A
 
 
 def _counts(value: Any, config: Any) -> list[Any]:
-    return [value + 1, max(value - 1, 0), value * 2, max(value // 2, 1)]
+    return [value + 1, max(value - 1, 1), value * 2, max(value // 2, 1)]
 
 
 def _scales(value: Any, config: Any) -> list[Any]:
+    value = value or 1.0
     return [value * 1.7, value * 0.4, 1.0]
 
 
@@ -180,7 +181,7 @@ def _sizes(value: Any, config: Any) -> list[Any]:
 
 # The first pattern that a key has decides; each gives numbers for a value, 0 if there is none.
 _KINDS: tuple[tuple[str, Callable[[Any, Any], list[Any]]], ...] = (
-    ("_token_id$", lambda value, config: [5, value + 1]),
+    ("_token_id$", lambda value, config: [5, 6]),
     ("dropout|pdrop|layerdrop|initializer|init_std|_coef|z_loss", lambda value, config: [0.3, 0.0]),
     ("jitter", lambda value, config: [0.3, 0.05, 0.0]),
     ("softcap", lambda value, config: [1.5, 50.0]),
@@ -190,7 +191,7 @@ _KINDS: tuple[tuple[str, Callable[[Any, Any], list[Any]]], ...] = (
     ("theta|base$", lambda value, config: [500.0, 1e6]),
     ("original_max_position", lambda value, config: [32, 100]),
     ("max_position|n_positions|max_seq_len|seq_length", lambda value, config: [300, 2048]),
-    ("per_tok|top_k|moe_k$", lambda value, config: [1, 2, 3, value + 1]),
+    ("per_tok|top_k|moe_k$", lambda value, config: [1, 2, 3, (value or 0) + 1]),
     ("topk_group|n_group$|num_ln_in|num_dense_layers", lambda value, config: [1, 2, 3]),
     ("heads?$|_heads_", lambda value, config: [1, 2, 4, 8]),
     ("factor|multiplier|scal|alpha|limit", _scales),

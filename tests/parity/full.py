@@ -30,7 +30,7 @@ def table(found: Iterable[Judged]) -> str:
     counts: dict[str, Counter[str]] = {}
     for one in found:
         counts.setdefault(one.name, Counter())[one.verdict] += 1
-    kinds = ("equal", "refused", "impossible", "unnamed", "wrong")
+    kinds = ("equal", "refused", "impossible", "ours", "unnamed", "wrong")
     lines = [f"{'model':24}" + "".join(f"{kind:>12}" for kind in kinds)]
     counts["all"] = sum(counts.values(), Counter())
     for name, of_name in counts.items():

@@ -24,16 +24,19 @@ from ridgeline.models.tensors import ModelFileError
 from tests.parity import tiny
 from tests.parity.flips import Flip, flips
 from tests.parity.tiny import torch, transformers
+from tests.parity.tiny_configs import CONFIGS, NEWER
 
 LENGTHS = (220, 31)
 PIECE, NUM_TOKENS = 48, 16
 _NUM_RANKED = 32  # logprobs of each row: a change of any logit moves them all
 TOLERANCE = 1e-4
-_FAR, _MEAN = 2e-3, 1e-5  # of what float32 alone does to a few logprobs of a sharp model
+_FAR, _MEAN = 5e-3, 3e-5  # of what float32 alone does to a few logprobs of a sharp model
 _CONTEXT, ROOM = 320, 300  # tokens
 _MAX_PARAMETERS = 20_000_000
 _SPACE = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-Verdict = Literal["equal", "refused", "impossible", "unnamed", "wrong"]
+Verdict = Literal["equal", "refused", "impossible", "ours", "unnamed", "wrong"]
+# Keys that transformers passes over, and the publisher's own code and llama.cpp do not.
+_OURS = {("Mpt", "attn_config.alibi_bias_max")}
 
 
 gc.freeze()
@@ -47,7 +50,8 @@ class Judged:
         name: of the tiny model.
         flip: as text.
         verdict: "equal"; "refused" with the key's name; "impossible" for transformers; "unnamed",
-            refused without the key's name; or "wrong".
+            refused without the key's name; "wrong"; or "ours", where transformers passes over a key
+            that the publisher's code goes by.
         why: differences, or the message.
     """
 
@@ -78,6 +82,7 @@ def config_of(name: str) -> Any:
 def roomy(name: str) -> dict[str, Any]:
     said = tiny.make_config(name)
     known = {one.name for one in fields(said)}
+    known |= (CONFIGS | NEWER)[name][1].keys()
     return {key: _CONTEXT for key in _SPACE if key in known}
 
 
@@ -115,6 +120,7 @@ def _judge(
         model = tiny.make_model(name, **(roomy(name) | flip.changes))
         if sum(one.numel() for one in model.parameters()) > _MAX_PARAMETERS:
             return "impossible", "too large"
+        _undo_floors(model)
         texts = tiny.prompts(*LENGTHS)
         if not np.isfinite(logprobs_of(model, texts[0])).all():
             return "impossible", "transformers answers with no numbers"
@@ -133,7 +139,16 @@ def _judge(
         return _refused(flip, folder, str(error))
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}"
-    return _compared(model, answers)
+    verdict, why = _compared(model, answers)
+    is_ours = verdict == "wrong" and ((CONFIGS | NEWER)[name][0], flip.key) in _OURS
+    return ("ours" if is_ours else verdict), why
+
+
+def _undo_floors(model: Any) -> None:
+    """Limit Nemotron-H's steps as the publisher's code does: see ``test_families``."""
+    for module in model.modules():
+        if type(module).__name__.startswith("NemotronH") and hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(model.config.time_step_limit)
 
 
 def _batches(model: Any, texts: list[list[int]]) -> list[tuple[list[list[int]], int]]:

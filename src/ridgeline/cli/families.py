@@ -19,6 +19,7 @@ _NORMS = {
 _WINDOWS = {
     "all": "a sliding window",
     "switch": "a sliding window, if switched on",
+    "switch of all": "a sliding window, if switched on",
     "pattern": "windows in turn",
 }
 _RECURRENT = {

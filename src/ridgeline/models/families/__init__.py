@@ -177,6 +177,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     _insist(config, family.must)
     layers, max_position = layers_from_config(config, family)
     arch = _model(config, family, layers, raw, max_position=max_position)
+    # What the family reads of parts that this model lacks changes nothing.
+    config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     _insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
     _all_understood(config, HARMLESS_IN_HF | {*family.unused})
     return arch

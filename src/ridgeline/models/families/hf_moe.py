@@ -47,13 +47,12 @@ FAMILIES = {
         EXPERTS,
         PREFIX,
         MODEL | BIASES | QWEN3 | SPARSE | DENSE | {"ffn.size": integer("moe_intermediate_size")},
-        windows="switch",
+        windows="switch of all",
         default_window=4096,
         has_experts=True,
         instead=DENSE_NAMES,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
-        unused=("intermediate_size",),  # where all layers have experts
     ),
     "Qwen2MoeForCausalLM": Family(
         OUTER,
@@ -73,7 +72,6 @@ FAMILIES = {
         instead=DENSE_NAMES,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
-        unused=("intermediate_size",),  # where all layers have experts
     ),
     "OlmoeForCausalLM": Family(
         OUTER,

@@ -335,13 +335,14 @@ def _windows_of_config(
 
     A token at ``p`` of such a layer sees positions above ``p - window``.
     """
-    has_switch = family.windows == "switch"
+    has_switch = family.windows.startswith("switch")
     is_on = config.flag("use_sliding_window", False) if has_switch else family.windows != "none"
     window = family.default_window
     if "sliding_window" in config.values:
         window = config.integer("sliding_window", 0, low=0) or None
     window = window if is_on else None
-    first = config.integer("max_window_layers", 28, low=0) if has_switch else 0
+    spares = family.windows == "switch"
+    first = config.integer("max_window_layers", 28, low=0) if spares else 0
     kinds: Any = config.get("layer_types")
     known = _KINDS | (_RECURRENT_KINDS if family.recurrent else {})
     if "chunk.size" in family.facts:  # the context ends with the first chunk
@@ -353,6 +354,7 @@ def _windows_of_config(
             or any(k not in known for k in kinds)
         ):
             config.fail(f"layer_types must name one of {', '.join(known)} for each of the layers")
+        config.get(family.attention_layers)  # the same in other words
         return [known[kind] for kind in kinds], window
     if family.attention_layers:
         return _attention_layers(config, family, num_layers), window
@@ -433,7 +435,9 @@ def _ropes_of_config(
     elif family.heads_by_layer:
         config.fail("rope_parameters must describe full_attention and sliding_attention")
     else:
-        rope, max_position = rope_from_config(config, heads["full"].head_dim)
+        channels = heads["full"].head_dim
+        channels += channels % 2 if family.ropes.get("full") == "none" else 0  # none turns
+        rope, max_position = rope_from_config(config, channels)
         ropes = {"full": rope, "sliding": rope}
         if local := family.ropes.get("sliding"):
             ropes["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)

@@ -36,7 +36,7 @@ _DENSE = Family(
         "hidden_size": integer("hidden_size"),
         "vocab_size": integer("vocab_size"),
         "norm_eps": number("layer_norm_epsilon", default=1e-5),
-        "tied_embeddings": flag("tie_word_embeddings"),
+        "tied_embeddings": const(False),
         "mixer.num_heads": integer("num_attention_heads"),
         "mixer.num_kv_heads": integer("num_key_value_heads", default=8),
         "mixer.head_dim": integer("head_dim", "attention_head_dim", default=128),
@@ -67,7 +67,8 @@ _DENSE = Family(
         "time_step_floor", "time_step_max", "time_step_min", "time_step_rank", "topk_group",
         "use_mamba_kernels", "intermediate_size",
     ),
-    must={"mamba_hidden_act": "silu", "time_step_limit": NO_LIMITS},
+    # transformers keeps a head of its own, whatever the config says of tying.
+    must={"mamba_hidden_act": "silu", "time_step_limit": NO_LIMITS, "tie_word_embeddings": False},
 )  # fmt: skip
 _EXPERTS = {
     "router": "mixer.gate.weight",

@@ -66,7 +66,8 @@ class Reader(NamedTuple):
             case "optional":
                 return facts.number(key) if facts.get(key) else 0.0
             case "flag":
-                return facts.flag(key, self.default)
+                # As transformers reads it, null is no default but false.
+                return facts.flag(key, False if facts.is_null(key) else self.default)
             case "either":
                 yes, no = self.argument
                 return yes if facts.flag(key, self.default) else no
@@ -270,7 +271,7 @@ class Family:
             field of the model, to its reader. "rope.turns" says whether positions turn queries and
             keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
-            and spares the lower layers; or "pattern" for some layers in turn.
+            and spares the lower layers; "switch of all" layers; or "pattern" for some in turn.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
         pattern: one layer in this many sees everything, if the config does not say it.
@@ -319,7 +320,7 @@ class Family:
     layer: Mapping[str, str]
     prefix: str
     facts: Mapping[str, Reader]
-    windows: Literal["none", "all", "switch", "pattern"] = "none"
+    windows: Literal["none", "all", "switch", "switch of all", "pattern"] = "none"
     default_window: int | None = None
     pattern: int = 0
     full_first: bool = False
