@@ -24,7 +24,6 @@ import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -140,6 +139,8 @@ def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
                 crc = zlib.crc32(part[:num_read], crc)
             if crc != crcs[number]:
                 raise ValueError(f"it is damaged at byte {begin:,} or behind")
+
+    from concurrent.futures import ThreadPoolExecutor  # it takes logging along: not at every start
 
     num_threads = max(1, min(usable_cpus(), _MOST_THREADS, len(crcs)))
     with ThreadPoolExecutor(num_threads) as pool:
