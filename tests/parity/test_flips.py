@@ -24,7 +24,7 @@ def test_a_flipped_key_is_equal_or_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says", "verdict"),
     [
-        ("hidden_act", "relu", {}, "refused"),
+        ("hidden_act", "quick_gelu", {}, "refused"),
         ("rms_norm_eps", 0.01, {}, "equal"),
         ("rms_norm_eps", 0.01, {"rms_norm_eps": 1e-6}, "wrong"),
         ("mlp_bias", True, {"mlp_bias": False}, "unnamed"),

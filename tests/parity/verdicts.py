@@ -35,8 +35,9 @@ _CONTEXT, ROOM = 320, 300  # tokens
 _MAX_PARAMETERS = 20_000_000
 _SPACE = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 Verdict = Literal["equal", "refused", "impossible", "ours", "unnamed", "wrong"]
-# Keys that transformers passes over, and the publisher's own code and llama.cpp do not.
-_OURS = {("Mpt", "attn_config.alibi_bias_max")}
+# Keys that transformers passes over: one that the publisher's own code and llama.cpp go by, and
+# one that it looks for beside the ropes of each kind of layer, not within.
+_OURS = r"Mpt attn_config\.alibi_bias_max|\w+ rope_parameters\.\w+\.truncate"
 
 
 gc.freeze()
@@ -140,7 +141,8 @@ def _judge(
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}"
     verdict, why = _compared(model, answers)
-    is_ours = verdict == "wrong" and ((CONFIGS | NEWER)[name][0], flip.key) in _OURS
+    key = f"{(CONFIGS | NEWER)[name][0]} {flip.key}"
+    is_ours = verdict == "wrong" and re.fullmatch(_OURS, key)
     return ("ours" if is_ours else verdict), why
 
 
