@@ -78,11 +78,11 @@ def damaged(kind: str, count: int, seed: int, folder: Path) -> dict[str, list[in
         place.mkdir()
         command = [sys.executable, "-m", "tests.faults.files", kind, str(seed), str(first)]
         command += [str(count - first), str(place)]
+        words: list[str] = []
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         process = subprocess.Popen(
             command, stdout=-1, stderr=-1, text=True, errors="replace", cwd=_ROOT
         )
-        words: list[str] = []
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
@@ -105,8 +105,9 @@ def damaged(kind: str, count: int, seed: int, folder: Path) -> dict[str, list[in
                 problems.setdefault(line.partition(" ")[2].strip(), []).append(number)
         process.kill()
         status = process.wait()
-        for reader in readers:
+        for reader, stream in zip(readers, (process.stdout, process.stderr), strict=True):
             reader.join()
+            stream.close()
         if ended or status:
             ended = ended or f"the process ends with {status}: {''.join(words)[-300:]}"
             problems.setdefault(ended, []).append(number)

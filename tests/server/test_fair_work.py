@@ -64,7 +64,11 @@ ROUTES: dict[str, list[tuple[str, Any]]] = {  # by the kind of work that they ne
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
     with serving(
-        model, {"max_num_seqs": 4}, api_key=["key-a", "key-v"], grammar_timeout=60
+        model,
+        {"max_num_seqs": 4},
+        api_key=["key-a"],
+        admin_api_key=["key-v"],
+        grammar_timeout=60,
     ) as served:
         served.call(COMPLETE, formed("known"), **V)
         served.call(COMPLETE, GO_ON, x_request_id="mine", **V)

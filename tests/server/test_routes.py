@@ -28,7 +28,7 @@ def test_head_of_what_never_ends_ends(served: Served) -> None:
     assert (status, body) == (200, b"")
     assert headers["content-type"].startswith("text/event-stream")
     eventually(lambda: "method=HEAD path=/v1/live status=200" in served.lines[-1])
-    assert not served.running.service.live._num_watchers
+    assert not served.running.service.live._watchers
 
 
 def test_an_unknown_route_is_404_whatever_the_body_is(served: Served) -> None:

@@ -160,8 +160,7 @@ class Tokenizer:
         with self._lock:
             if self._built is None:
                 with self.building():
-                    spec, pieces, added, _ = self._parts
-                    if is_bounded(spec, pieces, added):
+                    if is_bounded(*self._parts[:3]):
                         from ridgeline.text import library  # here: ids need no such library
 
                         self._built = partial(library.ids_of, library.new_library(*self._parts))
