@@ -141,7 +141,7 @@ def test_nearly_all_growth_of_a_real_model_has_a_name(model: Path, tmp_path: Pat
         assert sum(one["resident_bytes"] for one in weights) > 120e6
         for one in (loaded, used):
             unnamed = one["resident_bytes"] - before - named_bytes(one)
-            # Python's own objects, some 0.3 MB, are more than a hundredth where nothing is read yet.
+            # Python's objects, some 0.3 MB, are more than a hundredth where nothing is read yet.
             assert abs(unnamed) < 0.01 * one["grown_bytes"] + 0.5e6, (start, unnamed, one)
         grown = used["resident_bytes"] - loaded["resident_bytes"]
         assert grown > 120e6  # weights are read when they are needed
