@@ -23,7 +23,8 @@ def write_gguf(model: Any, path: Path) -> Path:
     return write_file(path, *converted(config, load_file(directory / "model.safetensors")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# transformers keeps the experts of gpt-oss otherwise: test_gguf_families.py has its files.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gpt-oss"])
 def test_family(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(name)
     answers = [tiny.answer(model, ids) for ids in tiny.prompts(12, 40)]
