@@ -6,6 +6,8 @@ tokens, and the others let queries grow from there on. Neither is computed: the 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ridgeline.models.families.gguf_names import LAYER as GGUF_LAYER
 from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
@@ -20,6 +22,14 @@ _EXPERTS = {
     "ffn.router": const("sigmoid"),
     "ffn.normalised": const(False),
     "ffn.scales_input": const(True),
+}
+_OF_BOTH: dict[str, Any] = {  # kinds of files
+    "interleaved": True,
+    "ropes": {"no_rope_layers": "none"},
+    "plain_head_norms": True,
+    "has_experts": True,
+    "dense_layers": "mlp_only_layers",  # which no file has
+    "experts_every": "interleave_moe_layer_step",
 }
 FAMILIES = {
     "Llama4ForCausalLM": Family(
@@ -54,12 +64,7 @@ FAMILIES = {
         defaults={"rope_theta": 500_000.0},
         unused=("attn_scale", "attn_temperature_tuning", "for_llm_compressor",
                 "intermediate_size_mlp"),
-        interleaved=True,
-        ropes={"no_rope_layers": "none"},
-        plain_head_norms=True,
-        has_experts=True,
-        dense_layers="mlp_only_layers",  # which no file has
-        experts_every="interleave_moe_layer_step",
+        **_OF_BOTH,
     )
 }  # fmt: skip
 FAMILIES["Llama4ForConditionalGeneration"] = FAMILIES["Llama4ForCausalLM"]
@@ -86,11 +91,6 @@ GGUF_FAMILIES = {
         instead={name: f"ffn_{name}.weight" for name in _PARTS},
         refuse=refused_but("expert_count"),
         must={"expert_gating_func": 2},
-        interleaved=True,
-        ropes={"no_rope_layers": "none"},
-        plain_head_norms=True,
-        has_experts=True,
-        dense_layers="mlp_only_layers",  # which no file has
-        experts_every="interleave_moe_layer_step",
+        **_OF_BOTH,
     )
 }
