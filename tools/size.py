@@ -17,7 +17,7 @@ TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
-BUDGETS = {"src/ridgeline/core": 3_020}
+BUDGETS = {"src/ridgeline/core": 3_060}
 
 
 def lines_now(root: Path) -> dict[str, int]:

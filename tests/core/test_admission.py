@@ -222,3 +222,18 @@ def test_removing_takes_out_exactly_what_is_named() -> None:
     assert sorted(queue.remove(lambda i: i % 3 == 0)) == [0, 3, 6, 9]
     assert len(queue) == 6
     assert sorted(take(queue, ONE)[0] for _ in range(6)) == [1, 2, 4, 5, 7, 8]
+
+
+def test_few_requests_begin_at_once_beside_another_tenant() -> None:
+    queue: Admission[str] = Admission()
+    room = ONE._replace(num_seqs=100, num_tokens=10_000)
+    for _ in range(100):
+        push(queue, "a", 1)
+    assert len(take(queue, room)) == 100, "alone, all that there is room for"
+    for _ in range(100):
+        push(queue, "a", 1)
+    push(queue, "b", 1)
+    first = take(queue, room)
+    assert "b" in first
+    assert len(first) == 16, "what each costs is time that the other waits"
+    assert len(take(queue, room)) == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import http.client
 import json
+import multiprocessing
 import os
 import random
 import threading
@@ -72,7 +73,10 @@ def t13(model: Path, count: int, rng: random.Random) -> str:
 
 
 def _post(path: str, body: Any) -> Ask:
-    return lambda i: ("POST", path, json.dumps(body(i) if callable(body) else body).encode())
+    if callable(body):
+        return lambda i: ("POST", path, json.dumps(body(i)).encode())
+    data = json.dumps(body).encode()
+    return lambda i: ("POST", path, data)
 
 
 def _get(path: str) -> Ask:
@@ -141,28 +145,37 @@ def _send(connection: http.client.HTTPConnection, key: str, asked: Any) -> int:
     return response.status
 
 
-@contextmanager
-def _attacked(port: int, ask: Ask | None) -> Iterator[None]:
+def _attack(port: int, ask: Ask, is_over: Any) -> None:
     """Have the first key send a request again and again, on eight connections."""
-    is_over, number = threading.Event(), numbers()
+    number = numbers()
 
     def send() -> None:
         while not is_over.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             with suppress(OSError, http.client.HTTPException):
-                while not is_over.is_set() and ask is not None:
+                while not is_over.is_set():
                     _send(connection, "key-a", ask(next(number)))
             connection.close()
 
-    threads = [threading.Thread(target=send) for _ in range(8 if ask else 0)]
+    threads = [threading.Thread(target=send) for _ in range(8)]
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join(90)
+
+
+@contextmanager
+def _attacked(port: int, ask: Ask) -> Iterator[None]:
+    """Attack from a process of its own, or who measures would wait for who attacks."""
+    fork = multiprocessing.get_context("fork")
+    is_over = fork.Event()
+    attacker = fork.Process(target=_attack, args=(port, ask, is_over))
+    attacker.start()
     try:
         yield
     finally:
         is_over.set()
-        for thread in threads:
-            thread.join(90)
+        attacker.join()
 
 
 def _p99_s(port: int, count: int) -> dict[str, float]:
@@ -183,7 +196,7 @@ def _p99_s(port: int, count: int) -> dict[str, float]:
 def t63(model: Path, count: int, rng: random.Random) -> str:
     """Each route, and what costs most, by one key; ``count`` requests of each kind by another.
 
-    The bound is for a machine that also runs the clients: five times alone, and 0.3 s.
+    The bound is twice alone, and 0.1 s; on a machine that also runs the clients, twice that.
     """
     flags = ("--api-key", "key-a", "--api-key", "key-v")
     ratios: dict[str, float] = {}
@@ -197,8 +210,8 @@ def t63(model: Path, count: int, rng: random.Random) -> str:
             with _attacked(port, ask):
                 time.sleep(0.3)
                 for name, found_s in _p99_s(port, count).items():
-                    ratios[f"{name} beside {title}"] = found_s / (5 * alone[name] + 0.3)
-    over = {title: round(ratio, 1) for title, ratio in ratios.items() if ratio > 1}
+                    ratios[f"{name} beside {title}"] = found_s / (2 * alone[name] + 0.1)
+    over = {title: round(ratio, 1) for title, ratio in ratios.items() if ratio > 2}
     assert not over, over
     worst = max(ratios, key=ratios.__getitem__)
     return f"{len(attacks)} attacks: at most {ratios[worst]:.0%} of the bound, {worst}"

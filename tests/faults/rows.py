@@ -107,5 +107,5 @@ ROWS = (
     Row("T58", "the types of OpenAI's client", work.t58, 12, 1000),
     Row("T59", "the event loop stands still", work.t59, 8, 100),
     Row("T61", "wishes of a plan that are absurd", work.t61, 40, 2000),
-    Row("T63", "any route attacked by one key, beside another", budget.t63, 0, 5),
+    Row("T63", "any route attacked by one key, beside another", budget.t63, 0, 10),
 )
