@@ -63,7 +63,7 @@ serve: setup
 	@exec $(BIN)/ridgeline serve $(MODEL) --port $(PORT)
 
 demo: setup
-	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.cli.demo $(MODEL)
+	@$(STEP) "Demo of $(MODEL)" $(BIN)/python -m ridgeline.cli.commands.demo $(MODEL)
 
 bench: setup
 	@$(STEP) "Offline benchmark of $(MODEL)" $(BIN)/ridgeline bench offline $(MODEL)

@@ -29,7 +29,7 @@ from ridgeline.bench.search.knee import WIDTH, Trial, likely_limit
 from ridgeline.bench.search.served import first_model
 from ridgeline.bench.search.slo import parse_slo
 from ridgeline.bench.search.trial import Setting, run_trial
-from ridgeline.simulator.workload import Workload
+from ridgeline.foresight.simulator.workload import Workload
 
 _WORDS, _TOKENS = "64", "32"
 _MOST_FURTHER = 4  # loads on one side, where the grid's own limit is not in it

@@ -13,12 +13,12 @@ import json
 import statistics
 import time
 
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.fold import commit
-from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import SplitFuse
 from ridgeline.core.request import Request
-from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.scheduling.policies import SplitFuse
+from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import StepOutput
 
 

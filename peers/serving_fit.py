@@ -35,10 +35,10 @@ from peers.serving_points import (
     table,
 )
 from ridgeline.physics.device_time import OLDER, DeviceTime, Efficiency, batch_steps
-from ridgeline.planner.candidate import Candidate
-from ridgeline.planner.choice_search import settled_of
-from ridgeline.planner.steady import queue_s
-from ridgeline.planner.step_times import efficiencies
+from ridgeline.planner.capacity.candidate import Candidate
+from ridgeline.planner.capacity.latency_model import efficiencies
+from ridgeline.planner.capacity.search import settled_of
+from ridgeline.planner.capacity.steady_state import queue_s
 
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
 LOWEST, HIGHEST = np.log([1e-7, 0.05, 0.05]), np.log([1e-3, 1.0, 1.0])

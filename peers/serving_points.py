@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.format_bytes import storage_of_config
 from ridgeline.planner import plan
-from ridgeline.planner.candidate import Candidate, bounds_of
+from ridgeline.planner.capacity.candidate import Candidate, bounds_of
+from ridgeline.planner.capacity.latency_model import clock_of
+from ridgeline.planner.capacity.load import LoadWishes, load_of
+from ridgeline.planner.capacity.search import factors_of, settled_of
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.choice_search import factors_of, settled_of
-from ridgeline.planner.load import LoadWishes, load_of
-from ridgeline.planner.place import place
-from ridgeline.planner.step_times import clock_of
-from ridgeline.planner.subject import subject_of
-from ridgeline.planner.wishes import Wishes
+from ridgeline.planner.memory.flags import Wishes
+from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.memory.placement import place
 
 METRICS = ("ttft", "tpot")
 # Models that the table names otherwise than the folder of configs does.

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
-from ridgeline.simulator.fleet import serve_fleet
-from ridgeline.simulator.forecast import State, forecast, new_standing
-from ridgeline.simulator.run import Asked, simulate
-from ridgeline.simulator.steptime import StepTime
+from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.foresight.simulator.forecast import State, forecast, new_standing
+from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.step_time.features import StepTime
 
 _TIMES = StepTime(
     (1, 6, 16, 64, 2048), (3e-3, 4e-3, 6e-3, 18e-3, 0.5), 3e-4, 1e-5, 1e-5, 1e-8, 1e-9, 1e-4

@@ -2,7 +2,7 @@
 
     python -m peers.watching_cost
 
-A server predicts every step and compares (``planner.score``), and remembers the last steps for
+A server predicts every step and compares (``step_time.monitor``), and remembers the last steps for
 explanations (``server.history``). Printed are the median microseconds that a step of answers alone
 costs, and their share of such a step as it was calibrated here. The goal is at most 0.5 % of a step
 of one stream.
@@ -16,13 +16,14 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from ridgeline.api.calibration.known import all_of
 from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
-from ridgeline.planner.calibration import Calibration, all_of
-from ridgeline.planner.score import Score
-from ridgeline.server.recent_records import History
-from ridgeline.simulator.run import Asked, simulate
-from ridgeline.simulator.steptime import Features, StepTime
+from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.foresight.step_time.features import Features, StepTime
+from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.server.observe.trace_buffer import History
 
 _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
 

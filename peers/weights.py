@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.export import export_tokenizer
+from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 # Ridgeline's name of a tensor in a layer, and Hugging Face's.

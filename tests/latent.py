@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp
-from ridgeline.physics.latent import Latent
-from ridgeline.physics.rope import Rope
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp
+from ridgeline.arch.rope import Rope
 
 Floats = NDArray[np.float64]
 # As V2-Lite, and as V3: there are 4 heads in one group, and 6 in two.

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE_TESTS = ("tests/core", "tests/decoding")
-PLANNER_TESTS = ("tests/planner/test_ledger.py", "tests/planner/test_explain.py")
+PLANNER_TESTS = ("tests/planner/test_ledger.py", "tests/foresight/explain/test_explain.py")
 NEEDED = (
     "src",
     *PURE_TESTS,
@@ -35,8 +35,10 @@ NEEDED = (
     "tests/fakes.py",
     "tests/physics/__init__.py",
     "tests/physics/published.py",
+    "tests/foresight/__init__.py",
+    "tests/foresight/explain/__init__.py",
     "tests/planner/__init__.py",
-    "tests/planner/runs.py",
+    "tests/foresight/runs.py",
 )
 WORKERS = 2
 
@@ -50,19 +52,27 @@ class Mutant(NamedTuple):
     why: str  # what is wrong with it
 
 
-BLOCKS, CACHE, REQUEST = "core/block_pool.py", "core/kvcache.py", "core/request.py"
-SCHEDULER, POLICIES, ENGINE = "core/scheduler.py", "core/policies.py", "core/engine.py"
+BLOCKS, CACHE, REQUEST = "core/cache/block_pool.py", "core/cache/kvcache.py", "core/request.py"
+SCHEDULER, POLICIES, ENGINE = (
+    "core/scheduling/scheduler.py",
+    "core/scheduling/policies.py",
+    "core/engine.py",
+)
 OTHER_POLICIES = "decoding/policies.py"
-QUEUES, FOLD, ADMISSION = "core/queues.py", "core/fold.py", "core/admission.py"
-STATES = "core/states.py"
+QUEUES, FOLD, ADMISSION = (
+    "core/scheduling/queues.py",
+    "core/fold.py",
+    "core/scheduling/admission.py",
+)
+STATES = "core/cache/states.py"
 BEAMS, CONTRASTIVE = "decoding/beams.py", "decoding/contrastive.py"
 PARAMS, TEXT = "core/params.py", "decoding/text.py"
-SPECULATE, LOOKUP = "core/speculate.py", "decoding/lookup.py"
-DEPTH, SUFFIX = "decoding/depth.py", "decoding/suffix.py"
-JACOBI, DRAFT_MODEL = "decoding/jacobi.py", "decoding/draft_model.py"
-PACE = "decoding/pace.py"
-LEDGER, EXPLAIN = "planner/ledger.py", "planner/explain.py"
-WHAT_FITS = "planner/what_fits.py"
+SPECULATE, LOOKUP = "core/scheduling/speculate.py", "decoding/drafts/lookup.py"
+DEPTH, SUFFIX = "decoding/drafts/depth.py", "decoding/drafts/suffix.py"
+JACOBI, DRAFT_MODEL = "decoding/drafts/jacobi.py", "decoding/drafts/draft_model.py"
+PACE = "decoding/drafts/pace.py"
+LEDGER, EXPLAIN = "planner/memory/ledger.py", "foresight/explain/explain.py"
+WHAT_FITS = "planner/memory/what_fits.py"
 
 MUTANTS = (
     Mutant(BLOCKS, "content is None or content.parent != parent or content.tokens != tokens",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.physics.arch import Experts, ModelArch
+from ridgeline.arch.model import Experts, ModelArch
 from tests.latent import chosen_experts, shares_of
 
 
@@ -20,7 +20,7 @@ def norm_of(
 
 
 def act(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An activation, by its name in ``physics.arch.Mlp``."""
+    """An activation, by its name in ``arch.model.Mlp``."""
     if name in ("relu", "relu2"):
         return np.where(x > 0, x, 0) ** (2 if name == "relu2" else 1)
     if name == "silu":

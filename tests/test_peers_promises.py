@@ -12,7 +12,7 @@ from peers import promises
 from peers.promises import Sent, in_vain
 
 from ridgeline.core.records import to_json
-from tests.planner.overload import Noise, Promising, overload
+from tests.foresight.overload import Noise, Promising, overload
 
 WANDERING = Noise(0.0, 0.2, 3.0, 0.0)  # its speed alone
 

@@ -25,7 +25,7 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import HF_FAMILIES
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.export import export_tokenizer
+from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 Array = NDArray[Any]

@@ -1,4 +1,4 @@
-"""Record what the rule of ``backends.sampling`` draws: tests/data/draws.json, to be kept for good.
+"""Record what the rule of ``sampler.rule`` draws: tests/data/draws.json, to be kept for good.
 
     python tools/record_draws.py
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.backends.sampler.rule import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling
 

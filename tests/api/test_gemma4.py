@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.decoding.message import REASONINGS, MessageForm, MessageReader
-from ridgeline.decoding.tools import Tool, ToolUse
+from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader
+from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import arch_from_config
 from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES

@@ -12,8 +12,8 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.token_rules import Lexicon
-from ridgeline.backends.history import has
-from ridgeline.backends.middle import narrowed
+from ridgeline.backends.sampler.infill_rule import narrowed
+from ridgeline.backends.sampler.penalties import has
 from ridgeline.core.step import TokenLogprobs
 from tests.api.test_llm import model
 

@@ -10,7 +10,7 @@ import pytest
 from ridgeline.api.llm import LLM
 from ridgeline.api.text_side import TextSide
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.pre_tokenizers import names_no_pre_tokenizer
+from ridgeline.models.gguf.pre_tokenizers import names_no_pre_tokenizer
 from tests.api.test_llm import write_model
 from tests.models.test_checkpoint import with_text
 from tests.models.tiny import vocabulary

@@ -14,8 +14,8 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.text_side import TextSide
-from ridgeline.decoding.message import MessageForm, MessageReader, Reasoning
-from ridgeline.decoding.tools import FORMATS, Tool, ToolUse, format_named
+from ridgeline.decoding.messages.message import MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.messages.tools import FORMATS, Tool, ToolUse, format_named
 from tests.api.test_llm import model
 
 __all__ = ["model"]  # a fixture

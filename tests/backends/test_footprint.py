@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import ModelArch, Rope
 from ridgeline.backends import cpu, reference
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.face import Setup
-from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.backends.results import PROMPT_ROWS
+from ridgeline.backends.interface import Setup
+from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.speculate import max_draws
+from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
-from ridgeline.physics.arch import ModelArch, Rope
 from tests.tiny import BY_LAYER, LATENT, PLAIN, changed, checkpoint
 
 ARCH = replace(PLAIN, vocab_size=20_000)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.face import BackendRunner
-from ridgeline.backends.held import held
-from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.backends.interface import BackendRunner
+from ridgeline.backends.memory_use import held
+from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint

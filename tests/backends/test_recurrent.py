@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.backends import cpu, reference
-from ridgeline.backends.face import Setup
-from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.backends.reference_recurrent import Floats, Recurrence, mix
+from ridgeline.backends.interface import Setup
+from ridgeline.backends.reference.recurrent import Floats, Recurrence, mix
+from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy, SplitFuse
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput, TokenLogprobs
 from ridgeline.decoding.policies import Static
 from ridgeline.decoding.search import new_search
-from tests.backends.test_reference import (
+from tests.backends.reference.test_runner import (
     PROMPT_TOO,
     TOKENS,
     assert_near,

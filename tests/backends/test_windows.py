@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from ridgeline.arch.cache_groups import CacheGroup, cache_groups
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.reference import ReferenceRunner
+from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.core.cache.kvcache import NOWHERE, KVCache
 from ridgeline.core.engine import Engine
-from ridgeline.core.kvcache import NOWHERE, KVCache
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput
 from ridgeline.decoding.search import new_search
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.cache_groups import CacheGroup, cache_groups
 from tests.core.harness import POLICIES, finish
 from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from ridgeline.bench.edge import Edge, read_edge
 from ridgeline.bench.load.stats import Outcome, summarise
-from ridgeline.bench.predicted import outcomes_of
+from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord, to_json
-from ridgeline.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import Asked, simulate
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
-from tests.simulator.test_run import SETTINGS, TIMES
+from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 TRUE = Edge(0.004, 0.0003)
 Pair = Callable[..., str]

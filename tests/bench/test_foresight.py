@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM
+from ridgeline.api.calibration.known import all_of, assume
 from ridgeline.bench.edge import Edge
-from ridgeline.bench.foresight import LOADS, compare, fresh, make_case, run, run_on
-from ridgeline.bench.foresight_svg import foresight_svg
-from ridgeline.bench.foresight_table import (
+from ridgeline.bench.foresight.main import LOADS, compare, fresh, make_case, run, run_on
+from ridgeline.bench.foresight.picture import foresight_svg
+from ridgeline.bench.foresight.table import (
     BARS,
     COLUMNS,
     Step,
@@ -25,7 +26,6 @@ from ridgeline.bench.foresight_table import (
 )
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
-from ridgeline.planner.calibration import all_of, assume
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import serving
 

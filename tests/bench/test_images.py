@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.bench.image_size import image_size
-from ridgeline.bench.slices import Slice, parse_slice, plan_slices
+from ridgeline.bench.images.image_size import image_size
+from ridgeline.bench.images.slices import Slice, parse_slice, plan_slices
 from tests.bench.scripted import JSON, serving
 
 

@@ -18,7 +18,7 @@ import pytest
 from ridgeline.bench.load.asking import Target
 from ridgeline.bench.load.client import drive
 from ridgeline.bench.load.stats import Outcome, summarise, warnings
-from ridgeline.simulator.workload import Planned
+from ridgeline.foresight.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
 
 SLACK_S = 0.75  # a busy machine; only upper bounds need it

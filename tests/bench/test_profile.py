@@ -22,11 +22,11 @@ from ridgeline.backends.cpu.emit.compile import assembly, host_target
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.face import Traffic
-from ridgeline.bench import profile as profiling
+from ridgeline.backends.interface import Traffic
 from ridgeline.bench.offline import Shape
-from ridgeline.bench.profile import Phase, attainable_ops_per_s, measure_phase, profile
-from ridgeline.bench.roofline_svg import Dot, roofline_svg
+from ridgeline.bench.profile import main as profiling
+from ridgeline.bench.profile.main import Phase, attainable_ops_per_s, measure_phase, profile
+from ridgeline.bench.profile.picture import Dot, roofline_svg
 from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights

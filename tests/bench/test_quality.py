@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.face import Setup
-from ridgeline.backends.reference import ReferenceRunner, footprint
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.interface import Setup
+from ridgeline.backends.reference import footprint
+from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.bench import quality, texts
 from ridgeline.bench.quality import FORMATS, REFERENCE, Format, Quality, chosen, compare, measure
 from ridgeline.engine_setup.options import Options
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
-from ridgeline.physics.arch import ModelArch
 from tests.models.vocabularies import byte_level
 from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
 

@@ -33,7 +33,7 @@ from ridgeline.bench.search.slo import (
     verdict,
 )
 from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
-from ridgeline.simulator.workload import Workload
+from ridgeline.foresight.simulator.workload import Workload
 
 TTFT = Slo("ttft", 95, 100)
 Oracle = Callable[[float], Trial]

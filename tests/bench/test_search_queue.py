@@ -20,7 +20,7 @@ from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import Search, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import Slo
 from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
-from ridgeline.simulator.workload import Workload, gamma_arrivals
+from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
 
 NUM_SEATS, SERVICE_S = 4, 0.1
 TTFT = Slo("ttft", 95, 300)

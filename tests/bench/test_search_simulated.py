@@ -20,10 +20,10 @@ from ridgeline.bench.search.knee import Search, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import Slo
 from ridgeline.bench.search.trial import Setting
 from ridgeline.core.records import EngineRecord
-from ridgeline.simulator.fleet import serve_fleet
-from ridgeline.simulator.run import Asked
-from ridgeline.simulator.steptime import StepTime
-from ridgeline.simulator.workload import Workload, gamma_arrivals
+from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.foresight.simulator.run import Asked
+from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
+from ridgeline.foresight.step_time.features import StepTime
 from tests.bench.test_search_queue import run
 
 GRID, NUM_GRID, NUM_TRIAL, NUM_SHAPES = 1.025, 4000, 400, 4

@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
+from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
-from ridgeline.bench.predicted import Case, asked_of_plan
-from ridgeline.bench.simulate import Question, Simulator
+from ridgeline.bench.simulate.main import Question, Simulator
+from ridgeline.bench.simulate.predicted import Case, asked_of_plan
 from ridgeline.cli.main import app
 from ridgeline.engine_setup.options import Options
-from ridgeline.planner.calibration import assume
-from ridgeline.simulator.steptime import StepTime
-from ridgeline.simulator.workload import Planned, Workload
+from ridgeline.foresight.simulator.workload import Planned, Workload
+from ridgeline.foresight.step_time.features import StepTime
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 
 TIMES = StepTime((1, 64), (0.01, 0.05), 0.001, 0, 0, 0, 0)
@@ -160,7 +160,7 @@ def test_what_a_server_would_refuse_fails_and_stops_nobody_else() -> None:
     assert load[1].num_new == (4,)
     assert list(refused) == [1]
     assert "64" in refused[1]
-    from tests.simulator.test_run import SETTINGS
+    from tests.foresight.simulator.test_run import SETTINGS
 
     case = Case(
         warmups=(), load=tuple(load), refused=refused, concurrency=None, settings=SETTINGS,

@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.cli.doctor import facts, foreseen
+from ridgeline.api.calibration.known import assume, known
+from ridgeline.cli.commands.doctor import facts, foreseen
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.foresight.step_time.calibration import ONE_STREAM
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.planner.calibration import ONE_STREAM, assume, known
 from tests.api.test_llm import write_model
-from tests.planner.test_score import known as measured
-from tests.simulator.test_run import TIMES
+from tests.foresight.simulator.test_run import TIMES
+from tests.foresight.step_time.test_monitor import known as measured
 
 
 def test_rates_are_said_in_units_that_people_know() -> None:

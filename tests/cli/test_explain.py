@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ridgeline.bench.simulate import write_trace
+from ridgeline.api.calibration.known import assume
+from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
 from ridgeline.core.records import to_json
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.foresight.simulator.run import Asked, simulate
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.planner.calibration import assume
-from ridgeline.simulator.run import Asked, simulate
 from tests.api.test_llm import write_model
-from tests.simulator.test_run import SETTINGS, TIMES
+from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 
 def load_of_sixty() -> list[Asked]:

@@ -18,7 +18,7 @@ from typing import cast
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.cli import repl
+from ridgeline.cli.commands import repl
 from ridgeline.hub.short_names import SHORT_NAMES
 from tests.api.test_llm import write_model
 

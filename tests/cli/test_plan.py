@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.planner.published import published_formula
-from ridgeline.planner.subject import subject_of
+from ridgeline.planner.memory.known_estimator import published_formula
+from ridgeline.planner.memory.model_spec import subject_of
 from tests.cli.test_main import RIDGELINE, ridgeline
 from tests.physics.published import PUBLISHED
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from ridgeline.core.cache.kvcache import KVCache, hash_block
+from ridgeline.core.cache.states import States
 from ridgeline.core.engine import Engine
 from ridgeline.core.fold import commit
-from ridgeline.core.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Policy, Queue, SplitFuse, Wish
 from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
-from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.speculate import Guess, Speculation
-from ridgeline.core.states import States
+from ridgeline.core.scheduling.policies import Load, Policy, Queue, SplitFuse, Wish
+from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
 from ridgeline.decoding.policies import Orca, Static
 from ridgeline.decoding.search import new_search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Listing
 from typing import Any
 
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.request import Sequence
 from tests.core.harness import make_request
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.admission import Admission, Room
+from ridgeline.core.scheduling.admission import Admission, Room
 
 Item = TypeVar("Item")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.block_pool import BlockPool, Content
+from ridgeline.core.cache.block_pool import BlockPool
+from ridgeline.core.content import Content
 
 
 def content(

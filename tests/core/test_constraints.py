@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import TOO_FEW, FinishReason, SeqId
 from ridgeline.decoding.search import new_search
 from tests.core.harness import (

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy
 from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
+from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Event, FinishReason, SeqId
 from ridgeline.decoding.text import TextStream
-from ridgeline.simulator.replay import replay
+from ridgeline.foresight.simulator.replay import replay
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, SplitFuse
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Sequence
-from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.scheduling.policies import Load, SplitFuse
+from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import SeqId, Wait
 from ridgeline.decoding.policies import Orca
 from tests.core.harness import (

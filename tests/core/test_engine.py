@@ -10,8 +10,8 @@ import pytest
 
 from ridgeline.core.fold import abort
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Queue, SplitFuse, Wish
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Wish
 from ridgeline.core.step import FinishReason
 from ridgeline.decoding.policies import Static
 from tests.core.harness import (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.admission import Admission, Room, fair_share
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.core.request import Sequence, Status
+from ridgeline.core.scheduling.admission import Admission, Room, fair_share
+from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.step import SeqId, Step
-from ridgeline.simulator.run import Asked, Replica
+from ridgeline.foresight.simulator.run import Asked, Replica
 from tests.core.harness import (
     POLICIES,
     Watched,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from ridgeline.core.kvcache import NOWHERE, KVCache, held_blocks
+from ridgeline.core.cache.kvcache import NOWHERE, KVCache, held_blocks
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.speculate import Speculation
 from tests.core.harness import (
     POLICIES,
     Oracle,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.core.kvcache import KVCache, hash_block
+from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.request import Sequence
 from tests.core.kv import admitted, append, compute, new, state
 

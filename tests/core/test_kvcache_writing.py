@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.request import Sequence
 from tests.core.kv import admitted, append, compute, forked, new, state
 

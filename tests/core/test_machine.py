@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.kvcache import KVCache, hash_block
+from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId
 from tests.core.harness import (
     POLICIES,

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.core.request import Sequence
+from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.decoding.policies import Orca, Static
 from tests.core.harness import POLICIES, make_request
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.core.policies import Policy
+from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Step
 from tests.core.harness import POLICIES
 from tests.core.test_workloads import MAX_LEN, serve, workload

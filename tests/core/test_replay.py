@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.cache.states import CHECKPOINT_EVERY
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load, Policy, SplitFuse
 from ridgeline.core.records import Record, to_json
-from ridgeline.core.speculate import Speculation
-from ridgeline.core.states import CHECKPOINT_EVERY
+from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.text import TextStream
-from ridgeline.simulator.replay import Replay, replay
+from ridgeline.foresight.simulator.replay import Replay, replay
 from tests.core.harness import (
     POLICIES,
     Oracle,

@@ -6,9 +6,9 @@ import pytest
 
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy
 from ridgeline.core.request import Request, Status
-from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, TokenRules, Wait
 from ridgeline.decoding.policies import Orca, Static
 from tests.core.harness import YoungestFirst, make_request, make_scheduler, run_step, sizes_of

@@ -8,13 +8,13 @@ import pytest
 
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import FinishReason, StepOutput
-from ridgeline.decoding.depth import Depth
-from ridgeline.decoding.jacobi import Lookahead
-from ridgeline.decoding.suffix import SuffixLookup
+from ridgeline.decoding.drafts.depth import Depth
+from ridgeline.decoding.drafts.jacobi import Lookahead
+from ridgeline.decoding.drafts.suffix import SuffixLookup
 from tests.core.harness import (
     POLICIES,
     Oracle,

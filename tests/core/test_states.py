@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.cache.states import States
 from ridgeline.core.request import Sequence
-from ridgeline.core.states import States
 from ridgeline.core.step import Work
 from tests.core.harness import make_request, make_scheduler, run_step
 from tests.core.kv import compute, forked, new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.kvcache import NOWHERE, KVCache, held_blocks
+from ridgeline.core.cache.kvcache import NOWHERE, KVCache, held_blocks
 from ridgeline.core.params import SamplingParams
 from tests.core.harness import expected, finish, make_engine, make_scheduler, tokens_of
 from tests.core.kv import admitted, append, compute, forked, new, state

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Policy, SplitFuse
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.policies import Policy, SplitFuse
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, SeqId
 from ridgeline.decoding.policies import Orca
 from tests.core.harness import (

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.fold import commit
-from ridgeline.core.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.decoding.draft_model import DraftModel
-from ridgeline.decoding.pace import Pace
+from ridgeline.decoding.drafts.draft_model import DraftModel
+from ridgeline.decoding.drafts.pace import Pace
 from tests.core.harness import (
     POLICIES,
     expected,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.core.request import Request
-from ridgeline.core.speculate import Speculation
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import StepOutput, Work
-from ridgeline.decoding.jacobi import Lookahead
+from ridgeline.decoding.drafts.jacobi import Lookahead
 from tests.core.harness import make_request, make_scheduler
 
 

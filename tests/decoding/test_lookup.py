@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.speculate import Guess
-from ridgeline.decoding.lookup import Lookup, PromptLookup
+from ridgeline.core.scheduling.speculate import Guess
+from ridgeline.decoding.drafts.lookup import Lookup, PromptLookup
 from tests.core.harness import make_request
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)

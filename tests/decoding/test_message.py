@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ridgeline.decoding.calls import is_text
-from ridgeline.decoding.json_scan import JsonScan
-from ridgeline.decoding.message import REASONINGS, MessageForm, MessageReader, Reasoning
-from ridgeline.decoding.tools import FORMATS, HERMES, Tool, ToolUse, format_named
+from ridgeline.decoding.messages.calls import is_text
+from ridgeline.decoding.messages.json_scan import JsonScan
+from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.messages.tools import FORMATS, HERMES, Tool, ToolUse, format_named
 
 TOOLS = (
     Tool(

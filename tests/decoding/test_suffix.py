@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.request import Request
-from ridgeline.core.speculate import Guess
-from ridgeline.decoding.suffix import Past, SuffixLookup
+from ridgeline.core.scheduling.speculate import Guess
+from ridgeline.decoding.drafts.suffix import Past, SuffixLookup
 from tests.core.harness import make_request
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=25)

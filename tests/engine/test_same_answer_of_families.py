@@ -16,7 +16,7 @@ import pytest
 
 import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint

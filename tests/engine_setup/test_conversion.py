@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine_setup.conversion import conversion_line
 from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.remarks.conversion import conversion_line
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.models.tensors import Checkpoint, Tensor
 from tests.api.test_llm import VOCAB, write_model

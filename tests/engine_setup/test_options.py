@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.backends.face import Setup
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
-from ridgeline.core.policies import SplitFuse
+from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.decoding.policies import Orca, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
@@ -21,7 +22,6 @@ from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculat
 from ridgeline.machine import usable_cpus
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
-from ridgeline.physics.arch import ModelArch
 from tests.tiny import ENCODERS, LATENT, PLAIN, RECURRENT, changed, checkpoint
 
 MIB = 1 << 20

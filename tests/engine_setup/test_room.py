@@ -10,7 +10,7 @@ import pytest
 from ridgeline import LLM
 from ridgeline.backends import cpu
 from ridgeline.backends.cpu.layout import model_weights
-from ridgeline.backends.face import Setup
+from ridgeline.backends.interface import Setup
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve

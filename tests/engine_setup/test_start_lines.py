@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.engine_setup.start_lines import start_lines
 from tests.engine_setup.test_conversion import with_blocks
 from tests.tiny import ARCHS, checkpoint
 

@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.fleet.test_router import routing
 from tests.physics.published import PUBLISHED
-from tests.router.test_router import routing
 from tests.server.conftest import write_coder
 from tests.server.serving import JSON
 from tests.server.test_main import cpu_s, process

@@ -18,23 +18,23 @@ import numpy as np
 import typer
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.api.calibration.known import all_of
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
-from ridgeline.cli.explain import explain_command
-from ridgeline.cli.replay import replay_command, serve_again
+from ridgeline.cli.commands.explain import explain_command
+from ridgeline.cli.commands.replay import replay_command, serve_again
 from ridgeline.engine_setup.options import Options
+from ridgeline.foresight.step_time.monitor import Score
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
-from ridgeline.planner import calibration
-from ridgeline.planner.score import Score
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
 from tests.api.test_llm import HELLO, write_model
 from tests.faults import damage
+from tests.foresight.runs import recorded
+from tests.foresight.step_time.test_monitor import heard, known, served
 from tests.models import tiny
 from tests.models.encoders import write_encoder
-from tests.planner.runs import recorded
-from tests.planner.test_score import heard, known, served
 from tests.tiny import PLAIN, checkpoint
 
 _SMALL: dict[str, Any] = {"backend": "reference", "kv_cache_memory": "1MiB", "max_model_len": 64}
@@ -232,7 +232,7 @@ def _calibration(folder: Path, seed: int) -> Use:
         rng = _random(seed, number)
         content = damage.as_json(damage.damaged_value(good, rng), rng)
         path.write_bytes(damage.damaged_bytes(content, rng) if rng.random() < 0.2 else content)
-        for one in calibration.all_of(folder):  # then it is used as a server does
+        for one in all_of(folder):  # then it is used as a server does
             heard(Score(one), _SERVED)
             one.interval(), one.weights_bytes_per_s, one.kv_bytes_per_s, one.path(folder)
 

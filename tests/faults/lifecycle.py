@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from tests.faults.oracles import COMPLETE, watched
 from tests.faults.process import process, send
-from tests.router.test_router import routing
+from tests.fleet.test_router import routing
 from tests.server.serving import eventually
 
 DAY_S = 86_400

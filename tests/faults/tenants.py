@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ridgeline.core.kvcache import hash_block
-from ridgeline.server.keys import Keys
+from ridgeline.core.cache.kvcache import hash_block
+from ridgeline.server.http.keys import Keys
 from tests.faults.engine import all_of, alone, answer_of, some_body
 from tests.faults.oracles import COMPLETE, watched
 from tests.server.serving import serving

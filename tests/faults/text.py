@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.template.chat import ChatTemplate
 from tests.api.test_llm import HELLO, POISON, VOCAB
 from tests.faults.oracles import CHAT, COMPLETE, Watch, joined, watched
 

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemathesis import GenerationMode
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.server.plans import PlanRequest
+from ridgeline.server.plans.routes import PlanRequest
 from tests.api.test_llm import HELLO, POISON
 from tests.core.test_machine import Core
 from tests.faults import clients

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pip._internal.models.index import PyPI
 
-from ridgeline.hub.index import Network, Settings, Source, find_wheel, read_settings
+from ridgeline.hub.fetch.index import Network, Settings, Source, find_wheel, read_settings
 from ridgeline.hub.short_names import SHORT_NAMES
 
 WHEEL = "my_pkg-1.2-py3-none-any.whl"

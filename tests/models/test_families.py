@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.arch.model import Attention, Experts, Layer, ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import (
     GGUF_FAMILIES,
@@ -19,7 +20,6 @@ from ridgeline.models.families import (
 from ridgeline.models.families.layer_configs import layers_from_gguf
 from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.arch import Attention, Experts, Layer, ModelArch
 from tests.models.test_gguf_modern import in_directory
 from tests.models.tiny import (
     CONFIG,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.models.families import arch_from_config, model_from_config, model_from_gguf
 from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
 from ridgeline.models.tensors import ModelFileError, Tensor
-from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.costs import kv_bytes_per_token
 from tests.models.test_published import CONFIGS
 from tests.models.tiny import CONFIG as LLAMA

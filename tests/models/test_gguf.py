@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline.engine_setup.home import default_home
-from ridgeline.models import gguf as gguf_module
 from ridgeline.models.families import model_from_gguf
-from ridgeline.models.gguf import parse_gguf, read_gguf
+from ridgeline.models.gguf import file as gguf_module
+from ridgeline.models.gguf.file import parse_gguf, read_gguf
 from ridgeline.models.tensors import ModelFileError
 
 REAL = default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"

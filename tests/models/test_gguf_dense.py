@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.arch.model import Layer
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.families.table import slopes
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.arch import Layer
 from tests.models.gguf_dense import ARCHITECTURES, converted
 from tests.models.tiny import as_tensors
 

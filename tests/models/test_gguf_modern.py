@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ridgeline.arch.model import Layer
 from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.arch import Layer
 from tests.engine.tiny_families import write_family
 from tests.models.gguf_converted import ARCHITECTURES, Arrays, converted
 from tests.models.tiny import as_tensors

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.gguf_parts import part_paths
+from ridgeline.models.gguf.parts import part_paths
 from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 

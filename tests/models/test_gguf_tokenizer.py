@@ -13,10 +13,10 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.models.gguf_tokenizer import tokenizer_json
+from ridgeline.models.gguf.tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.template.chat import ChatTemplate
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.models.vocabularies import (
     ENCODERS,
     VOCABULARIES,

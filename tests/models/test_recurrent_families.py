@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ridgeline import LLM, RequestOutput, SamplingParams
+from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
+from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.models.families import arch_from_config, model_from_config
 from ridgeline.models.tensors import ModelFileError, Tensor
-from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
-from ridgeline.physics.recurrent import Conv, Delta, Ssm
 from ridgeline.planner.plan import plan
 from tests.models.recurrent import (
     LFM2,

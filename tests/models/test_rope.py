@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tools.record_rope_tables import CONFIGS, HEAD_DIM, PATH, digests, rope_of
 
-from ridgeline.models.rope import cos_and_sin, query_scales, rope_tables
-from ridgeline.physics.rope import Rope
+from ridgeline.arch.rope import Rope
+from ridgeline.models.rope.tables import cos_and_sin, query_scales, rope_tables
 
 RECORDED: dict[str, str] = json.loads(PATH.read_text())
 FOUND = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.rope_scaling import rope_from_config
+from ridgeline.models.rope.scaling import rope_from_config
 from ridgeline.models.tensors import ModelFileError
 from tests.models.tiny import CONFIG, arch_of, from_gguf, gguf_weights, hf
 

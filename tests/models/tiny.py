@@ -9,9 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import ModelArch
 
 Config = dict[str, Any]
 Raw = dict[str, np.ndarray]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from ridgeline.engine_setup.home import default_home
-from ridgeline.models.gguf import read_gguf
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.models.gguf.file import read_gguf
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 VECTORS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 # The rest of the folder models/ in llama.cpp's source may lie here.

@@ -16,8 +16,8 @@ import pytest
 from ridgeline.engine_setup.locate import stores
 from ridgeline.hub.find import find_model
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.template.chat import ChatTemplate
+from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests.parity import tiny
 
 BOS, EOS = "<s>", "</s>"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.core.kvcache import KVCache
+from ridgeline.arch.cache_groups import CacheGroup, cache_groups, one_group, places
+from ridgeline.arch.model import ModelArch
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.models.families import arch_from_config
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.cache_groups import CacheGroup, cache_groups, one_group, places
 from tests.models.test_published import CONFIGS, OTHERS
 from tests.tiny import ARCHS, BY_LAYER, ENCODERS, PLAIN, RECURRENT, changed
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import Attention, Layer, Mlp, ModelArch
+from ridgeline.arch.rope import Rope
 from ridgeline.physics import costs
-from ridgeline.physics.arch import Attention, Layer, Mlp, ModelArch
-from ridgeline.physics.rope import Rope
 from tests.tiny import BY_LAYER
 
 _ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=6, rope=Rope(theta=1e4, dim=6))

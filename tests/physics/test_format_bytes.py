@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.gguf import _TENSOR_TYPES
+from ridgeline.models.gguf.file import _TENSOR_TYPES
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.format_bytes import (
     FORMATS,

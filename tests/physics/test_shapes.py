@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
-from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Setup
+from ridgeline.backends.interface import Setup
 from ridgeline.machine import usable_cpus
 from ridgeline.planner import plan
 from ridgeline.planner.plan import Plan

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.api.calibration.known import assume
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner import Plan, Wishes, plan
-from ridgeline.planner.calibration import assume
-from ridgeline.planner.choice import MOST_BUSY, Choice, Seen
+from ridgeline.planner.capacity.in_words import per_second
+from ridgeline.planner.capacity.load import Load, LoadWishes, Slo, load_of, parse_slo
+from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen
+from ridgeline.planner.capacity.pareto import pareto_svg
+from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.documents import as_csv, as_markdown
-from ridgeline.planner.load import Load, LoadWishes, Slo, load_of, parse_slo
-from ridgeline.planner.pareto import pareto_svg
+from ridgeline.planner.memory.model_spec import Subject
 from ridgeline.planner.plan import plan_for
-from ridgeline.planner.steady import Bounds, knee, queue_s, steady, steady_closed
-from ridgeline.planner.subject import Subject
-from ridgeline.planner.verdict import per_second
-from ridgeline.simulator.fleet import serve_fleet
+from tests.foresight.simulator.test_run import SETTINGS
 from tests.physics.published import PUBLISHED
 from tests.planner.test_known_speed import times_of
-from tests.simulator.test_run import SETTINGS
 from tests.tiny import ARCHS, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

@@ -27,8 +27,8 @@ from ridgeline.physics.device_time import (
     reached_ops_per_s,
 )
 from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.planner.capacity.latency_model import efficiencies
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.step_times import efficiencies
 from tests.physics.published import PUBLISHED
 
 ROOT = Path(__file__).parents[2]

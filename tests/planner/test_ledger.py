@@ -20,7 +20,7 @@ from ridgeline.physics.format_bytes import (
 )
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner import plan
-from ridgeline.planner.ledger import (
+from ridgeline.planner.memory.ledger import (
     ENGINES,
     Known,
     Ledger,
@@ -30,7 +30,7 @@ from ridgeline.planner.ledger import (
     make_ledger,
     split_layers,
 )
-from ridgeline.planner.what_fits import max_concurrency, max_context
+from ridgeline.planner.memory.what_fits import max_concurrency, max_context
 from tests.physics.published import PUBLISHED
 
 NAMES = sorted(PUBLISHED)

@@ -23,9 +23,9 @@ from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.pictures import memory_svg
-from ridgeline.planner.stored import config_of_gguf
-from ridgeline.planner.words import gib, sentence
+from ridgeline.planner.memory.file_sizes import config_of_gguf
+from ridgeline.planner.memory.in_words import gib, sentence
+from ridgeline.planner.memory.pictures import memory_svg
 from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ridgeline.cli.choices import show_spot
-from ridgeline.planner.choice import Choice, seen_of
-from ridgeline.planner.load import Slo
-from ridgeline.planner.spot import (
+from ridgeline.foresight.simulator.fleet import Ended, serve_fleet
+from ridgeline.foresight.simulator.run import Asked
+from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.planner.capacity.in_words import name_of
+from ridgeline.planner.capacity.load import Slo
+from ridgeline.planner.capacity.option import Choice, seen_of
+from ridgeline.planner.capacity.spot import (
     availability,
     eviction,
     goodput_per_s,
     replicas_for,
     up_share,
 )
-from ridgeline.planner.verdict import name_of
-from ridgeline.simulator.fleet import Ended, serve_fleet
-from ridgeline.simulator.run import Asked
-from ridgeline.simulator.steptime import StepTime
+from tests.foresight.simulator.test_fleet import ROOMY
 from tests.planner.test_choices import HEADER, planned
-from tests.simulator.test_fleet import ROOMY
 
 
 def test_goodput_is_less_the_oftener_machines_go() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Surroundings
-from ridgeline.core.kvcache import KVCache
+from ridgeline.backends.interface import Surroundings
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.build import setup_of
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve

@@ -16,10 +16,10 @@ from openai import OpenAI
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
-from ridgeline.server.keys import Keys
-from ridgeline.server.listening import bind
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.listening import bind
+from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.main import Running
-from ridgeline.server.options import ServeOptions
 
 JSON = {"content-type": "application/json"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ridgeline.server.schemas import MessageObject
+from ridgeline.server.dialects.openai.documented import MessageObject
 from tests.server.serving import Served, serving
 from tests.server.test_responses import reasoner
 from tests.server.test_tools import SCHEMA, thinker

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.server.arrivals import EVERY, Arrivals
-from ridgeline.simulator.steptime import StepTime
+from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.server.deadlines.prediction_sampling import EVERY, Arrivals
 from tests.server.serving import Served, eventually, serving
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -147,7 +147,7 @@ def test_forecasts_have_a_two_hundredth_of_a_processor(
 def test_a_forecast_that_takes_too_long_is_given_up(
     knowing: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ridgeline.server.arrivals._MOST_STEPS", 5)
+    monkeypatch.setattr("ridgeline.server.deadlines.prediction_sampling._MOST_STEPS", 5)
     arrivals = knowing.running.service.arrivals
     arrivals.every = 1
     ask(knowing, max_tokens=8)
@@ -156,7 +156,9 @@ def test_a_forecast_that_takes_too_long_is_given_up(
 
 
 def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.server.arrivals._REST_S", 0.3)  # a hundred of these
+    monkeypatch.setattr(
+        "ridgeline.server.deadlines.prediction_sampling._REST_S", 0.3
+    )  # a hundred of these
     arrivals = Arrivals(knowing.running.bridge, knowing.running.score, every=1)
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import TypeAdapter
 
-from ridgeline.server.bodies import BodyRoute, read
-from ridgeline.server.errors import ApiError
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.json_body import BodyRoute, read
 from tests.server.serving import JSON, serving
 from tests.server.test_main import cpu_s, process
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.simulator.replay import replay
+from ridgeline.foresight.simulator.replay import replay
 from tests.api.test_llm import HELLO
 from tests.server.serving import Served, serving
 

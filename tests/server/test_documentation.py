@@ -13,9 +13,11 @@ from annotated_types import MaxLen
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.engine_setup.options import Options
-from ridgeline.server import bodies, conversation, http_limits, infill, protocol
-from ridgeline.server.options import ServeOptions
-from ridgeline.text import jinja_process
+from ridgeline.server.dialects.llamacpp import infill
+from ridgeline.server.dialects.openai import conversation, protocol
+from ridgeline.server.http import http_limits, json_body
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.text.template import process
 from tests.server.serving import Served, serving
 from tests.server.test_spans import CALLER, COMPLETE
 
@@ -77,12 +79,12 @@ def test_every_limit_without_a_flag_has_its_number() -> None:
     said = [numbers.findall(cell) for _, cell in rows("Limits that are no flags")]
     assert said == [
         [f"{http_limits._MAX_HEAD_BYTES >> 10} KiB"],
-        [f"{bodies.MAX_VALUES:,}", f"{bodies.MAX_PARTS:,}"],
+        [f"{json_body.MAX_VALUES:,}", f"{json_body.MAX_PARTS:,}"],
         [f"{most_prompts:,}"],
         [f"{conversation._MAX_MESSAGES:,}"],
         [f"{protocol._MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],
         [f"{protocol._MAX_STOP_IDS:,}"],
         [f"{protocol._MAX_STOP_CHARS:,}"],
         [f"{infill._MAX_FILES:,}"],
-        [f"{jinja_process._MAX_RENDERED_CHARS:,}"],
+        [f"{process._MAX_RENDERED_CHARS:,}"],
     ]

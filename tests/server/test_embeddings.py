@@ -13,7 +13,7 @@ from openai import BadRequestError
 
 from ridgeline import LLM
 from ridgeline.api.vectors import cosine
-from ridgeline.server.schemas import EmbeddingList, Reranked, Scored
+from ridgeline.server.dialects.openai.documented import EmbeddingList, Reranked, Scored
 from tests.server.serving import Served, serving
 
 TEXTS = ["The river is deep.", "A dog barks.", "deep", "The river is deep."]

@@ -19,7 +19,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
-from ridgeline.server.stream import Stream, StreamError
+from ridgeline.server.engine.request_stream import Stream, StreamError
 from tests.api.test_llm import POISON
 from tests.server.serving import Served, eventually, serving
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.planner.explain import CAUSES
-from ridgeline.server.recent_records import Forgotten, History
+from ridgeline.foresight.explain.explain import CAUSES
+from ridgeline.server.observe.trace_buffer import Forgotten, History
 from tests.server.serving import Served, eventually, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.turns import CALLER, Turns
+from ridgeline.server.http.turns import CALLER, Turns
 from tests.api.test_llm import HELLO
 from tests.server.serving import Served, eventually, serving
 from tests.server.test_plans import config

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.server.replies import OpenAiShape
+from ridgeline.server.dialects.openai.reply import OpenAiShape
 from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, eventually, serving
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.listening import bind_unix, certificate_settings, unbound
-from ridgeline.server.options import ServeOptions
+from ridgeline.server.http.listening import bind_unix, certificate_settings, unbound
+from ridgeline.server.http.options import ServeOptions
 from tests.server.serving import serving
 from tests.server.test_main import process
 

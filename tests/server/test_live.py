@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ridgeline.server.live import _PERIOD_S
-from ridgeline.server.static import FILES
+from ridgeline.server.http.static import FILES
+from ridgeline.server.observe.live import _PERIOD_S
 from tests.server.serving import Served, eventually, serving
 
 SECRET = "zebra"

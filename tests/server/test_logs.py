@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from ridgeline.server.logs import LogWriter
+from ridgeline.server.http.logs import LogWriter
 from tests.server.test_main import process
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.server.engine.request_stream import Stream
 from ridgeline.server.lora import Loras
-from ridgeline.server.stream import Stream
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
 from tests.server.serving import Served, eventually, serving

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from openai import APIError, OpenAI
 
-from ridgeline.server.listening import bind
+from ridgeline.server.http.listening import bind
 from tests.real_models import real_model
 from tests.server.serving import eventually, serving
 

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
-from ridgeline.server.ollama import schemas
-from ridgeline.server.options import parse_seconds
+from ridgeline.server.dialects.ollama import documented
+from ridgeline.server.http.options import parse_seconds
 from tests.server.serving import Served, serving
 from tests.server.test_responses import reasoner
 from tests.server.test_tools import SCHEMA, TOOLS, thinker
@@ -30,7 +30,7 @@ PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "options": GREEDY,
 def whole(served: Served, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
     status, answer, _ = served.call(path, body)
     assert status == 200, answer
-    kind = schemas.ChatAnswered if path == CHAT else schemas.GenerateAnswered
+    kind = documented.ChatAnswered if path == CHAT else documented.GenerateAnswered
     TypeAdapter(kind).validate_python(answer)
     return dict(answer)
 
@@ -168,8 +168,8 @@ def test_calls_come_whole_and_results_go_back(thinker: Served) -> None:
 
 
 def test_results_find_their_calls() -> None:
-    from ridgeline.server.ollama.protocol import ChatAsked
-    from ridgeline.server.ollama.request import chat_request
+    from ridgeline.server.dialects.ollama.protocol import ChatAsked
+    from ridgeline.server.dialects.ollama.request import chat_request
 
     def call(name: str, **more: str) -> dict[str, Any]:
         return {"function": {"name": name, "arguments": {"x": 1}}, **more}
@@ -214,7 +214,7 @@ def test_logprobs(served: Served) -> None:
 
 def test_models_are_listed(served: Served) -> None:
     listed = served.call("/api/tags")[1]
-    schemas.ModelList.model_validate(listed)
+    documented.ModelList.model_validate(listed)
     (one,) = listed["models"]
     assert (one["name"], one["details"]["format"]) == ("tiny:latest", "safetensors")
     assert one["size"] > 0
@@ -223,7 +223,7 @@ def test_models_are_listed(served: Served) -> None:
     assert loaded["digest"] == one["digest"]
     assert loaded["context_length"] == 128
     shown = served.call("/api/show", {"model": "tiny:latest"})[1]
-    schemas.Shown.model_validate(shown)
+    documented.Shown.model_validate(shown)
     family = shown["details"]["family"]
     assert shown["model_info"][f"{family}.context_length"] == 128
     assert shown["capabilities"][:2] == ["completion", "tools"]
@@ -328,7 +328,7 @@ def test_vectors_are_those_of_openais_route(served: Served) -> None:
     data = served.call("/v1/embeddings", {"input": texts})[1]["data"]
     status, answer, _ = served.call("/api/embed", {"model": "tiny", "input": texts})
     assert status == 200
-    schemas.Embedded.model_validate(answer)
+    documented.Embedded.model_validate(answer)
     assert answer["embeddings"] == [one["embedding"] for one in data]
     raw = served.call("/v1/embeddings", {"input": texts[1], "normalize": False})[1]["data"]
     status, answer, _ = served.call("/api/embeddings", {"model": "tiny", "prompt": texts[1]})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.keys import Keys
+from ridgeline.server.http.keys import Keys
 from tests.server.serving import Served, eventually, serving
 
 ASK = {"prompt": [40, 41, 42], "max_tokens": 30, "ignore_eos": True}

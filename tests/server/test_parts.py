@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.server.errors import ApiError, shortened
-from ridgeline.server.isolate import ContainedRunner, StepLost
-from ridgeline.server.keys import Keys
-from ridgeline.server.limits import Limits
+from ridgeline.server.engine.bisect_faults import ContainedRunner, StepLost
+from ridgeline.server.http.errors import ApiError, shortened
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.limits import Limits
 
 PLAIN = Sampling(SamplingParams(), 1, ())
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ridgeline.planner import LoadWishes, Wishes, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
-from ridgeline.server import plan_turns, plans
-from ridgeline.server.plans import PlanRequest
+from ridgeline.server.plans import one_at_a_time, routes
+from ridgeline.server.plans.routes import PlanRequest
 from tests.server.serving import Served, eventually
 
 CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text())
@@ -201,7 +201,7 @@ def test_plans_do_not_hold_up_answers(
     def ask_for_plan() -> None:
         answers.append(ask(served, model=config("gemma-3-1b"), on="l4", **load))
 
-    monkeypatch.setattr(plans, "plan_for", slow_plan)
+    monkeypatch.setattr(routes, "plan_for", slow_plan)
     thread = threading.Thread(target=ask_for_plan)
     thread.start()
     assert is_at_work.wait(30)
@@ -283,7 +283,7 @@ def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
 def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_turns, "MOST_S", 0.5)
+    monkeypatch.setattr(one_at_a_time, "MOST_S", 0.5)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, error = served.refused("/v1/plan", LONG | one)
     assert (status, error["code"]) == (400, "plan_too_long")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.schemas import ChatCompletion, Completion
+from ridgeline.server.dialects.openai.documented import ChatCompletion, Completion
 from tests.api.test_llm import HELLO
 from tests.server.serving import Served, eventually, serving
 

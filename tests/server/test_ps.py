@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.ps import ps
+from ridgeline.cli.commands.ps import ps
 from tests.server.serving import serving
 from tests.server.test_listening import pems  # noqa: F401  (a fixture)
 

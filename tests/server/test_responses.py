@@ -19,15 +19,15 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
-from ridgeline.decoding.message import MessageForm
+from ridgeline.decoding.messages.message import MessageForm
+from ridgeline.decoding.messages.tools import HERMES
 from ridgeline.decoding.text import TextStream
-from ridgeline.decoding.tools import HERMES
-from ridgeline.server.choices import Answers
-from ridgeline.server.response_shape import ResponseShape
-from ridgeline.server.responses import chat_request
-from ridgeline.server.responses_protocol import ResponsesRequest
-from ridgeline.server.schemas import ResponseObject
-from ridgeline.server.stream import Stream
+from ridgeline.server.dialects.openai.documented import ResponseObject
+from ridgeline.server.dialects.openai.response_builder import Answers
+from ridgeline.server.dialects.responses.protocol import ResponsesRequest
+from ridgeline.server.dialects.responses.request import chat_request
+from ridgeline.server.dialects.responses.response import ResponseShape
+from ridgeline.server.engine.request_stream import Stream
 from tests.api.test_llm import write_model
 from tests.decoding.test_text import Pieces
 from tests.server.serving import Served, eventually, hold, serving

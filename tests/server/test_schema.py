@@ -15,7 +15,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from ridgeline.server.structured import FIELDS
+from ridgeline.server.dialects.openai.response_format import FIELDS
 from tests.faults.oracles import check_body
 from tests.server.serving import Served, serving
 

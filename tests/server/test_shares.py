@@ -12,9 +12,9 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Step
-from ridgeline.server.stream import ClientGone, Stream
-from ridgeline.simulator.recorded import serve_again
-from ridgeline.simulator.replay import replay
+from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.simulator.replay_times import serve_again
+from ridgeline.server.engine.request_stream import ClientGone, Stream
 from tests.server.serving import Served, eventually, serving
 
 KEYS = {"a": "a" * 16, "v": "v" * 16}

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ridgeline.server.spans import parent_of
+from ridgeline.server.observe.spans import parent_of
 from tests.api.test_llm import POISON
 from tests.server.serving import Served, eventually
 from tests.server.test_engine_thread import post

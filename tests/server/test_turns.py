@@ -1,6 +1,6 @@
 """Whatever one client sends, a short request gets its first token within a few steps.
 
-All requests here come from the same client; between clients it is ``core.admission`` alone.
+All requests here come from the same client; between clients it is ``scheduling.admission`` alone.
 """
 
 from __future__ import annotations

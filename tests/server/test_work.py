@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.errors import ApiError
-from ridgeline.server.turns import CALLER, Turns
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.turns import CALLER, Turns
 
 
 class Bench:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.models.gguf_tokenizer import tokenizer_json
+from ridgeline.models.gguf.tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.bounded import Apart, is_bounded
-from ridgeline.text.spellings import Spellings
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
-from ridgeline.text.vocabulary import checked
+from ridgeline.text.tokenizers.spellings import Spellings
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizers.vocabulary import checked
 from tests.models.vocabularies import VOCABULARIES, any_spec, byte_level, mixed, ours, vocabulary
 
 Spec = dict[str, Any]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.template.chat import ChatTemplate
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from tests.models.vocabularies import VOCABULARIES, byte_level, mixed, ours, vocabulary
 
 CHATML = (
@@ -186,7 +186,7 @@ def test_templates_that_fail(source: str | None, message: str) -> None:
 
 def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two pieces of its output or inside of one expression; and a new one takes over."""
-    monkeypatch.setattr("ridgeline.text.renderer._MAX_RENDERING_S", 0.3)
+    monkeypatch.setattr("ridgeline.text.template.renderer._MAX_RENDERING_S", 0.3)
     doubling = "{% set a = namespace(x=[1]) %}" + "{% set a.x = [a.x, a.x] %}" * 40
     for bomb in (
         "{% for a in messages %}{% for b in messages %}{{ 1 }}{% endfor %}{% endfor %}",

@@ -13,8 +13,8 @@ import tokenizers
 
 from ridgeline.hub.short_names import packaged
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.text.export import export_tokenizer, tokenizer_config
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.grammar.export import export_tokenizer, tokenizer_config
+from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests import tiny
 from tests.api.test_llm import model
 from tests.models.vocabularies import ENCODERS

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ridgeline.machine import give_back, memory_in_use, memory_of
-from ridgeline.text import grammars
 from ridgeline.text.child import NUM_PROCESSES
-from ridgeline.text.grammar_error import GrammarError, NotKept
-from ridgeline.text.grammars import Grammars, GrammarState, Source
+from ridgeline.text.grammar import grammars
+from ridgeline.text.grammar.error import GrammarError, NotKept
+from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
 from tests.server.serving import eventually
 from tests.text.test_grammars import EOS, Bytes, after, allowed
 

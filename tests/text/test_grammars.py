@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.text import grammar_process, grammars
-from ridgeline.text.grammars import Grammars, GrammarState, Source
+from ridgeline.text.grammar import grammars, process
+from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
 
 EOS = 256
 
@@ -75,7 +75,7 @@ def test_whatever_runs_out_allows_nothing(
     """The process that compiles first has more, so only the answer fails."""
     text = 'start: "{" item* "}"\nitem: "a" | A\nA: /[b-e]{1,30}x/ & ~/.*bcb.*/'
     ends = set[str]()
-    limits = grammar_process.LIMITS
+    limits = process.LIMITS
     for given in (limits, limits | {limit: value}):
         monkeypatch.setattr(grammars, "LIMITS", given)
         tried = Grammars(Bytes(), [EOS])  # type: ignore[arg-type]

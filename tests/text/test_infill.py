@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.text.infill import File, FimTokens, find_fim_tokens, infill_prompt
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from tests.models.vocabularies import byte_level, mixed, sentencepiece, vocabulary
 
 QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from ridgeline.text.grammars import Grammars, Source
+from ridgeline.text.grammar.grammars import Grammars, Source
 from ridgeline.text.json_schema import SchemaError, written
 from tests.text.schema_pairs import Maker
 from tests.text.test_grammars import EOS, Bytes

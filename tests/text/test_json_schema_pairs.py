@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ridgeline.text.grammars import Grammars, Source
+from ridgeline.text.grammar.grammars import Grammars, Source
 from ridgeline.text.json_schema import SchemaError, written
 from tests.text.schema_pairs import Maker
 from tests.text.test_grammars import EOS, Bytes, allowed

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from ridgeline.text.export import export_tokenizer
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.grammar.export import export_tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests import tiny
 from tests.models.vocabularies import CORPUS, MORE_VECTORS, SPECS, VOCABULARIES, vocabulary
 

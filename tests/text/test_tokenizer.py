@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.models.vocabularies import (
     VOCABULARIES,
     any_spec,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
-from ridgeline.backends.face import KeptAdapter
+from ridgeline.backends.interface import KeptAdapter
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.models.adapters import AdapterWeights, Base, read_adapter

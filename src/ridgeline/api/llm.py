@@ -28,12 +28,11 @@ from ridgeline.api.outputs import (
     completions,
 )
 from ridgeline.api.text_side import Message, Prompt, TextSide, is_chat, is_list, is_one_prompt
-from ridgeline.api.trace import Trace
 from ridgeline.api.vectors import cosine, paired, shaped
-from ridgeline.backends.face import BackendRunner
+from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load
 from ridgeline.core.request import Request
+from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event, TokenLogprobs
 from ridgeline.decoding.search import check_search
 from ridgeline.decoding.text import TextStream
@@ -42,13 +41,14 @@ from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_sp
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
+from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.engine_setup.start_lines import start_lines
+from ridgeline.foresight.trace.writer import Trace
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 Chunks = Generator[Chunk, None, None]
 
@@ -131,7 +131,7 @@ class LLM:
         if self._drafting:
             own = self._drafting.memory()
             parts |= {f"draft_model.{name}": part for name, part in own.items()}
-        grown = {"text": self._text_bytes, "text.tokenizer": self.text.library_bytes}
+        grown = {"text": self._text_bytes, "text.tokenizers.tokenizer": self.text.library_bytes}
         return process_memory(parts, grown, self.engine, self._before)
 
     # --- answers -------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any, NamedTuple
 
-from ridgeline.backends.face import Held
-from ridgeline.core.block_pool import Content
+from ridgeline.backends.interface import Held
+from ridgeline.core.content import Content
 from ridgeline.core.engine import Engine
 from ridgeline.machine import freed_bytes, memory_of
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.structured import StructuredOutputsParams
-from ridgeline.decoding.message import REASONINGS, MessageForm
+from ridgeline.decoding.messages.message import REASONINGS, MessageForm
+from ridgeline.decoding.messages.tool_grammar import Framed, message_grammar
+from ridgeline.decoding.messages.tools import ToolFormat, ToolUse, format_named
 from ridgeline.decoding.text import TextStream
-from ridgeline.decoding.tool_grammar import Framed, message_grammar
-from ridgeline.decoding.tools import ToolFormat, ToolUse, format_named
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.export import tokenizer_config
+from ridgeline.text.grammar.export import tokenizer_config
 from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt
 from ridgeline.text.of_checkpoint import tokenizer_of
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.template.chat import ChatTemplate
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ridgeline.text.grammars import Grammars
+    from ridgeline.text.grammar.grammars import Grammars
 
 REASONING_PARSERS = ("auto", "none", *REASONINGS)
 
@@ -289,7 +289,7 @@ class TextSide:
         may_compile: bool,
     ) -> NewConstraint:
         """Return what makes constraints. ``lost`` are paths of what is left out already."""
-        from ridgeline.text.grammars import Grammars, Source  # here: most starts need none
+        from ridgeline.text.grammar.grammars import Grammars, Source  # here: most starts need none
 
         with self._lock:
             if self._grammars is None:
@@ -350,7 +350,7 @@ class TextSide:
 
 
 def _grammar_of(structured: StructuredOutputsParams) -> dict[str, str]:
-    """Return the grammar that is asked for, as ``text.grammars.Source`` has it."""
+    """Return the grammar that is asked for, as ``text.grammar.grammars.Source`` has it."""
     if structured.regex is not None:
         return {"kind": "regex", "text": structured.regex}
     if structured.grammar is not None:

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenRules
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 _BETWEEN = b"\xff"  # stands in no text, so nothing is found across two tokens
 
@@ -33,7 +33,7 @@ class Lexicon:
         self._breakers = lru_cache(maxsize=32)(self._find_breakers)
 
     def rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
-        """Return what ``params`` say of tokens; with ``narrows`` also for ``backends.middle``.
+        """Return what ``params`` say of tokens; with ``narrows`` also for ``sampler.infill_rule``.
 
         Raises ValueError, which begins with the field at fault, for a text that is none, and if no
         token is left that may begin the answer.

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ridgeline.api.recorded import read_trace
 from ridgeline.bench.load.stats import Outcome
+from ridgeline.foresight.trace.reader import read_trace
 
 
 @dataclass(frozen=True, slots=True)

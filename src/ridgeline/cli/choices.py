@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.planner.choice import Choice
-from ridgeline.planner.load import Load, Slo
-from ridgeline.planner.spot import SHOWN
-from ridgeline.planner.verdict import name_of, per_second, span_ms
+from ridgeline.planner.capacity.in_words import name_of, per_second, span_ms
+from ridgeline.planner.capacity.load import Load, Slo
+from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.spot import SHOWN
 
 _MOST_ROWS = 12
 _PER_MILLION = "USD/Mtok: of a million tokens of answers. "

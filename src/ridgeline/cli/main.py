@@ -23,34 +23,35 @@ from typer.core import TyperGroup
 
 from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.bench.edge import read_edge
-from ridgeline.bench.foresight import foresight
+from ridgeline.bench.foresight.main import foresight
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.offline import bench
-from ridgeline.bench.profile import profile as print_profile
+from ridgeline.bench.profile.main import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
 from ridgeline.bench.tables import check_out
-from ridgeline.cli import bench as bench_commands
-from ridgeline.cli import models, settings
-from ridgeline.cli.calibrate import calibrate_command
-from ridgeline.cli.doctor import document, report
-from ridgeline.cli.explain import explain_command
+from ridgeline.cli import settings
+from ridgeline.cli.commands import bench as bench_commands
+from ridgeline.cli.commands import models
+from ridgeline.cli.commands.calibrate import calibrate_command
+from ridgeline.cli.commands.doctor import document, report
+from ridgeline.cli.commands.explain import explain_command
+from ridgeline.cli.commands.plan import plan_command
+from ridgeline.cli.commands.ps import ps
+from ridgeline.cli.commands.repl import answer, chat
+from ridgeline.cli.commands.replay import replay_command
+from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
-from ridgeline.cli.plan import plan_command
-from ridgeline.cli.ps import ps
-from ridgeline.cli.repl import answer, chat
-from ridgeline.cli.replay import replay_command
-from ridgeline.cli.simulate import simulate_command
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.cli.tables import console
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
-from ridgeline.server.options import ServeOptions
-from ridgeline.simulator.workload import Workload
+from ridgeline.foresight.simulator.workload import Workload
+from ridgeline.server.http.options import ServeOptions
 
 # What fingers type after other programs, and what does it here.
 _ELSEWHERE = {
@@ -255,7 +256,7 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     ):
         if value:
             raise UsageError(f"{flag} is for one model: serve that alone")
-    from ridgeline.router.main import route
+    from ridgeline.fleet.main import route
 
     route(names, options, serving)
 

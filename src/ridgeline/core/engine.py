@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.policies import Load
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
-from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 from ridgeline.core.structured import StructuredOutputsParams
 

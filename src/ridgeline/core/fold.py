@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from itertools import count, zip_longest
 
-from ridgeline.core.queues import Queues
 from ridgeline.core.request import Request, Sequence, Status
+from ridgeline.core.scheduling.queues import Queues
 from ridgeline.core.step import TOO_FEW, Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
 
 

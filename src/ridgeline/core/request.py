@@ -13,7 +13,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Protocol
 
-from ridgeline.core.block_pool import Content
+from ridgeline.core.content import Content
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import (
     NO_RULES,
@@ -52,7 +52,7 @@ class Text(Protocol):
 
 
 class Constraint(Protocol):
-    """What may follow in one answer (``text.grammars``). It advances with the answer's tokens."""
+    """What may follow in one answer (``grammars``). It advances with the answer's tokens."""
 
     @property
     def is_over(self) -> bool:

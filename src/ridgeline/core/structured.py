@@ -1,7 +1,7 @@
 """StructuredOutputsParams: what form an answer must have. One kind, checked whole, at the edge.
 
 It knows nothing of grammar libraries: what a schema or a grammar means is decided in
-``text.grammars``.
+``text.grammar.grammars``.
 """
 
 from __future__ import annotations

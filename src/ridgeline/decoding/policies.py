@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ridgeline.core.policies import Load, Policy, Queue, SplitFuse, Wish
+from ridgeline.core.scheduling.policies import Load, Policy, Queue, SplitFuse, Wish
 
 
 @dataclass(frozen=True)

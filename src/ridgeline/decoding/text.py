@@ -13,7 +13,7 @@ Entry = TypeVar("Entry")
 
 
 class Decoder(Protocol):
-    """Turns tokens into characters, never half of one (``text.tokenizer``)."""
+    """Turns tokens into characters, never half of one (``text.tokenizers.tokenizer``)."""
 
     def __call__(self, token_id: int, /) -> str:
         """Return the characters that this token completes."""

@@ -8,14 +8,14 @@ from functools import cache, partial
 from pathlib import Path
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import BackendRunner, Setup, Surroundings
+from ridgeline.backends.interface import BackendRunner, Setup, Surroundings
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.cache.states import new_states
 from ridgeline.core.engine import Engine
-from ridgeline.core.kvcache import KVCache
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
-from ridgeline.core.scheduler import Scheduler
-from ridgeline.core.speculate import Speculation
-from ridgeline.core.states import new_states
+from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Runner
 from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.core.kvcache import KVCache
-from ridgeline.core.speculate import Drafter, Speculation
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.scheduling.speculate import Drafter, Speculation
 from ridgeline.core.step import Runner
-from ridgeline.decoding.depth import Depth
-from ridgeline.decoding.draft_model import DraftModel
-from ridgeline.decoding.jacobi import Lookahead
-from ridgeline.decoding.lookup import PromptLookup
-from ridgeline.decoding.pace import Pace
-from ridgeline.decoding.suffix import SuffixLookup
+from ridgeline.decoding.drafts.depth import Depth
+from ridgeline.decoding.drafts.draft_model import DraftModel
+from ridgeline.decoding.drafts.jacobi import Lookahead
+from ridgeline.decoding.drafts.lookup import PromptLookup
+from ridgeline.decoding.drafts.pace import Pace
+from ridgeline.decoding.drafts.suffix import SuffixLookup
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
@@ -20,7 +20,7 @@ from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculat
 from ridgeline.machine import available_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 
 _CACHE_BYTES = 512 << 20  # of the draft model; answers for which it is full get no drafts
 

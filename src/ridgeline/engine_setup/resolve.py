@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.arch.cache_groups import CacheGroup, cache_groups, one_group
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.face import Setup
-from ridgeline.core.policies import Policy
+from ridgeline.backends.interface import Setup
+from ridgeline.core.scheduling.policies import Policy
 from ridgeline.decoding.policies import POLICIES, Orca
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.room import fit
 from ridgeline.engine_setup.speculative import SpeculativeConfig
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.cache_groups import CacheGroup, cache_groups, one_group
 
 _DEFAULT_MAX_NUM_SEQS = 256
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ridgeline.backends.face import Backend, Setup
+from ridgeline.backends.interface import Backend, Setup
 from ridgeline.backends.states import STATE_BYTES
-from ridgeline.core.kvcache import KVCache
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.models.tensors import Checkpoint

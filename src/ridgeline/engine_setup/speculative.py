@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ridgeline.core.speculate import MOST_DRAFTS
+from ridgeline.core.scheduling.speculate import MOST_DRAFTS
 
 _METHODS = ("ngram", "suffix", "draft_model", "lookahead")
 _RANGES = {

@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
-from ridgeline.hub.download import WAY_OUT
-from ridgeline.hub.index import Source
+from ridgeline.hub.fetch.download import WAY_OUT
+from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.repos import Entry, explained, fetch_small, files_of, place_of, wanted_of
 from ridgeline.hub.names import HubName
-from ridgeline.hub.repos import Entry, explained, fetch_small, files_of, place_of, wanted_of
-from ridgeline.models.gguf import read_gguf
+from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import ModelFileError
 
 _OF_WEIGHTS = re.compile(r"(?!consolidated)[\w-][\w.-]*\.safetensors")

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from ridgeline.hub.download import WAY_OUT, Progress
+from ridgeline.hub.fetch.download import WAY_OUT, Progress
+from ridgeline.hub.fetch.index import Source, find_wheel, read_settings
+from ridgeline.hub.fetch.packages import pull_package
+from ridgeline.hub.fetch.repos import fetch
 from ridgeline.hub.find import LocalModel, NotPulledError, find_model
-from ridgeline.hub.index import Source, find_wheel, read_settings
 from ridgeline.hub.names import parse_hub_name
-from ridgeline.hub.packages import pull_package
 from ridgeline.hub.places import Stores
 from ridgeline.hub.quantisations import needed_bytes
-from ridgeline.hub.repos import fetch
 from ridgeline.hub.short_names import packaged
 
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, Family, halves_order
 from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import row_order
-from ridgeline.models.gguf import read_gguf
+from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
-from ridgeline.physics.arch import Attention, Experts, ModelArch
 
 Floats = NDArray[np.float32]
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import model_from_gguf
-from ridgeline.models.gguf import MAGIC
-from ridgeline.models.gguf_parts import part_paths, read_gguf_parts
-from ridgeline.models.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
+from ridgeline.models.gguf.file import MAGIC
+from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
+from ridgeline.models.gguf.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.sentence import check_dense
 from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgeline.arch.model import Pooling
 from ridgeline.models.tensors import Dense, ModelFileError
-from ridgeline.physics.arch import Pooling
 
 _MAX_JSON_BYTES = 1 << 20
 _MODES: dict[str, Pooling] = {

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.models import encodings
-from ridgeline.physics.arch import ModelArch
 
 _MOST_MESSAGE_CHARS = 2000
 
@@ -166,7 +166,7 @@ class Checkpoint:
         chat_template: jinja2 source, None where the file has none.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         quantization: how its weights were quantised, in words; "" where the types say it.
-        tokenizer: what ``text.tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
+        tokenizer: what ``tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
             GGUF metadata (``general.architecture``, and keys that begin with ``tokenizer.``).
         family: the file's name of its family.
         between_ids: what stands between two texts that are read together.

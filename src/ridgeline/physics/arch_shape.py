@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.physics.latent import Latent
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.physics.layers import (
     Part,
     attention,
@@ -22,7 +23,6 @@ from ridgeline.physics.layers import (
     short_conv,
     vector,
 )
-from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.physics.shapes import Matrix, Shape
 
 

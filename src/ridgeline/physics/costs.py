@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.physics.arch import Attention, Experts, Mlp, ModelArch
-from ridgeline.physics.recurrent import Recurrent, num_matrix_weights
+from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
+from ridgeline.arch.recurrent import Recurrent, num_matrix_weights
 
 STATE_VALUE_BYTES = 4  # of recurrent layers: always float32
 

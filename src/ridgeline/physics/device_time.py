@@ -32,7 +32,7 @@ _STATE_BYTES = 4  # states of sequences are kept in f32
 
 
 class Counts(Protocol):
-    """What a step computes (``simulator.steptime.Features``)."""
+    """What a step computes (``foresight.step_time.features.Features``)."""
 
     @property
     def num_tokens(self) -> int:
@@ -261,7 +261,7 @@ def ops_per_s(device: Device, storage: Storage) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """A model of time (``simulator.run.Times``) of a replica of ``tp`` x ``pp`` devices.
+    """A model of time (``foresight.simulator.run.Times``) of a replica of ``tp`` x ``pp`` devices.
 
     Stages of a pipeline work on ``pp`` parts of a step side by side, so each part goes through all
     layers with a ``pp``-th of the step's tokens.

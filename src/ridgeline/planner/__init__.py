@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ridgeline.planner.load import Load, LoadWishes, Slo
+from ridgeline.planner.capacity.load import Load, LoadWishes, Slo
+from ridgeline.planner.memory.flags import Wishes
 from ridgeline.planner.plan import Plan, plan
-from ridgeline.planner.wishes import Wishes
 
 __all__ = ["Load", "LoadWishes", "Plan", "Slo", "Wishes", "plan"]

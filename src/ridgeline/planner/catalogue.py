@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
+from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.machine import available_bytes
 from ridgeline.physics.hardware import (
     Device,
@@ -24,7 +25,6 @@ from ridgeline.physics.hardware import (
     parse_spot_terms,
     usable_prices,
 )
-from ridgeline.planner.roof import kept_roof
 
 HERE, ALL = "here", "all"
 # What a plan over everything tries: devices that models are rented on, whole ones.

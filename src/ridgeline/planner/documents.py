@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ridgeline.physics.shapes import active_params, weight_params
-from ridgeline.planner.load import PERCENTILES
+from ridgeline.planner.capacity.in_words import name_of, span_ms
+from ridgeline.planner.capacity.load import PERCENTILES
+from ridgeline.planner.memory.in_words import gib, length, sentence
 from ridgeline.planner.plan import Plan
-from ridgeline.planner.verdict import name_of, span_ms
-from ridgeline.planner.words import gib, length, sentence
 
 
 def as_csv(plan: Plan) -> str:

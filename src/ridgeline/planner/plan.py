@@ -10,20 +10,20 @@ from typing import Any
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
-from ridgeline.planner.adapter_room import adapter_room
-from ridgeline.planner.candidate import Alive
+from ridgeline.planner.capacity.candidate import Alive
+from ridgeline.planner.capacity.in_words import verdict
+from ridgeline.planner.capacity.load import Load, LoadWishes, Slo, load_of
+from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.search import Report, search
+from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, find_devices
-from ridgeline.planner.choice import Choice
-from ridgeline.planner.choice_search import Report, search
-from ridgeline.planner.ledger import ASSUMED
-from ridgeline.planner.load import Load, LoadWishes, Slo, load_of
-from ridgeline.planner.place import Placement, place
-from ridgeline.planner.published import Published, published_formula
-from ridgeline.planner.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
-from ridgeline.planner.subject import Subject, subject_of
-from ridgeline.planner.verdict import verdict
-from ridgeline.planner.wishes import AUTO, Wishes
-from ridgeline.planner.words import gib, sentence
+from ridgeline.planner.memory.adapter_room import adapter_room
+from ridgeline.planner.memory.flags import AUTO, Wishes
+from ridgeline.planner.memory.in_words import gib, sentence
+from ridgeline.planner.memory.known_estimator import Published, published_formula
+from ridgeline.planner.memory.ledger import ASSUMED
+from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.planner.memory.placement import Placement, place
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 

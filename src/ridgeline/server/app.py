@@ -12,32 +12,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
-from ridgeline.server.anthropic import request as anthropic
-from ridgeline.server.anthropic.protocol import CountTokensRequest, MessagesRequest
-from ridgeline.server.anthropic.shape import MessageShape
-from ridgeline.server.bodies import BodyRoute
-from ridgeline.server.embeddings import add_embeddings
-from ridgeline.server.error_answers import add_errors
-from ridgeline.server.errors import ApiError
-from ridgeline.server.explaining import add_explain
-from ridgeline.server.gate import check_operator, own_view
-from ridgeline.server.infill import InfillRequest, LlamaCppShape
-from ridgeline.server.lora import add_lora
-from ridgeline.server.model_list import add_models
-from ridgeline.server.ollama.routes import add_ollama
-from ridgeline.server.plans import add_plans
-from ridgeline.server.prompts import Ids
-from ridgeline.server.protocol import (
-    AnyTokenizeRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChatRequest,
-)
-from ridgeline.server.response_shape import ResponseShape
-from ridgeline.server.responses import chat_request, renamed
-from ridgeline.server.responses_protocol import ResponsesRequest
-from ridgeline.server.schemas import (
+from ridgeline.server.dialects.anthropic import request as anthropic
+from ridgeline.server.dialects.anthropic.protocol import CountTokensRequest, MessagesRequest
+from ridgeline.server.dialects.anthropic.response import MessageShape
+from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppShape
+from ridgeline.server.dialects.ollama.routes import add_ollama
+from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     INFILL_CHUNKS,
     MESSAGE_ERRORS,
@@ -50,8 +30,28 @@ from ridgeline.server.schemas import (
     ResponseObject,
     documented,
 )
+from ridgeline.server.dialects.openai.embeddings import add_embeddings
+from ridgeline.server.dialects.openai.protocol import (
+    AnyTokenizeRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+)
+from ridgeline.server.dialects.responses.protocol import ResponsesRequest
+from ridgeline.server.dialects.responses.request import chat_request, renamed
+from ridgeline.server.dialects.responses.response import ResponseShape
+from ridgeline.server.http.error_handlers import add_errors
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import check_operator, own_view
+from ridgeline.server.http.json_body import BodyRoute
+from ridgeline.server.http.static import FILES
+from ridgeline.server.lora import add_lora
+from ridgeline.server.model_list import add_models
+from ridgeline.server.observe.explain_route import add_explain
+from ridgeline.server.plans.routes import add_plans
+from ridgeline.server.prompts import Ids
 from ridgeline.server.service import Service
-from ridgeline.server.static import FILES
 
 
 def new_app(service: Service) -> FastAPI:

@@ -21,9 +21,9 @@ from starlette.responses import PlainTextResponse
 
 from ridgeline.api.adapters import Adapters, NoRoom
 from ridgeline.core.request import Adapter
-from ridgeline.server.errors import ApiError
-from ridgeline.server.gate import check_operator
-from ridgeline.server.strict import Strict
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import check_operator
+from ridgeline.server.http.request_model import Strict
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _MOST_LOADED = 256  # adapters: each stands in the list of models and in the metrics

@@ -13,23 +13,23 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ridgeline import __version__
+from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
+from ridgeline.foresight.step_time.monitor import Score
 from ridgeline.machine import raise_file_limit
-from ridgeline.planner.calibration import known
-from ridgeline.planner.score import Score
 from ridgeline.server.app import new_app
-from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.keys import ANYONE, Keys
-from ridgeline.server.listening import bind, bind_unix, certificate_settings, unbound
-from ridgeline.server.logs import LogWriter, standard_error
+from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.request_stream import StreamError
+from ridgeline.server.http.keys import ANYONE, Keys
+from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
+from ridgeline.server.http.logs import LogWriter, standard_error
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
 from ridgeline.server.lora import Loras
-from ridgeline.server.metrics import Metrics
-from ridgeline.server.options import ServeOptions
+from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.service import Service
-from ridgeline.server.stream import StreamError
-from ridgeline.server.web_server import LOOPBACK, WebServer, address, obey_signals
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 _STEP_S = 10.0  # for the step under way at the end

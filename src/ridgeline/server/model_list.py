@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.datastructures import State
 
 from ridgeline.machine import memory_of
-from ridgeline.server.errors import ApiError
-from ridgeline.server.schemas import ERRORS
+from ridgeline.server.dialects.openai.documented import ERRORS
+from ridgeline.server.http.errors import ApiError
 from ridgeline.server.service import Service
 
 

@@ -16,14 +16,14 @@ from ridgeline.api.text_side import TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
-from ridgeline.decoding.message import MessageForm
-from ridgeline.server.conversation import Rendering
-from ridgeline.server.errors import ApiError
-from ridgeline.server.infill import InfillRequest
-from ridgeline.server.metrics import Metrics
-from ridgeline.server.structured import wanted_form
-from ridgeline.server.turns import Work
-from ridgeline.text.grammar_error import NotKept
+from ridgeline.decoding.messages.message import MessageForm
+from ridgeline.server.dialects.llamacpp.infill import InfillRequest
+from ridgeline.server.dialects.openai.conversation import Rendering
+from ridgeline.server.dialects.openai.response_format import wanted_form
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.turns import Work
+from ridgeline.server.observe.metrics import Metrics
+from ridgeline.text.grammar.error import NotKept
 
 Ids = tuple[int, ...]
 Converted = TypeVar("Converted", bound=Rendering)

@@ -20,31 +20,31 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
-from ridgeline.planner.subject import Subject, subject_of
-from ridgeline.server.arrivals import Arrivals
-from ridgeline.server.bodies import note_ignored
-from ridgeline.server.choices import Answers
-from ridgeline.server.deadlines import HEADER, deadline_of
-from ridgeline.server.engine_thread import Bridge
-from ridgeline.server.errors import ApiError
-from ridgeline.server.keys import ANYONE
-from ridgeline.server.limits import Limits
-from ridgeline.server.live import Live
-from ridgeline.server.lora import Loras, with_adapter
-from ridgeline.server.metrics import Metrics
-from ridgeline.server.options import ServeOptions
-from ridgeline.server.promises import Promises
-from ridgeline.server.prompts import Ids, Prompts
-from ridgeline.server.protocol import (
+from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.server.deadlines.admission import Promises
+from ridgeline.server.deadlines.field import HEADER, deadline_of
+from ridgeline.server.deadlines.prediction_sampling import Arrivals
+from ridgeline.server.dialects.openai.protocol import (
     ChatRequest,
     CompletionRequest,
 )
-from ridgeline.server.recent_records import History
-from ridgeline.server.replies import OpenAiShape, Reply, Shape
-from ridgeline.server.spans import emit, parent_of
-from ridgeline.server.stream import Stream
-from ridgeline.server.strict import contradiction
-from ridgeline.server.turns import Work
+from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, Shape
+from ridgeline.server.dialects.openai.response_builder import Answers
+from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.request_stream import Stream
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.json_body import note_ignored
+from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.request_model import contradiction
+from ridgeline.server.http.turns import Work
+from ridgeline.server.lora import Loras, with_adapter
+from ridgeline.server.observe.live import Live
+from ridgeline.server.observe.metrics import Metrics
+from ridgeline.server.observe.spans import emit, parent_of
+from ridgeline.server.observe.trace_buffer import History
+from ridgeline.server.prompts import Ids, Prompts
 
 
 class Service:

@@ -1,7 +1,7 @@
 """Which tokenizers take time and memory in proportion to a text, as their parts show; and the rest.
 
 Those are built and used in this process. All others run in one of their own, which may be stopped
-(``text.tokenizer_process``): what an unknown pattern costs nobody can say without running it.
+(``text.tokenizers.process``): what an unknown pattern costs nobody can say without running it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.pre_tokenizers import SPLITS
+from ridgeline.models.gguf.pre_tokenizers import SPLITS
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.child import Child
 
-_PROGRAM = Path(__file__).with_name("tokenizer_process.py")
+_PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"
 _MAX_BUILDING_S, _MAX_ENCODING_S = 30.0, 10.0  # that pass; of computing, 6 s
 # How many characters of text one character may become: the most of what real ones do is some 60.
 _MOST_GROWTH = 256

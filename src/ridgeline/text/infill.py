@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 # How vocabularies spell the tokens around prefix, suffix and middle. Each model has one set.
 _SPELLINGS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.infill import FIM_SPELLINGS
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

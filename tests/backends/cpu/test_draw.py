@@ -1,4 +1,4 @@
-"""The compiled draw against its twin in ``backends.sampling``, bit for bit."""
+"""The compiled draw against its twin in ``backends.sampler.rule``, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.backends.cpu.layout.draw_entries import (
     padded_vocab,
     scratch_bytes,
 )
-from ridgeline.backends.sampling import Row, rank_tokens, sample
+from ridgeline.backends.sampler.rule import Row, rank_tokens, sample
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenLogprobs
 from tests.backends.cpu.machine import LOCAL, Array, Machine, at, build

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends import reference_parts
+from ridgeline.backends.reference import parts
 from tests.backends.cpu.test_runner import TOKENS, Make, make, reference
 from tests.tiny import ARCHS, checkpoint
 
@@ -27,8 +27,8 @@ def test_no_more_experts_are_read_than_rows_meet(
         met.append(int(found.any(axis=0).sum()))
         return found
 
-    routes = reference_parts.routes
-    monkeypatch.setattr(reference_parts, "routes", counted)
+    routes = parts.routes
+    monkeypatch.setattr(parts, "routes", counted)
     wanted = reference(checkpoint(ARCHS["many experts"]))
     runner = make("many experts", "f32", num_threads=num_threads)
     counters, start = runner.profile(), 0

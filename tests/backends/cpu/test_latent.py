@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Layer, Mlp
+from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.layout.latent import num_groups
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.models.families import arch_from_config
-from ridgeline.physics.arch import Attention, Layer, Mlp
 from ridgeline.physics.costs import kv_bytes_per_token
-from ridgeline.physics.latent import Latent
-from ridgeline.physics.rope import Rope
 from tests.backends.cpu.test_runner import NUM_BLOCKS, Make, error, make, reference
 from tests.backends.cpu.test_runner import TOKENS as TEXT
 from tests.models.test_published import CONFIGS

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends.cpu.emit import probes
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
-from ridgeline.cli import doctor
+from ridgeline.cli.commands import doctor
+from ridgeline.foresight.step_time.roof import KeptRoof, kept_roof
 from ridgeline.machine import usable_cpus
-from ridgeline.planner.roof import KeptRoof, kept_roof, measure_kept_roof
 
 HOST = host_target()
 TILES = ["int8", "f32", *(["bf16"] if HOST.features.get("avx512bf16") else [])]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.quantized.floats import microscaled
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.tensors import Checkpoint, Tensor
-from ridgeline.physics.arch import Experts
 from tests.backends.cpu.machine import same_bits
 from tests.backends.cpu.test_runner import TOKENS, WIDE, Make, error, make, reference
 from tests.models.quantizers import mxfp4_values, write_safetensors

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from ridgeline.backends import cpu
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.face import Setup
-from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.core.policies import Policy, SplitFuse
+from ridgeline.backends.interface import Setup
+from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Step
 from ridgeline.decoding.policies import Static
-from ridgeline.server.isolate import ContainedRunner
+from ridgeline.server.engine.bisect_faults import ContainedRunner
+from tests.backends.reference.test_runner import TOKENS, step, work
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
-from tests.backends.test_reference import TOKENS, step, work
 from tests.kept_kernels import KERNELS
 from tests.tiny import RECURRENT, checkpoint
 

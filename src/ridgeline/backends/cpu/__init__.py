@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
@@ -25,9 +26,8 @@ from ridgeline.backends.cpu.layout.shapes import (
     TOKENS,
 )
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.face import Footprint, Setup, Surroundings
+from ridgeline.backends.interface import Footprint, Setup, Surroundings
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
 from ridgeline.physics.format_bytes import own_kv_dtype
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.cache_groups import CacheGroup, one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
 from ridgeline.backends.cpu.emit.argmax import BoundPruning
@@ -33,9 +34,9 @@ from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.embed_norm import EmbeddingNorm
-from ridgeline.backends.face import Held, Traffic
-from ridgeline.backends.held import held
-from ridgeline.backends.results import Answer, Ask, Pick, answered, finish
+from ridgeline.backends.interface import Held, Traffic
+from ridgeline.backends.memory_use import held
+from ridgeline.backends.sampler.step_output import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.backends.vectors import segments as segments_of_text
@@ -44,7 +45,6 @@ from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.cache_groups import CacheGroup, one_group
 
 _BATCHED = (
     *("positions", "text_lengths", "items"),

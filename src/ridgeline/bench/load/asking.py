@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Protocol
 
 from ridgeline.engine_setup.options import flag_field
-from ridgeline.simulator.workload import Planned
+from ridgeline.foresight.simulator.workload import Planned
 
 
 class Failed(Exception):

@@ -18,7 +18,7 @@ import httpx2
 from ridgeline.bench.load.asking import Endpoint, Failed
 from ridgeline.bench.load.stats import Outcome, summary_ms
 from ridgeline.engine_setup.progress import Report
-from ridgeline.simulator.workload import Planned
+from ridgeline.foresight.simulator.workload import Planned
 
 Session = list[Planned]
 # Told which requests have ended, which are under way, and the seconds since the start.

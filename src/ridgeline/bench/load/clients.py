@@ -18,7 +18,7 @@ from ridgeline.bench.load.asking import Endpoint
 from ridgeline.bench.load.client import Session, drive, sessions
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.engine_setup.progress import Report
-from ridgeline.simulator.workload import Planned
+from ridgeline.foresight.simulator.workload import Planned
 
 _START_S = 120.0  # until all processes must have had their warm-up
 _POLL_S = 0.2

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from ridgeline.bench.images import Images, make_reader, target_of
+from ridgeline.bench.images.main import Images, make_reader, target_of
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
@@ -31,7 +31,7 @@ from ridgeline.bench.search.trial import Setting, run_trial
 from ridgeline.bench.tables import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import say
-from ridgeline.simulator.workload import Workload
+from ridgeline.foresight.simulator.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.search.knee import Trial
 from ridgeline.bench.search.slo import Slo, Tally, queue_grows, tally, verdict
 from ridgeline.engine_setup.progress import Report, count_bar
-from ridgeline.simulator.workload import Planned, Workload
+from ridgeline.foresight.simulator.workload import Planned, Workload
 
 if TYPE_CHECKING:
     from ridgeline.bench.load.client import Reader

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ridgeline.arch.model import Layer, ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.alibi import FAMILIES as _ALIBI
 from ridgeline.models.families.alibi import GGUF_FAMILIES as _GGUF_ALIBI
@@ -59,7 +60,6 @@ from ridgeline.models.families.recent import FAMILIES as _RECENT
 from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Layer, ModelArch
 from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import Attention, ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import expert_halves, row_order
 from ridgeline.models.families.table import Family
-from ridgeline.models.portable_math import log
+from ridgeline.models.rope.portable_math import log
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Attention, ModelArch
 
 # Numbers of plain types, as what has no meaning but a size.
 _ITEMS: dict[str, np.dtype[Any]] = {

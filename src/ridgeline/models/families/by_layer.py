@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp
 
 
 class Heads(NamedTuple):

@@ -1,6 +1,6 @@
 """DeepSeek V2 and V3, and what is made like them (R1, Kimi K2, GLM Flash). Literal tables.
 
-Attention is latent (``physics.latent``); the first layers have a dense network, the others experts
+Attention is latent (``arch.latent``); the first layers have a dense network, the others experts
 and a network that all tokens meet. V2's router is a softmax, V3's a sigmoid with a bias for the
 choice.
 """

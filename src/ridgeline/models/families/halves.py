@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.table import Family
-from ridgeline.physics.arch import ModelArch
 
 _LETTERS = {"M": "recurrent", "*": "full", "-": "dense", "E": "experts"}
 _NAMES = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.arch.recurrent import Delta
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Experts, ModelArch
-from ridgeline.physics.recurrent import Delta
 
 Order = NDArray[np.intp]
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp
+from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.arch.rope import Rope
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.by_layer import (
     Heads,
@@ -23,7 +27,7 @@ from ridgeline.models.families.by_layer import (
 )
 from ridgeline.models.families.halves import Halves, halves_of_config, halves_of_gguf
 from ridgeline.models.families.table import Family
-from ridgeline.models.rope_scaling import (
+from ridgeline.models.rope.scaling import (
     checked_dim,
     latent_rope_from_gguf,
     refuse_keys_of_others,
@@ -32,10 +36,6 @@ from ridgeline.models.rope_scaling import (
     yarn_score_factor,
 )
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.arch import Attention, Experts, Layer, Mlp
-from ridgeline.physics.latent import Latent
-from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
-from ridgeline.physics.rope import Rope
 
 _MAX_LAYERS = 4096
 NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no length

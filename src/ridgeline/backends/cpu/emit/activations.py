@@ -16,7 +16,7 @@ _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def activated(name: str, x: Value) -> Value:
-    """Return x after the activation that ``physics.arch.Mlp`` calls ``name``."""
+    """Return x after the activation that ``arch.model.Mlp`` calls ``name``."""
     functions = {
         "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu, "relu2": _relu2,
     }  # fmt: skip
@@ -24,7 +24,7 @@ def activated(name: str, x: Value) -> Value:
 
 
 def gated(name: str, gate: Value, up: Value) -> Value:
-    """Return inner values that gates let through: see ``physics.arch.Mlp``."""
+    """Return inner values that gates let through: see ``arch.model.Mlp``."""
     if name != "swiglu_clamped":
         return activated(name, gate) * up
     gate = _at_most(gate, 7.0)

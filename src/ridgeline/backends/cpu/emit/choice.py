@@ -59,7 +59,7 @@ def choose_limited(fn: Function, out: Value, bias: Value, choice: Value, experts
 def take_one_by_one(
     fn: Function, visible: Callable[[Value], Value], out: Value, choice: Value, experts: Experts
 ) -> None:
-    """Put weights as "sparsemixer" has them at ``out``: see ``physics.arch.Experts``.
+    """Put weights as "sparsemixer" has them at ``out``: see ``arch.model.Experts``.
 
     ``visible`` returns 16 of the products that are there. ``choice`` is room for all of them, and
     for those of experts that are left.

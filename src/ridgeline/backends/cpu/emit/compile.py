@@ -172,7 +172,7 @@ def kernel_sources() -> list[Path]:
     backend = Path(__file__).parents[1]
     folders = (backend / "emit", backend / "layout")
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    outside = backend.parent / "sampling.py", backend.parents[1] / "physics" / "recurrent.py"
+    outside = backend.parent / "sampler" / "rule.py", backend.parents[1] / "arch" / "recurrent.py"
     return [*files, *outside]
 
 

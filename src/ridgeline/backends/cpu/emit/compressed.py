@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
 from ridgeline.backends.cpu.emit.ir import Value
@@ -43,4 +44,4 @@ def _compressed(
     floats = thread.floats("in", m, scope)
     x = qkv + latent.columns(thread.kind.heads.num_heads)["q_a"] * 4
     thread.of_heads(COMPRESSED_NORM).call(thread.fn, x=x, weight=layer["q_a_norm"], out=floats)
-    thread.quantise("in", floats, m, latent.q_rank, scope=scope)
+    row_parts.quantise(thread, "in", floats, m, latent.q_rank, scope=scope)

@@ -1,4 +1,4 @@
-"""The draw of a token from a row of logits, and its rank: the rule of ``backends.sampling``.
+"""The draw of a token from a row of logits, and its rank: the rule of ``backends.sampler.rule``.
 
 A plain draw adds up the weights of each block of 512 logits, and looks for the token in the block
 that reaches the mark. Filters take what ``candidates`` finds. A row is changed in place by
@@ -56,7 +56,7 @@ from ridgeline.backends.cpu.layout.draw_entries import (
     padded_vocab,
     scratch_bytes,
 )
-from ridgeline.backends.sampling import (
+from ridgeline.backends.sampler.rule import (
     LOG2_E,
     MAX_LOGIT,
 )

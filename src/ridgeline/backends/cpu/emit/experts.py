@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ridgeline.backends.cpu.emit import row_parts
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
 from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
@@ -18,9 +19,6 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
 from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cpu.emit.args import Thread
 
 ROUTE = Kernel("route", ("x", "router", "bias", "size", "out", "choice"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
@@ -170,7 +168,7 @@ def routed(
     reads = thread.floats("in", row, scope)
     if experts.dense_apart:
         reads = thread.local("rotated")
-        thread.only_norm(layer, "router_norm", x, reads)
+        row_parts.only_norm(thread, layer, "router_norm", x, reads)
     bias = layer["choice_bias" if experts.choice_bias else "router_bias"]
     thread.of_ffn(ROUTE).call(
         fn, x=reads, router=layer["router"], bias=bias, size=size, out=out,
@@ -185,7 +183,7 @@ def routed(
     elif experts.dense:
         fn.store(fn.value(1.0, F32), out + experts.num * 4, 4)
     if experts.dense_apart:
-        thread.norm(layer, "experts_norm", x, row, scope, ())
+        row_parts.norm(thread, layer, "experts_norm", x, row, scope, ())
 
 
 def joined(
@@ -200,8 +198,8 @@ def joined(
     out = thread.local("joined")
     if experts.dense_apart:
         dense, made = thread.local("rotated"), dense
-        thread.only_norm(layer, "experts_post_norm", sums, out)
-        thread.only_norm(layer, "beside_post_norm", made, dense)
+        row_parts.only_norm(thread, layer, "experts_post_norm", sums, out)
+        row_parts.only_norm(thread, layer, "beside_post_norm", made, dense)
     else:
         COPY.call(fn, x=out, y=sums, size=size)
     weights = getattr(thread, scope)("routes") + row * experts.route_stride
@@ -247,7 +245,9 @@ def met_experts(
             tiles = e * outer + first, e * outer + end
             behind = thread.tile(layer, "down", tiles[1])
             gated = "shared" if shares_tiles else "local"
-            thread.matmul(layer, "down", tiles, count, made, y_stride, behind, "gated", gated)
+            row_parts.matmul(
+                thread, layer, "down", tiles, count, made, y_stride, behind, "gated", gated
+            )
             at, width = first * (TILE * 4), (end - first) * TILE
             with fn.loop(count) as j:
                 m = thread.index(thread.local("picked") + j * 4)
@@ -313,7 +313,7 @@ def _inner_values(
     for matrix, target in [("gate", gate), ("up", up)][2 - len(ffn.inner) :]:
         behind = thread.tile(layer, matrix, tiles[1])
         place = target - before * (TILE * 4)
-        thread.matmul(layer, matrix, tiles, count, place, stride, behind, "gathered")
+        row_parts.matmul(thread, layer, matrix, tiles, count, place, stride, behind, "gathered")
     first, size = own[0] * TILE, (own[1] - own[0]) * TILE
     of_expert = before * TILE + first
     whole_rows = sizes.activations == "rows"  # whose scale needs all of a row
@@ -326,16 +326,16 @@ def _inner_values(
                     fn, x=target + at, weight=weights + row * ffn.experts.route_stride, size=size
                 )
         if whole_rows:
-            thread.gate(layer, of_expert, gate + at, up + at, gate + at, size, ffn)
+            row_parts.gate(thread, layer, of_expert, gate + at, up + at, gate + at, size, ffn)
         else:
             out = thread.floats("gated", m, scope) + first * 4
-            thread.gate(layer, of_expert, gate + at, up + at, out, size, ffn)
-            thread.quantise("gated", out, m, size, first, scope)
+            row_parts.gate(thread, layer, of_expert, gate + at, up + at, out, size, ffn)
+            row_parts.quantise(thread, "gated", out, m, size, first, scope)
     if shared:
         thread.barrier()
     if whole_rows:
         rows = (thread.number, thread.args["num_threads"]) if shared else (fn.i64(0), 1)
         with fn.loop(count, start=rows[0], step=rows[1]) as m:
-            thread.quantise("gated", gate + m * stride, m, ffn.size, scope=scope)
+            row_parts.quantise(thread, "gated", gate + m * stride, m, ffn.size, scope=scope)
         if shared:
             thread.barrier()

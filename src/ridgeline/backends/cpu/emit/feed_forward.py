@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
@@ -59,7 +60,7 @@ def gated_mlp(
         gated = scope
         with fn.loop(rows[1], start=rows[0]) as m:
             whole = thread.shared("gate_up") + m * ffn.gate_up_stride
-            thread.quantise("gated", whole, m, ffn.size, scope=scope)
+            row_parts.quantise(thread, "gated", whole, m, ffn.size, scope=scope)
         thread.barrier(scope)
     if sizes.max_rank and not network.prefix:
         _shrink_gated(thread, layer, rows)
@@ -84,7 +85,7 @@ def share_of_matmul(
     num_rows, share = thread.args["num_rows"], next_share(thread, i, layer, matrix)
     with thread.pieces(i, matrix, layer[f"{matrix}_num_tiles"]) as tiles:
         behind = next_address(thread, layer, matrix, tiles[1], share)
-        thread.matmul(layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
+        row_parts.matmul(thread, layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
 
 
 def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Network) -> None:
@@ -105,8 +106,8 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Ne
                 behind = next_address(thread, layer, names[0], tiles[1], share)
             else:
                 behind = thread.tile(layer, names[1], tiles[0])
-            thread.matmul(
-                layer, name, tiles, num_rows, target, stride, behind, network.group, scope
+            row_parts.matmul(
+                thread, layer, name, tiles, num_rows, target, stride, behind, network.group, scope
             )
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
@@ -114,9 +115,9 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Ne
             if sizes.activations == "rows" or (sizes.max_rank and sizes.activations != "floats"):
                 out = gate + at
             ups = up + m * up_stride + first * 4 if ffn.given else up + at
-            thread.gate(layer, first, gate + at, ups, out, size, ffn)
+            row_parts.gate(thread, layer, first, gate + at, ups, out, size, ffn)
             if sizes.activations != "rows":
-                thread.quantise("gated", out, m, size, first, "shared")
+                row_parts.quantise(thread, "gated", out, m, size, first, "shared")
 
 
 def whole_matmul(
@@ -125,7 +126,7 @@ def whole_matmul(
     """Compute all of a product, for this thread's rows."""
     end = layer[f"{matrix}_num_tiles"]
     behind = thread.tile(layer, matrix, end)
-    thread.matmul(layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
+    row_parts.matmul(thread, layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
 
 
 def whole_mlp(thread: Thread, layer: Words, num_rows: Value, network: Network) -> None:
@@ -139,9 +140,9 @@ def whole_mlp(thread: Thread, layer: Words, num_rows: Value, network: Network) -
         whole_matmul(thread, layer, matrix, num_rows, target, stride, network.group)
     with fn.loop(num_rows) as m:
         out = thread.floats("gated", m)
-        thread.gate(layer, 0, gate + m * stride, up + m * up_stride, out, ffn.size, ffn)
+        row_parts.gate(thread, layer, 0, gate + m * stride, up + m * up_stride, out, ffn.size, ffn)
         if not network.prefix:
             shrink(thread, layer, ("down",), out, m)
-        thread.quantise("gated", out, m, ffn.size)
+        row_parts.quantise(thread, "gated", out, m, ffn.size)
     y, x_bytes = thread.local("y"), sizes.hidden * 4
     whole_matmul(thread, layer, f"{network.prefix}down", num_rows, y, x_bytes, "gated")

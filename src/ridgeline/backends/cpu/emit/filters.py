@@ -34,7 +34,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.sampling import WEIGHT_BITS
+from ridgeline.backends.sampler.rule import WEIGHT_BITS
 
 # ``greatest``, ``factor``, ``depth`` and ``sigmas`` are the bits of f64.
 REACHING = Kernel(

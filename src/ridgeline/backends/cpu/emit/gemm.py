@@ -48,7 +48,6 @@ from ridgeline.backends.cpu.layout.formats import (
 )
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
-GEMV_TILES = 4  # most that a GEMV multiplies side by side (``Processor.streams``)
 _ROWS_AT_ONCE = 240  # rows of activations that stay in the second-level cache
 
 _Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half

@@ -6,6 +6,7 @@ its tokens decoded. ``ModelArch.input_scales`` says what is added up.
 
 from __future__ import annotations
 
+from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import F32, Value, fma, sqrt
@@ -52,7 +53,7 @@ def make_inputs(thread: Thread) -> None:
         with fn.loop(count) as m:
             floats = thread.floats("in", m)
             COPY.call(fn, x=floats, y=args["x"] + (low + m) * x_bytes, size=sizes.hidden)
-            thread.quantise("in", floats, m, sizes.hidden)
+            row_parts.quantise(thread, "in", floats, m, sizes.hidden)
         has_floats = sizes.activations == "floats"
         MATMUL.call(
             fn, matrix=args.address("inputs_tiles"), first=tiles[0], last=tiles[1],

@@ -10,8 +10,7 @@ side by side, so a weighted sum has a lane for each token, and adds the lanes up
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.float_attention import load_cached
 from ridgeline.backends.cpu.emit.ir import F16, F32, I32, Value, fma, sqrt, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -20,9 +19,6 @@ from ridgeline.backends.cpu.emit.records import rotated, store_keys, store_query
 from ridgeline.backends.cpu.emit.rows import FLOATS, largest_of
 from ridgeline.backends.cpu.layout.latent import LatentHeads, head_shape
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cpu.emit.args import Thread
 
 _ROPE = Kernel(
     "latent_rope",

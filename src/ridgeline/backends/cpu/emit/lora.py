@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import F16, F32, I64, Function, Value, fma, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cpu.emit.args import Thread
 
 _FLOATS = vec(F32, 16)
 _TOGETHER = 4  # ranks that are computed side by side: ``layout.lora`` has them so

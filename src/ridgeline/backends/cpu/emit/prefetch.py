@@ -18,17 +18,14 @@ No result depends on it, and an address where nothing is does no harm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.paging import WALK, record_at
 from ridgeline.backends.cpu.layout.formats import WeightFormat
 from ridgeline.backends.cpu.layout.shapes import Heads
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cpu.emit.args import Thread
 
 _AHEAD_BYTES = 8192  # of a GEMV in all its tiles, at least
 _PAGES_AT_ONCE, _PAGE_BYTES = 4, 4096

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I32,
@@ -31,7 +32,6 @@ from ridgeline.backends.cpu.emit.ir import (
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, has_conv_bias
-from ridgeline.physics.recurrent import Conv, Delta, Ssm
 
 CONV_CHANNELS = 16  # that ``convolve`` takes
 SEGMENT_BYTES = 16

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ridgeline.arch.recurrent import Delta, Ssm
+from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
 from ridgeline.backends.cpu.emit.ir import Value
@@ -22,7 +24,6 @@ from ridgeline.backends.cpu.emit.recurrent import (
 )
 from ridgeline.backends.cpu.emit.rows import COPY
 from ridgeline.backends.cpu.layout.recurrent import RATES, Recurrence
-from ridgeline.physics.recurrent import Delta, Ssm
 
 
 def share_of_projections(
@@ -126,4 +127,4 @@ def made_to_activations(
         made = out
     elif keeps_floats:
         COPY.call(fn, x=thread.floats("gated", m, scope), y=made, size=shape.made)
-    thread.quantise("gated", made, m, shape.made, scope=scope)
+    row_parts.quantise(thread, "gated", made, m, shape.made, scope=scope)

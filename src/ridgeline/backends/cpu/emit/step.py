@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ridgeline.backends.cpu.emit import mixing, row_parts
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import ATTEND, Thread
+from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
 from ridgeline.backends.cpu.emit.compressed import share_of_queries, whole_queries
@@ -41,6 +42,7 @@ from ridgeline.backends.cpu.emit.inputs import make_inputs
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
+from ridgeline.backends.cpu.emit.mixing import ATTEND
 from ridgeline.backends.cpu.emit.paging import scores, weighted_values
 from ridgeline.backends.cpu.emit.prefetch import prefetch_next_head
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE_ATTENDED, SCALE
@@ -183,7 +185,9 @@ def _by_outputs(thread: Thread, scope: str) -> None:
     with thread.layers() as (i, layer, cache):
         for _ in thread.each_kind(layer):
             with fn.loop(rows[1], start=rows[0]) as m:
-                thread.norm(layer, "attn_norm", x + m * x_bytes, m, scope, thread.kind.readers[0])
+                row_parts.norm(
+                    thread, layer, "attn_norm", x + m * x_bytes, m, scope, thread.kind.readers[0]
+                )
             thread.barrier(scope)
             meet(thread, scope)
             for matrix, column in thread.qkv():
@@ -218,11 +222,11 @@ def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value,
     def attend_all(h: Value) -> None:
         with fn.loop(num_rows) as m:
             out = attended + m * (kind.attention * 4)
-            thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+            mixing.attend(thread, layer, cache, (m, fn.i64(1)), h, out)
 
     with fn.loop(kind.heads.num_kv_heads, start=thread.number, step=args["num_threads"]) as h:
         with fn.loop(num_rows) as m:
-            thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+            mixing.rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
         if not kind.heads.latent:
             attend_all(h)
     if kind.heads.latent:  # another thread may have stored the key
@@ -239,12 +243,12 @@ def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, 
     """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
     fn, kind = thread.fn, thread.kind
     with fn.loop(rows[1], start=rows[0]) as m, fn.loop(kind.heads.num_kv_heads) as h:
-        thread.rope(layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
+        mixing.rope(thread, layer, cache, m, thread.shared("qkv") + m * (kind.qkv * 4), h)
     thread.barrier()
     with fn.loop(rows[1], start=rows[0]) as m:
         out = thread.shared("attended") + m * (kind.attention * 4)
         with fn.loop(kind.heads.num_kv_heads) as h:
-            thread.attend(layer, cache, (m, fn.i64(1)), h, out)
+            mixing.attend(thread, layer, cache, (m, fn.i64(1)), h, out)
         _attended_to_activations(thread, layer, out, m, "shared")
     thread.barrier()
 
@@ -264,7 +268,7 @@ def _feed_forward(
     with fn.loop(rows[1], start=rows[0]) as m:
         if both:
             ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
-        thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, scope)
+        mixing.after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, scope)
     if not thread.kind.ffn.size:
         return
     thread.barrier(scope)
@@ -281,7 +285,7 @@ def _feed_forward(
         _add_made(thread, layer, x, y, sums, m, scope)
     if of_input is not None:
         with fn.loop(rows[1], start=rows[0]) as m:
-            thread.norm(layer, "", x + m * x_bytes, m, scope, ())
+            row_parts.norm(thread, layer, "", x + m * x_bytes, m, scope, ())
         thread.barrier(scope)
         gated_mlp(thread, i, layer, rows, scope, of_input)
         thread.barrier()
@@ -303,13 +307,13 @@ def _add_made(
     x_at, made = x + at, (sums if experts else y) + at
     if experts and experts.dense:
         made = joined(thread, layer, made, y + at, row, scope)
-    thread.add(layer, "mlp", x_at, made)
+    row_parts.add(thread, layer, "mlp", x_at, made)
 
 
 def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
     """Add to a row of x what was made of the layer's own input; scale it."""
     if thread.kind.input:
-        thread.add(layer, "input", x, y)
+        row_parts.add(thread, layer, "input", x, y)
     if thread.kind.out_scale:
         SCALE.call(thread.fn, x=x, factor=layer["out_scale"], size=thread.sizes.hidden)
 
@@ -326,7 +330,7 @@ def _attended_to_activations(
     elif thread.sizes.activations == "floats":
         COPY.call(thread.fn, x=floats, y=attended, size=size)
     shrink(thread, layer, ("o",), attended, row)
-    thread.quantise("in", attended, row, size, scope=scope)
+    row_parts.quantise(thread, "in", attended, row, size, scope=scope)
 
 
 def _by_tokens(thread: Thread) -> None:
@@ -372,7 +376,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     thread.first_row, thread.owns_rows = low, True
     with fn.loop(high - low) as m:
         x = args["x"] + (low + m) * (sizes.hidden * 4)
-        thread.norm(layer, "attn_norm", x, m, "local", kind.readers[0])
+        row_parts.norm(thread, layer, "attn_norm", x, m, "local", kind.readers[0])
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
@@ -384,7 +388,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     whole_queries(thread, layer, high - low)
     if kind.heads.num_heads:
         with fn.loop(high - low) as m, fn.loop(kind.heads.num_kv_heads) as h:
-            thread.rope(layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
+            mixing.rope(thread, layer, cache, low + m, thread.local("qkv") + m * (kind.qkv * 4), h)
 
 
 def _attend_block(
@@ -399,7 +403,7 @@ def _attend_block(
         row, count = thread.index(at), thread.index(at + 4)
         out = thread.local("attended") + (row - low) * (kind.attention * 4)
         with fn.loop(kind.heads.num_kv_heads) as h:
-            thread.attend(layer, cache, (row, count), h, out)
+            mixing.attend(thread, layer, cache, (row, count), h, out)
 
 
 def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
@@ -420,7 +424,7 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
     with fn.loop(num_rows) as m:
         if _has_both(thread):
             ADD.call(fn, x=x + m * x_bytes, y=beside + m * x_bytes, size=sizes.hidden)
-        thread.after_attention(layer, x + m * x_bytes, y + m * x_bytes, m, "local")
+        mixing.after_attention(thread, layer, x + m * x_bytes, y + m * x_bytes, m, "local")
     if not kind.ffn.size:
         return
     own, dense, of_input = networks(thread)
@@ -434,7 +438,7 @@ def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None
         _add_made(thread, layer, x, y, sums, m, "local")
     if of_input is not None:
         with fn.loop(num_rows) as m:
-            thread.norm(layer, "", x + m * x_bytes, m, "local", ())
+            row_parts.norm(thread, layer, "", x + m * x_bytes, m, "local", ())
         whole_mlp(thread, layer, num_rows, of_input)
     if of_input is not None or kind.out_scale:
         with fn.loop(num_rows) as m:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.sampling import Row, Rule, log_sum_exp, ranked, rule
+from ridgeline.backends.sampler.rule import Row, Rule, log_sum_exp, ranked, rule
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs
 

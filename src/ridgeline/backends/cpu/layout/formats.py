@@ -44,6 +44,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TILE = 32  # outputs of a tile, and inputs of a record
+GEMV_TILES = 4  # most that a GEMV multiplies side by side (``Processor.streams``)
 BLOCK_RECORDS = 8  # of the formats that have blocks
 ACT_SCALES_BYTES = 24  # of a row, for each record
 VALUE_BYTES = {"groups": 1, "rows": 1, "bf16": 2, "floats": 4}  # of an activation

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout.latent import latent_places
 from ridgeline.backends.cpu.layout.of_model import rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
-from ridgeline.physics.arch import ModelArch
 
 
 def head_places(

@@ -1,4 +1,4 @@
-"""Padded parts of latent attention (``physics.latent``), and where a row keeps what it projects.
+"""Padded parts of latent attention (``arch.latent``), and where a row keeps what it projects.
 
 All query heads meet one key. To the kernels of attention they stand in groups, each with a key head
 of its own, all of which lie in the same records: so several threads can share a row's heads.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.layout.pack import Index, padded
-from ridgeline.physics.arch import Attention
 
 _LANES = 16
 _MOST_TOGETHER = 4  # query heads that stand in a group

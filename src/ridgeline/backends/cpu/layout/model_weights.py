@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.cache_groups import CacheGroup, one_group
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
@@ -32,11 +34,9 @@ from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
 from ridgeline.backends.relative_bias import biases_by_distance
-from ridgeline.backends.results import PROMPT_ROWS
+from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.machine import available_bytes, give_back
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.arch import ModelArch
-from ridgeline.physics.cache_groups import CacheGroup, one_group
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows

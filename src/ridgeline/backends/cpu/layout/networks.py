@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """How many experts there are, and how a row's are chosen: see ``physics.arch``."""
+    """How many experts there are, and how a row's are chosen: see ``arch.model``."""
 
     num: int
     per_token: int
@@ -18,7 +18,7 @@ class Experts:
     dense: FeedForward | None = None  # what all rows go through as well
     dense_gated: bool = False  # its output is weighed
     dense_apart: bool = False  # it reads other rows than the experts, and norms stand behind both
-    router: str = "softmax"  # see ``physics.arch``
+    router: str = "softmax"  # see ``arch.model``
     choice_bias: bool = False
     num_groups: int = 1
     groups_met: int = 1
@@ -51,7 +51,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward network, or a mixture of experts: see ``physics.arch``."""
+    """A feed-forward network, or a mixture of experts: see ``arch.model``."""
 
     size: int  # padded inner width, of each expert if there are some
     activation: str = "silu"

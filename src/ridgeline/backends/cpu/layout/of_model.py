@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.arch import model as arch_parts
+from ridgeline.arch.model import Layer, ModelArch
+from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
 from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
 from ridgeline.backends.cpu.layout.pack import padded
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
-from ridgeline.physics import arch as arch_parts
-from ridgeline.physics.arch import Layer, ModelArch
-from ridgeline.physics.recurrent import Delta, Ssm
 
 _LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.backends.cpu.layout.pack import Index, padded
-from ridgeline.physics.recurrent import Conv, Delta, Recurrent, Ssm
 
 Floats = NDArray[np.float32]
 LANES = 16

@@ -38,7 +38,7 @@ class Heads:
     num_channels: int  # before padding
     cache: str  # int8, int8-int4, f16 or f32
     qkv_bias: bool
-    qk_norm: str  # "", "head" or "width": see ``physics.arch.Attention``
+    qk_norm: str  # "", "head" or "width": see ``arch.model.Attention``
     eps: float
     scale: float | None = None  # of scores, if it does not follow from the number of channels
     softcap: float = 0.0  # of scores; 0 for none
@@ -51,7 +51,7 @@ class Heads:
     v_is_k: bool = False
     gated: bool = False  # what is attended to goes through gates
     out_scale: float = 1.0  # multiplies what is attended to
-    slopes: tuple[float, ...] = ()  # of each head: see ``physics.arch.Attention``
+    slopes: tuple[float, ...] = ()  # of each head: see ``arch.model.Attention``
     has_biases: bool = False  # scores gain a number of the distance of two tokens
     latent: LatentHeads | None = None  # then each of ``num_kv_heads`` reads the same records
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
@@ -71,7 +71,7 @@ class Heads:
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The matrices of queries, keys and values, in this order: see ``physics.arch``."""
+        """The matrices of queries, keys and values, in this order: see ``arch.model``."""
         if not self.num_heads:
             return ()
         if self.latent:
@@ -185,7 +185,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All layers' own inputs of a token: see ``physics.arch.ModelArch.input_scales``."""
+    """All layers' own inputs of a token: see ``arch.model.ModelArch.input_scales``."""
 
     size: int  # padded channels of each
     num_channels: int  # before padding

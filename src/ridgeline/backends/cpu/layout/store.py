@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.machine import usable_cpus
-from ridgeline.models.gguf_parts import part_paths
+from ridgeline.models.gguf.parts import part_paths
 
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
@@ -71,9 +71,8 @@ def sources() -> list[Path]:
     Those of gguf stand for its version: importing either takes a tenth of a start.
     """
     package = Path(__file__).parents[3]
-    folders = (package / "models", Path(__file__).parent)
-    facts = ("arch.py", "latent.py", "recurrent.py", "rope.py", "text_defaults.py")
-    files = [package / "physics" / name for name in facts]
+    folders = (package / "arch", package / "models", Path(__file__).parent)
+    files = [package / "physics" / "text_defaults.py"]
     files += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cpu.layout.model_weights import Weights
 from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
-from ridgeline.backends.face import Traffic
+from ridgeline.backends.interface import Traffic
 from ridgeline.core.records import StepRecord
-from ridgeline.physics.arch import Experts, ModelArch
 from ridgeline.physics.costs import (
     attention_flops,
     head_flops,

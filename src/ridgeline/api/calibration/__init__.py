@@ -1,0 +1,1 @@
+"""Measuring a model here, and which model of time holds for it."""

@@ -1,0 +1,1 @@
+"""What a model looks like: layers, mixers, rotations, groups of layers that share a cache. Pure."""

@@ -1,0 +1,84 @@
+"""The reference backend: numpy, float32, written to be read. All others must agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ridgeline.arch.cache_groups import one_group
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.interface import Footprint, Setup, Surroundings
+from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.backends.reference.tiles import POSITIONS, SCORES
+from ridgeline.backends.sampler.step_output import PROMPT_ROWS
+from ridgeline.core.scheduling.speculate import max_draws
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.costs import state_bytes_per_seq, weight_bytes
+
+
+def check(setup: Setup, arch: ModelArch) -> Setup:
+    """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
+    del arch  # everything is f32
+    for flag, value in (("--dtype", setup.dtype), ("--kv-cache-dtype", setup.kv_cache_dtype)):
+        if value not in ("auto", "f32"):
+            raise ValueError(f"{flag} {value}: the reference backend has f32 only")
+    return setup._replace(dtype="f32", kv_cache_dtype="f32")
+
+
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> ReferenceRunner:
+    """Decode the weights and allocate the cache."""
+    return ReferenceRunner(
+        checkpoint,
+        num_blocks=setup.num_blocks,
+        block_size=setup.block_size,
+        max_model_len=setup.max_model_len,
+        num_threads=setup.num_threads,
+        num_states=setup.num_states,
+        groups=setup.groups,
+        progress=surroundings.progress,
+    )
+
+
+def step_knots() -> tuple[int, ...]:
+    """Return powers of two: at which sizes matrix products change their ways is not documented."""
+    return tuple(1 << power for power in range(12))
+
+
+def describe() -> str:
+    """Return the library that it computes with."""
+    return "numpy, float32"
+
+
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return how much memory a setup takes."""
+    num_tokens, max_model_len = setup.max_num_batched_tokens, setup.max_model_len
+    kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)
+    q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
+    num_heads = max((mixer.num_heads for mixer in arch.attentions), default=0)
+    inner = max(layer.ffn.size for layer in arch.layers)
+    widest = max(  # projections of a recurrent layer, and what is made of them
+        max(rows for rows, *_ in layer.mixer.shapes(arch.hidden_size).values())
+        if layer.recurrent else 0
+        for layer in arch.layers
+    )  # fmt: skip
+    of_inputs = arch.num_layers * arch.input_size
+    activations = 6 * arch.hidden_size + 4 * (inner + kv_size + q_size + widest + of_inputs)
+    scores = 2 * num_heads * min(SCORES, num_tokens * max_model_len)
+    gathered = 2 * max(POSITIONS, max_model_len) * kv_size
+    # Of samples, with a byte each that says whether they are finite, and beside them of a prompt.
+    logits = (1.25 * max_draws(setup.max_num_seqs) + min(num_tokens, PROMPT_ROWS)) * arch.vocab_size
+    step_bytes = int(4 * (num_tokens * activations + scores + gathered + logits))
+    kv_bytes = max(
+        4 * sum(arch.layers[i].known_attention.cache_size for i in group.layers)
+        for group in setup.groups or one_group(arch)
+    )
+    return Footprint(step_bytes, kv_bytes, state_bytes_per_seq(arch))
+
+
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them: all in f32."""
+    return {"all": _weight_bytes(checkpoint.arch)}
+
+
+def _weight_bytes(arch: ModelArch) -> int:
+    """Return the bytes of all weights but the table of layers' inputs, which is never decoded."""
+    return weight_bytes(arch, 4) - 4 * arch.vocab_size * arch.num_layers * arch.input_size

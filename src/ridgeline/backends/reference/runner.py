@@ -1,0 +1,404 @@
+"""The reference backend: numpy, float32, written to be read. All others must agree with it.
+
+A step is one flat batch: the tokens of all its items, one after another, whatever they are - a
+prompt, a piece of one, a single token of an answer. They go through the layers together, so the
+weights are read once for all. Only attention tells sequences apart: items with equally many tokens
+are handled as one array, with their keys and values gathered from the paged cache.
+
+It knows nothing of requests and keeps nothing about them: only weights and the cache.
+
+Shapes are written in names: T tokens of the batch, B sequences of a group, N tokens of each, L
+positions of context, H query heads, K key/value heads, G = H / K, D channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch.cache_groups import CacheGroup, one_group
+from ridgeline.arch.model import Attention, Experts
+from ridgeline.backends.interface import Counters, Held, Traffic
+from ridgeline.backends.memory_use import held
+from ridgeline.backends.reference.cache import KeysAndValues
+from ridgeline.backends.reference.inputs import LayerInputs
+from ridgeline.backends.reference.latent import expanded, queries_and_key
+from ridgeline.backends.reference.lora import Adapted
+from ridgeline.backends.reference.parts import (
+    Norm,
+    beside_experts,
+    feed_forward,
+    linear,
+    load_layer,
+    normalised,
+    normalised_heads,
+    rms_norm,
+    rotate,
+    scaled,
+    sigmoid,
+    softcapped,
+    softmax,
+    with_input,
+)
+from ridgeline.backends.reference.recurrent import mix
+from ridgeline.backends.reference.states import RecurrentStates
+from ridgeline.backends.reference.tiles import Tiles, tiled
+from ridgeline.backends.relative_bias import biases_by_distance
+from ridgeline.backends.sampler.step_output import Answer, Ask, answered, finish
+from ridgeline.backends.states import States
+from ridgeline.backends.vectors import behind_pooling, pooled, segments
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import StepRecord
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.models.adapters import AdapterWeights
+from ridgeline.models.rope.tables import query_scales, rope_tables
+from ridgeline.models.tensors import Checkpoint
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.intp]
+
+_Places = tuple[Ints, Ints, list[Tiles]]  # of tokens: positions, slots of the cache, groups
+
+
+class ReferenceRunner:
+    """A ``core.step.Runner``: weights and paged K/V in float32."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_threads: int | None = None,
+        num_states: int = 0,
+        groups: tuple[CacheGroup, ...] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Decode the weights and allocate the cache, and ``num_states`` slots for states.
+
+        Each of ``groups`` of layers has a block table of its own; none is one of all layers.
+        ``progress`` is told how many of how many bytes of the file's tensors are decoded.
+        """
+        self.arch = checkpoint.arch
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._num_threads = num_threads
+        from threadpoolctl import ThreadpoolController  # here: other backends start without
+
+        self._blas = ThreadpoolController()
+        self._load(checkpoint, progress or (lambda done, total: None))
+        ropes = [mixer.rope for mixer in self.arch.attentions]
+        self._ropes = {  # cosines and sines
+            rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
+        }
+        self._biases = [biases_by_distance(one, max_model_len) for one in self._relative_bias]
+        self._query_scales = {
+            rope: query_scales(rope, max_model_len) for rope in self._ropes if rope.query_growth
+        }
+        groups = groups or one_group(self.arch)
+        self._num_groups = len(groups)
+        self.cache = KeysAndValues(self.arch, num_blocks, block_size, groups)
+        self._recurrent = RecurrentStates(self.arch, num_states)
+        self._states = States(num_blocks, block_size, self.arch.hidden_size)
+        self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
+        """Let work name an adapter by this number while what is returned is kept."""
+        self._adapters[number] = weights
+        return weights
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy blocks, run the model once over all tokens, write K/V, sample."""
+        with (
+            self._blas.limit(limits=self._num_threads, user_api="blas"),
+            np.errstate(all="ignore"),  # a damaged row is found by its values, and fails alone
+        ):
+            self.cache.copy(step.copies)
+            self._recurrent.begin(step.state_copies)
+            hidden, finite_T = self._forward(step.work)
+            ends = np.cumsum([len(work.tokens) for work in step.work])
+            of_items = enumerate(np.split(finite_T, ends[:-1]))
+            damaged = [(i, int(of_item.argmin())) for i, of_item in of_items if not of_item.all()]
+            output = finish(step.work, partial(self._answers, hidden=hidden), lambda: damaged)
+            output = self._states.compare(step, output, lambda tokens: hidden[tokens])
+            self._recurrent.end()
+            return pooled(step, output, lambda tokens: hidden[tokens], *self._scorer)
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
+
+        For measuring a runner that no engine uses: the cache holds one text, in blocks 0, 1, ...
+        ``tokens`` continue it at position ``start``; earlier calls computed what is before that.
+        """
+        blocks, *others = (
+            tuple(range(group, self.num_blocks, self._num_groups))
+            for group in range(self._num_groups)
+        )
+        sampling = Sampling(SamplingParams(), 0, ())
+        work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), (), state=0)
+        work = work._replace(others=tuple(others))
+        with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
+            hidden = self._forward((work,))[0]
+            self._recurrent.end()
+            return self._logits(hidden)
+
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
+        """Return nothing: it is not known what numpy reads."""
+        return {}
+
+    def memory(self) -> dict[str, Held]:
+        """Return what every array takes that is kept from step to step."""
+        arrays = [layer.arrays() for layer in self._layers]
+        outer = [self._norm.weight, self._norm.bias, self._head_bias]
+        if self._embed_norm is not None:
+            outer += [self._embed_norm.weight, self._embed_norm.bias]
+        vectors = [array for layer in arrays for array in layer["norms"]]
+        of_inputs = [] if self._inputs is None else self._inputs.arrays
+        by_name = {
+            "weights.embedding": held([self._embed, *self._positions, *of_inputs]),
+            "weights.attention": held(a for layer in arrays for a in layer["attention"]),
+            "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
+            "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
+            "weights.rope": held(
+                [*(table for both in self._ropes.values() for table in both), *self._biases]
+            ),
+            "kv_cache": held([self.cache.blocks]),
+            "states": held([self._states.array]),
+            "recurrent_states": held(self._recurrent.arrays()),
+        }
+        if self._scorer:
+            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+        if self._inputs is not None:
+            by_name["weights.inputs"] = held([self._inputs.table], is_mapped=True)
+        if self._head is not self._embed:
+            by_name["weights.head"] = held([self._head])
+        if adapters := list(self._adapters.values()):
+            parts = [part for weights in adapters for part in weights.parts.values()]
+            by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
+        return by_name
+
+    def profile(self, announce: Callable[[], None]) -> Counters:
+        """Raise ValueError: nothing counts inside numpy."""
+        raise ValueError("the reference backend counts no cycles: use --backend cpu")
+
+    # --- the model -----------------------------------------------------------------------------
+
+    def _forward(self, items: tuple[Work, ...]) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the normed hidden state [T, hidden], and which tokens' K/V were finite."""
+        arch, block_size = self.arch, self.block_size
+        ids = np.array([token for work in items for token in work.tokens])
+        position_T = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in items])
+        tables = list(zip(*((work.table, *work.others) for work in items), strict=True))
+        by_group: list[_Places] = []  # of layers
+        for of_items in tables:
+            slots = [_slots(w, table, block_size) for w, table in zip(items, of_items, strict=True)]
+            tiles = list(tiled(items, of_items, block_size, not arch.is_encoder))
+            by_group.append((position_T, np.concatenate(slots), tiles))
+        finite_T = np.ones(len(ids), bool)
+        x = self._embed[ids]
+        if self._embed_norm is not None:
+            x = normalised(x, self._embed_norm, arch)
+        if arch.embed_scale != 1.0:
+            x = x * np.float32(arch.embed_scale)
+        for table in self._positions:
+            places = position_T + arch.position_offset
+            if arch.num_segments > 1:
+                segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
+                places = places + segment_T * (arch.position_rows // arch.num_segments)
+            x = x + table[places]
+        own_TLC = self._inputs.of(ids, x) if self._inputs else None
+        added = np.float32(arch.residual_scale)
+        adapted = Adapted(arch, items, self._adapters)
+        for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
+
+            def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
+                return normalised(rows, norms[name], arch) if name in norms else rows
+
+            row = norm(x, "attn_norm")
+            x = row if layer.norms == "within" else x
+            adapt = partial(adapted.add, i)
+            of_layer = by_group[self.cache.group_of[i]]
+            mixed, finite = self._mixed(i, row, items, of_layer, adapt)
+            finite_T &= finite
+            if layer.is_parallel:
+                row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
+            x = x + added * norm(mixed, "attn_post_norm")
+            if not layer.is_parallel:
+                row = norm(x, "mlp_norm")
+            x = row if layer.norms == "within" else x
+            if weights.ffn is not None:
+                if isinstance(layer.ffn, Experts) and layer.ffn.beside:
+                    made = beside_experts(x, row, weights.ffn, layer.ffn, norm)
+                else:
+                    made = feed_forward(row, weights.ffn, layer.ffn, adapt)
+                x = x + added * norm(made, "mlp_post_norm")
+            if own_TLC is not None:
+                x = with_input(x, own_TLC[:, i], weights, layer.ffn.activation, norm)
+            if weights.out_scale is not None:
+                x = x * weights.out_scale
+        return normalised(x, self._norm, arch), finite_T
+
+    def _mixed(
+        self,
+        index: int,
+        x: Floats,
+        items: tuple[Work, ...],
+        places: _Places,
+        adapt: Callable[..., Floats],
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what a layer's mixer adds, and which tokens may be built on."""
+        layer, weights = self.arch.layers[index], self._layers[index]
+        out, finite_T = np.zeros_like(x), np.ones(len(x), bool)
+        if layer.attention is not None:
+            out, finite_T = self._attention(index, x, *places, adapt)
+        if layer.recurrent is not None:
+            go = partial(self._recurrent.go, index, items)
+            out = out + mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
+            finite_T &= np.logical_and.reduce(np.isfinite(out), axis=1)
+        return out, finite_T
+
+    def _attention(
+        self,
+        index: int,
+        x: Floats,
+        position_T: Ints,
+        slot_T: Ints,
+        groups: list[Tiles],
+        adapt: Callable[..., Floats],
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what a layer's attention adds, and which tokens' K/V were finite."""
+        mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
+        assert mixer is not None
+        if mixer.latent is not None:
+            return self._latent_attention(index, mixer, x, (position_T, slot_T, groups))
+        assert weights is not None
+        num_q = mixer.num_heads
+        num_qk = num_q if mixer.kv_of is not None else num_q + mixer.num_kv_heads
+        rows = scaled(x, mixer.in_scale)
+        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, *mixer.projections)
+        heads, eps = qkv.reshape(len(x), -1, mixer.head_dim), self.arch.norm_eps
+        qk, v_TKD = heads[:, :num_qk], heads[:, num_q if mixer.v_is_k else num_qk :]
+        if mixer.v_norm:
+            v_TKD = rms_norm(v_TKD, None, eps)
+        if weights.q_norm is not None and not mixer.norm_turned:
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
+        if mixer.rope is not None:
+            qk = rotate(qk, *self._angles(mixer, position_T))
+            if mixer.rope.query_growth:
+                qk[:, :num_q] *= self._query_scales[mixer.rope][position_T, None, None]
+        if weights.q_norm is not None and mixer.norm_turned:
+            qk = normalised_heads(qk, weights.q_norm, weights.k_norm, mixer, eps)
+        finite_T = np.ones(len(x), bool)
+        if mixer.kv_of is None:
+            finite_T = self.cache.write(index, slot_T, qk[:, num_q:], v_TKD)
+        out = np.empty((len(x), num_q, mixer.head_dim), np.float32)
+        for group in groups:
+            q = qk[group.rows_BN, :num_q]
+            out[group.rows_BN] = self._attend(index, mixer, q, group, weights.sinks)
+        attended = out.reshape(len(x), -1)
+        if weights.gate is not None:
+            attended *= sigmoid(linear(x, weights.gate, None))
+        out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
+        return scaled(out, mixer.out_scale), finite_T
+
+    def _angles(self, mixer: Attention, position_T: Ints) -> tuple[Floats, Floats]:
+        """Return cosines and sines of tokens, [T, 1, pairs]."""
+        assert mixer.rope is not None
+        cos, sin = self._ropes[mixer.rope]
+        return cos[position_T, None], sin[position_T, None]
+
+    def _latent_attention(
+        self, index: int, mixer: Attention, x: Floats, places: _Places
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return what latent attention adds, and which tokens' latents were finite."""
+        position_T, slot_T, groups = places
+        weights, angles = self._layers[index].latent, self._angles(mixer, position_T)
+        q, key = queries_and_key(x, weights, mixer, angles)
+        finite_T = self.cache.write(index, slot_T, key)
+        seen = np.empty((len(x), mixer.num_heads, mixer.value_dim), np.float32)
+        for group in groups:
+            seen[group.rows_BN] = self._attend(index, mixer, q[group.rows_BN], group, None)
+        return expanded(seen, weights), finite_T
+
+    def _attend(
+        self,
+        layer: int,
+        mixer: Attention,
+        q_BNHD: Floats,
+        group: Tiles,
+        sinks: Floats | None,
+    ) -> Floats:
+        """Return softmax(scale q k) v over each sequence's own blocks, as [B, N, H, D] of v."""
+        B, N, H, D = q_BNHD.shape
+        K = mixer.num_kv_heads
+        k_BLKD, v_BLKD = self.cache.read(layer, group.tables)
+        q = q_BNHD.reshape(B, N, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
+        scores = q @ k_BLKD.transpose(0, 2, 3, 1)
+        scores *= np.float32(mixer.score_scale)
+        scores = softcapped(scores, mixer.softcap)
+        by_token = scores.reshape(B, K, H // K, N, -1)
+        if mixer.slopes:
+            slopes = np.array(mixer.slopes, np.float32).reshape(K, H // K, 1, 1)
+            by_token -= slopes * group.distance_BNL(by_token.shape[-1])[:, None, None]
+        if mixer.bias_buckets:
+            by_distance = group.biases_BHNL(self._biases[0], by_token.shape[-1])
+            by_token += by_distance.reshape(by_token.shape)
+        mask_BNL = group.mask_BNL(self.block_size, mixer)
+        np.copyto(by_token, -np.inf, where=mask_BNL[:, None, None])
+        softmax(by_token, None if sinks is None else sinks.reshape(K, H // K, 1, 1))
+        out = (scores @ v_BLKD.transpose(0, 2, 1, 3)).reshape(B, K, H // K, N, -1)
+        result: Floats = out.transpose(0, 3, 1, 2, 4).reshape(B, N, H, -1)
+        return result
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
+        """Draw tokens, or rank known ones, by the logits after some tokens."""
+        logits = self._logits(hidden[[ask.token for ask in asks]])
+        return [answered(row, ask) for row, ask in zip(logits, asks, strict=True)]
+
+    def _logits(self, hidden: Floats) -> Floats:
+        logits = linear(hidden, self._head, self._head_bias)
+        if self.arch.logit_scale != 1.0:
+            logits *= np.float32(self.arch.logit_scale)
+        return softcapped(logits, self.arch.logit_softcap)
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def _load(self, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> None:
+        arch, total, done = self.arch, checkpoint.nbytes, 0
+        table = checkpoint.tensors.get("inputs")
+
+        def get(name: str) -> Floats:
+            nonlocal done
+            tensor = checkpoint.tensors[name]
+            done += tensor.nbytes
+            progress(done, total)
+            return tensor.to_f32()
+
+        self._embed = get("embed")
+        self._embed_norm = None
+        if arch.embed_norm:
+            self._embed_norm = Norm(get("embedding_norm"), get("embedding_norm_bias"))
+        self._positions = [get("positions")] if arch.position_rows else []
+        has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
+        self._relative_bias = [get("relative_bias")] if has_biases else []
+        self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]
+        self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
+        self._head = self._embed if arch.tied_embeddings else get("head")
+        self._head_bias = get("head_bias") if arch.head_bias else None
+        self._scorer = behind_pooling(checkpoint)
+        self._inputs = None
+        if table is not None:
+            done += table.nbytes
+            self._inputs = LayerInputs(arch, table, get)
+
+
+def _slots(work: Work, table: tuple[int, ...], block_size: int) -> Ints:
+    positions = np.arange(work.start, work.start + len(work.tokens))
+    slots: Ints = np.array(table)[positions // block_size] * block_size
+    return slots + positions % block_size

@@ -1,0 +1,303 @@
+"""``ridgeline bench foresight``: how far predictions are off, beside what a repetition is off.
+
+It calibrates, then predicts seven loads that the calibration has not seen, and runs each: through
+admission and engine as in a server, with real arrivals, in this process. Then all run once more:
+what one run says of the next is the best that anybody can foresee on this machine.
+HTTP and the client's side are not in it, unless a server is named: then they are in what happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from ridgeline.api.calibration.calibrate import calibrate
+from ridgeline.api.llm import LLM
+from ridgeline.bench.edge import Edge
+from ridgeline.bench.foresight.picture import foresight_svg
+from ridgeline.bench.foresight.table import (
+    COLUMNS,
+    KINDS,
+    Step,
+    sum_errors,
+    table_of_loads,
+    table_of_runs,
+    table_of_sums,
+    verdicts,
+)
+from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.stats import summarise
+from ridgeline.bench.search.served import first_model
+from ridgeline.bench.simulate.main import settings_of
+from ridgeline.bench.simulate.predicted import Case
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import Record
+from ridgeline.core.request import Text
+from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.foresight.simulator.run import Asked, Course, Replica, serve
+from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, lognormal_lengths
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.sampler import Samples, Watcher
+
+_MOST_REQUESTS = 400
+
+
+class Load(NamedTuple):
+    """A load by its shape: an open one asks for a share of what can be served."""
+
+    name: str
+    share: float | None
+    clients: int | None
+    prompt_tokens: str
+    new_tokens: str
+    burstiness: float = 1.0
+
+
+LOADS = (
+    Load("open, 25 %", 0.25, None, "160:0.8", "70:0.6"),
+    Load("open, 50 %", 0.5, None, "160:0.8", "70:0.6"),
+    Load("open, 75 %", 0.75, None, "160:0.8", "70:0.6"),
+    Load("long prompts, 50 %", 0.5, None, "900:0.5", "40:0.5"),
+    Load("bursts, 50 %", 0.5, None, "250:0.8", "60:0.6", 0.25),
+    Load("4 clients", None, 4, "120:0.6", "90:0.5"),
+    Load("16 clients", None, 16, "180:0.6", "65:0.5"),
+)
+
+
+class Run(NamedTuple):
+    """What happened: a summary, and each step; no steps if it was a server that ran them."""
+
+    summary: dict[str, Any]
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def speed(self) -> float:
+        """Actual over predicted seconds of all steps."""
+        if not self.steps:
+            return 1.0
+        actual_s = math.fsum(step.actual_s for step in self.steps)
+        return actual_s / math.fsum(step.predicted_s for step in self.steps)
+
+
+def foresight(
+    llm: LLM,
+    calibration_s: float,
+    load_s: float,
+    keep: Callable[[Calibration], object],
+    out: Path | None = None,
+    base_url: str | None = None,
+    edge: Edge | None = None,
+) -> None:
+    """Calibrate, predict, run twice; print tables in markdown, then one line of JSON.
+
+    Args:
+        llm: without drafts, and with nothing else to do.
+        calibration_s: seconds to measure.
+        load_s: about how many seconds each load takes.
+        keep: is given the calibration.
+        out: gets a picture of what was predicted against what happened, an SVG.
+        base_url: a server of this model and these options, to run the loads on instead.
+        edge: what its clients wait for besides the engine.
+    """
+    with count_bar("Measuring", note="seconds") as report:
+        calibration = calibrate(llm, calibration_s, report)
+    keep(calibration)
+    say(
+        f"calibrated: a step is off by {calibration.step_error or 0:.1%}; now {2 * len(LOADS)} runs"
+    )
+    cases = [make_case(llm, load, calibration, load_s, i, edge) for i, load in enumerate(LOADS)]
+    predicted = [case.summary({}) for case in cases]
+    runs: list[list[Run]] = [[] for _ in LOADS]
+    for turn in range(2):
+        for i, (load, case) in enumerate(zip(LOADS, cases, strict=True)):
+            say(f"run {turn * len(LOADS) + i + 1}: {load.name}, {predicted[i]['duration_s']:.0f} s")
+            again = fresh(llm, case, turn)
+            runs[i].append(run_on(base_url, again) if base_url else run(llm, again, calibration))
+    errors, sums = compare_all(cases, predicted, runs)
+    names = [load.name for load in LOADS]
+    utilisations = [c.utilisation(p) for c, p in zip(cases, predicted, strict=True)]
+    found = verdicts(errors, sums)
+    for table in (
+        table_of_runs(names, errors),
+        table_of_sums(names, sums),
+        table_of_loads(names, utilisations, found),
+    ):
+        print("\n" + "\n".join(table))
+    measured = [[one.summary for one in pair] for pair in runs]
+    if out is not None:
+        out.write_text(picture(llm.path.name, predicted, measured), encoding="utf-8")
+        say(f"written: {out}")
+    document = {
+        "model": llm.path.name, "step_error": calibration.step_error, "load_s": load_s,
+        "loads": [load._asdict() for load in LOADS], "utilisations": utilisations,
+        "errors": errors, "sums": sums,
+        "verdicts": {
+            name: [v and v._asdict() | {"is_met": v.is_met} for v in column]
+            for name, column in found.items()
+        },
+        "speeds": [[round(one.speed, 3) for one in pair if one.steps] for pair in runs],
+        "predicted": predicted, "measured": measured,
+    }  # fmt: skip
+    print(json.dumps(document))
+
+
+def compare_all(
+    cases: Sequence[Case], predicted: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[Run]]
+) -> tuple[dict[str, list[dict[str, float]]], list[dict[str, float]]]:
+    """Return errors by kind, of each run, and those of sums of its steps."""
+    errors: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    sums = []
+    for case, foreseen, pair in zip(cases, predicted, runs, strict=True):
+        for one, other in (pair, pair[::-1]):
+            errors["foreseen"].append(compare(foreseen, one.summary))
+            if one.steps:
+                own = case.slower(one.speed).summary({})
+                errors["own speed"].append(compare(own, one.summary))
+            errors["once more"].append(compare(other.summary, one.summary))
+            sums.append(sum_errors(one.steps, one.speed, other.speed))
+    return errors, sums
+
+
+def make_case(
+    llm: LLM,
+    load: Load,
+    calibration: Calibration,
+    load_s: float,
+    seed: int,
+    edge: Edge | None = None,
+) -> Case:
+    """Return a load of about ``load_s`` seconds, at its share of what is foreseen to be served."""
+    rng, room = Random(f"{seed} lengths"), llm.config.max_model_len
+    pairs = zip(
+        lognormal_lengths(load.prompt_tokens, "prompt_tokens", _MOST_REQUESTS, rng),
+        lognormal_lengths(load.new_tokens, "new_tokens", _MOST_REQUESTS, rng),
+        strict=True,
+    )
+    lengths = [(min(prompt, room * 3 // 4), min(new, room // 4 - 1)) for prompt, new in pairs]
+    case = Case(
+        warmups=(),
+        load=_asked(llm, lengths, [0.0] * len(lengths), Random(f"{seed} prompts")),
+        refused={},
+        concurrency=load.clients,
+        settings=settings_of(llm.config, llm.engine.eos_ids),
+        times=calibration.times,
+        edge=edge,
+    )
+    rate_per_s = replace(case, load=case.load[:64]).summary({})["request_throughput_per_s"]
+    rate_per_s *= load.share or 1.0
+    num = max(8, min(_MOST_REQUESTS, math.ceil(rate_per_s * load_s)))
+    arrivals: Sequence[float | None] = [None] * num
+    if load.share is not None:
+        arrivals = gamma_arrivals(num, rate_per_s, load.burstiness, Random(f"{seed} arrivals"))
+    timed = zip(case.load, arrivals, strict=False)
+    return replace(case, load=tuple(replace(asked, arrival_s=at_s) for asked, at_s in timed))
+
+
+def fresh(llm: LLM, case: Case, turn: int) -> Case:
+    """Return a case with other prompts of the same lengths, which no cache has seen."""
+    dice, vocab = Random(f"{turn} fresh"), range(llm.arch.vocab_size)
+    asked = (replace(a, prompt=tuple(dice.choices(vocab, k=len(a.prompt)))) for a in case.load)
+    return replace(case, load=tuple(asked))
+
+
+def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
+    """Serve a load in real time."""
+    records: list[Record] = []
+    steps: list[Step] = []
+    watcher = Watcher(Samples(), calibration.times.windows)
+    score = Score(calibration, start=lambda fit: None)  # follows the speed, and never fits anew
+
+    def take(record: Record) -> None:
+        records.append(record)
+        factor = score.factor
+        score.on_record(record)
+        if sample := watcher.take(record):
+            plain_s = calibration.times.seconds(sample.features)
+            steps.append(Step(sample.seconds, plain_s, factor * plain_s))
+
+    def new_text(asked: Asked) -> Callable[[], Text]:
+        return partial(llm.text.new_text, asked.prompt, asked.sampling())
+
+    llm.engine.listeners.append(take)
+    replica = Replica(llm.engine, new_text=new_text)
+    try:
+        serve(replica, case.load, Course(time.monotonic, _wait), concurrency=case.concurrency)
+    finally:
+        replica.leave()
+        llm.engine.listeners.remove(take)
+    return Run(summarise(case.outcomes(records), {}), tuple(steps))
+
+
+def run_on(base_url: str, case: Case) -> Run:
+    """Send a load to a server, with the sampling that it defaults to.
+
+    Raises ValueError if the server fails the first request, OSError if it cannot be reached.
+    """
+    from ridgeline.bench.load.client import drive  # takes 80 ms
+
+    asking = Asking(
+        base_url=base_url, model=first_model(base_url, None), endpoint="completions",
+        ignore_eos=True, extra_body='{"temperature": null}',
+    )  # fmt: skip
+    planned = [
+        Planned(i, asked.prompt, asked.num_new[0], asked.arrival_s)
+        for i, asked in enumerate(case.load)
+    ]
+    warmup = replace(planned[0], index=-1, prompt=planned[0].prompt[::-1])
+    outcomes, _ = asyncio.run(
+        drive(asking.target(), [warmup], planned, case.concurrency, lambda done, total: None)
+    )
+    return Run(summarise(outcomes, {}))
+
+
+def _wait(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+def _asked(
+    llm: LLM, lengths: Sequence[tuple[int, int]], arrivals: Sequence[float], dice: Random
+) -> tuple[Asked, ...]:
+    vocab = range(llm.arch.vocab_size)
+    return tuple(
+        Asked(
+            prompt=tuple(dice.choices(vocab, k=prompt)),
+            num_new=(new,),
+            arrival_s=at_s,
+            params=SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True),
+            name=str(i),
+        )
+        for i, ((prompt, new), at_s) in enumerate(zip(lengths, arrivals, strict=True))
+    )
+
+
+def picture(
+    name: str, predicted: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[Mapping[str, Any]]]
+) -> str:
+    """Return the latencies of each run against what was predicted of it, as SVG."""
+    figures: dict[str, list[tuple[float, float]]] = {}
+    for column in ("TTFT mean", "TPOT mean", "E2E mean", "E2E p95"):
+        key, statistic = COLUMNS[column]
+        figures[column] = [
+            (foreseen[key][statistic], measured[key][statistic])
+            for foreseen, pair in zip(predicted, runs, strict=True)
+            for measured in pair
+        ]
+    return foresight_svg(f"{name}: {len(LOADS)} loads, predicted and run twice", figures, "ms")
+
+
+def compare(foreseen: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return foreseen / measured - 1 of each number, in percent."""
+    errors = {}
+    for name, (key, column) in COLUMNS.items():
+        one, other = (side[key][column] if column else side[key] for side in (foreseen, measured))
+        errors[name] = round(100 * (one / other - 1), 2)
+    return errors

@@ -1,0 +1,1 @@
+"""The load of many users on an endpoint that makes images."""

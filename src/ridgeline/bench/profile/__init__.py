@@ -1,0 +1,1 @@
+"""Where a step goes, by kind of work."""

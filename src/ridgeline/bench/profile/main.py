@@ -1,0 +1,318 @@
+"""Where a step goes, by kind of work, and how near each kind is to this machine's roof.
+
+Compiled work is timed inside, by kernels that count cycles; the host's by the engine's own records.
+A kind's rate is set against what the roof allows at its arithmetic intensity: memory's, or
+arithmetic's. More than all of it means that the bytes came from a cache.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.api.llm import LLM
+from ridgeline.backends.cpu import Roof, measure_roof
+from ridgeline.backends.interface import Counters, Traffic
+from ridgeline.bench.offline import Shape, decode_steps
+from ridgeline.bench.profile.picture import Dot, roofline_svg
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import Record, StepRecord
+from ridgeline.decoding.text import TextStream
+from ridgeline.engine_setup.progress import count_bar, say
+
+_COMPILED = ("linears", "head", "attention", "row operations", "barrier")
+_PREFILL_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps of one shape: seconds and traffic by kind. The seconds add up to ``span_s``.
+
+    Of ``num_tokens`` rows ``num_draft_tokens`` were guesses; of these ``num_accepted_tokens`` were
+    right and were kept.
+    """
+
+    shape: Shape
+    is_prefill: bool
+    num_steps: int
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    span_s: float
+    seconds: dict[str, float]
+    traffic: dict[str, Traffic]
+
+    @property
+    def num_lasting_tokens(self) -> int:
+        """Rows without wrong guesses."""
+        return self.num_tokens - self.num_draft_tokens + self.num_accepted_tokens
+
+    @property
+    def title(self) -> str:
+        """What it is, in words."""
+        if self.is_prefill:
+            return f"prefill, {self.shape.prompt_tokens} tokens"
+        streams = self.shape.num_streams
+        return f"decode, {streams} stream{'s' if streams > 1 else ''}"
+
+
+class _Watch:
+    """Listens to the engine: each step's record, with what its kernels counted."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.steps: list[StepRecord] = []
+        self.cycles: list[dict[str, float]] = []  # mean over threads; ``call`` is thread 0's step
+        self.num_experts: list[int] = []  # whose matrices were read, in all layers
+        self.own_s: list[float] = []  # time spent in listening
+        self._counters = counters
+
+    def __call__(self, record: Record) -> None:
+        begin_s = time.monotonic()
+        if isinstance(record, StepRecord):
+            cycles = self._counters.take()
+            means = {kind: float(cycles[kind].mean()) for kind in _COMPILED}
+            self.cycles.append(means | {"call": float(cycles["step"][0])})
+            self.num_experts.append(int(cycles["experts"].sum()))
+            self.steps.append(record)
+            self.own_s.append(time.monotonic() - begin_s)
+
+
+def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> None:
+    """Measure the roof, then three phases; print a table, draw ``picture``, end with JSON.
+
+    Raises ValueError where the backend counts nothing, or no shape fits the model.
+    """
+    room = llm.config.max_model_len
+    if prompt_tokens + new_tokens > room:
+        raise ValueError(f"no shape fits --max-model-len {room}: lower --prompt-tokens")
+    counters = llm.runner.profile(lambda: say("compiling kernels that count (once)"))
+    with count_bar("Measuring the roof", note="rounds") as report:
+        roof = measure_roof(llm.config.threads, report)
+    many = min(64, llm.config.max_num_seqs)
+    wanted = [
+        (Shape("single", 1, prompt_tokens, new_tokens), False),
+        (Shape(f"batch{many}", many, prompt_tokens, new_tokens), False),
+        (Shape("prefill", 1, min(512, room - 2), 2), True),
+    ]
+    rng = random.Random(0)
+    phases = []
+    with count_bar("Profiling", note="shapes") as report:
+        measure_phase(llm, counters, Shape("warm-up", 1, 16, 4), rng, is_prefill=False)
+        for done, (shape, is_prefill) in enumerate(wanted):
+            report(done, len(wanted))
+            phases.append(measure_phase(llm, counters, shape, rng, is_prefill=is_prefill))
+    _print(phases, roof)
+    picture.write_text(_draw(llm, phases, roof))
+    print(f"The picture is {picture}", file=sys.stderr)
+    print(json.dumps(_facts(llm, phases, roof)))
+
+
+def measure_phase(
+    llm: LLM, counters: Counters, shape: Shape, rng: random.Random, *, is_prefill: bool
+) -> Phase:
+    """Run a shape; return its prefill, or all steps after it. ``llm`` must be profiled."""
+    repeats = _PREFILL_REPEATS if is_prefill else 1
+    parts = [_run(llm, counters, shape, rng, is_prefill) for _ in range(repeats)]
+    first = parts[0]
+    return Phase(
+        shape,
+        is_prefill,
+        sum(part.num_steps for part in parts),
+        sum(part.num_tokens for part in parts),
+        sum(part.num_draft_tokens for part in parts),
+        sum(part.num_accepted_tokens for part in parts),
+        sum(part.span_s for part in parts),
+        {kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
+        {
+            kind: sum((p.traffic[kind] for p in parts[1:]), traffic)
+            for kind, traffic in first.traffic.items()
+        },
+    )
+
+
+def attainable_ops_per_s(traffic: Traffic, roof: Roof) -> float:
+    """Return the operations per second that the roof allows for work of this intensity."""
+    rates = roof.all_threads
+    peak = {
+        "f32": rates.f32_ops_per_s,
+        "bf16": rates.bf16_ops_per_s or rates.f32_ops_per_s,
+        "int8": rates.int8_ops_per_s,
+    }[traffic.form]
+    return min(peak, traffic.ops_per_byte * rates.read_bytes_per_s)
+
+
+def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_prefill: bool) -> Phase:
+    vocab = range(llm.arch.vocab_size)
+    prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
+    params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
+    counters.take()
+    watch = _Watch(counters)
+    llm.engine.listeners.append(watch)
+    try:
+        answers = llm.generate(prompts, params, progress=False)
+    finally:
+        llm.engine.listeners.remove(watch)
+    first, last = decode_steps(watch.steps, shape.num_streams)
+    part = slice(first) if is_prefill else slice(first, last)
+    steps, cycles = watch.steps[part], watch.cycles[part]
+    own_s = sum(watch.own_s[part][:-1])  # after the last step there is no gap
+    span_s = steps[-1].end_s - steps[0].start_s - own_s
+    per_cycle = counters.seconds_per_cycle()
+    seconds = {kind: per_cycle * sum(step[kind] for step in cycles) for kind in _COMPILED}
+    call_s = per_cycle * sum(step["call"] for step in cycles)
+    # A thread may wake after the step has ended for the caller: no thread waited for that.
+    waiting_s = seconds.pop("barrier")
+    working_s = sum(seconds.values())
+    seconds["barrier"] = max(0.0, min(waiting_s, call_s - working_s))
+    seconds["rest of the call"] = max(0.0, call_s - working_s - seconds["barrier"])
+    num_sampled = sum(len(tokens) for step in steps for tokens in step.sampled)
+    tokens = [answer.outputs[0].token_ids for answer in answers]
+    detokenise_s = num_sampled * _detokenise_s(llm, prompts, tokens)
+    schedule_s = sum(step.schedule_s for step in steps)
+    execute_s = sum(step.execute_s for step in steps)
+    commit_s = sum(step.commit_s for step in steps)
+    seconds |= {
+        "schedule": schedule_s,
+        "prepare, sample": max(0.0, execute_s - call_s),
+        "detokenise": min(detokenise_s, commit_s),
+        "commit": max(0.0, commit_s - detokenise_s),
+        "other Python": max(0.0, span_s - schedule_s - execute_s - commit_s),
+    }
+    traffic: dict[str, Traffic] = {}
+    for step, num_experts in zip(steps, watch.num_experts[part], strict=True):
+        for kind, one in llm.runner.traffic(step, num_experts).items():
+            traffic[kind] = traffic[kind] + one if kind in traffic else one
+    num_tokens = sum(n for step in steps for _, _, n in step.work)
+    guesses = _guesses(steps)
+    return Phase(shape, is_prefill, len(steps), num_tokens, *guesses, span_s, seconds, traffic)
+
+
+def _guesses(steps: Sequence[StepRecord]) -> tuple[int, int]:
+    """Return how many rows were guesses, and how many of these were right."""
+    num_drafts = num_right = 0
+    for step in steps:
+        drafts = dict(step.drafts)
+        for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=True):
+            if seq_id in drafts:
+                num_drafts += len(drafts[seq_id])
+                num_right += len(tokens) - 1
+    return num_drafts, num_right
+
+
+def _detokenise_s(
+    llm: LLM, prompts: Sequence[list[int]], answers: Sequence[Sequence[int]]
+) -> float:
+    """Return the seconds that one token takes to become text: all of them once more."""
+    streams = [TextStream(llm.tokenizer.new_decoder(tuple(prompt))) for prompt in prompts]
+    begin_s = time.monotonic()
+    for stream, tokens in zip(streams, answers, strict=True):
+        for token in tokens:
+            stream.feed(token, True)
+            stream.take()
+    return (time.monotonic() - begin_s) / sum(map(len, answers))
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def _print(phases: Sequence[Phase], roof: Roof) -> None:
+    table = Table("where a step goes", box=None, pad_edge=False)
+    for name in ("ms/step", "share", "GB/s", "GOP/s", "of the roof"):
+        table.add_column(name, justify="right")
+    for phase in phases:
+        step_ms = 1e3 * phase.span_s / phase.num_steps
+        rate = phase.num_lasting_tokens / phase.span_s
+        table.add_row(
+            phase.title, f"{step_ms:,.2f}", "100.0 %", "", f"{rate:,.0f} tok/s", style="bold"
+        )
+        for kind, seconds in phase.seconds.items():
+            facts = _rates(phase, kind, roof)
+            table.add_row(
+                f"  {kind}",
+                f"{1e3 * seconds / phase.num_steps:,.3f}",
+                f"{100 * seconds / phase.span_s:.1f} %",
+                *(
+                    [f"{facts[0]:,.1f}", f"{facts[1]:,.0f}", f"{100 * facts[2]:.0f} %"]
+                    if facts
+                    else []
+                ),
+            )
+        if phase.num_draft_tokens:
+            kept = phase.num_accepted_tokens / phase.num_draft_tokens
+            share = phase.num_draft_tokens / phase.num_tokens
+            table.add_row(
+                "  rows that were guesses",
+                "",
+                f"{100 * share:.1f} %",
+                "",
+                f"{100 * kept:.0f} % kept",
+            )
+        table.add_section()
+    rates = roof.all_threads
+    console = Console(file=sys.stdout, width=100)
+    console.print(table)
+    giga = [x / 1e9 for x in (rates.read_bytes_per_s, rates.int8_ops_per_s, rates.f32_ops_per_s)]
+    text = "memory {:,.1f} GB/s, int8 {:,.0f} GOP/s, f32 {:,.0f} GOP/s".format(*giga)
+    console.print(f"[dim]The roof, {_threads(roof)}: {text}[/]", highlight=False)
+
+
+def _threads(roof: Roof) -> str:
+    return f"{roof.num_threads} thread{'s' if roof.num_threads > 1 else ''}"
+
+
+def _rates(phase: Phase, kind: str, roof: Roof) -> tuple[float, float, float] | None:
+    """Return GB/s, GOP/s and the share of the roof, where work of this kind has a roof."""
+    traffic, seconds = phase.traffic.get(kind), phase.seconds[kind]
+    if traffic is None or not traffic.ops or not seconds:
+        return None
+    ops_per_s = traffic.ops / seconds
+    share = ops_per_s / attainable_ops_per_s(traffic, roof)
+    return traffic.read_bytes / seconds / 1e9, ops_per_s / 1e9, share
+
+
+def _draw(llm: LLM, phases: Sequence[Phase], roof: Roof) -> str:
+    dots = [
+        Dot(kind, phase.title, traffic.ops_per_byte, traffic.ops / phase.seconds[kind])
+        for phase in phases
+        for kind, traffic in phase.traffic.items()
+        if traffic.ops and phase.seconds[kind]
+    ]
+    rates = roof.all_threads
+    peaks = {"int8": rates.int8_ops_per_s, "f32": rates.f32_ops_per_s}
+    if rates.bf16_ops_per_s:
+        peaks["bf16"] = rates.bf16_ops_per_s
+    title = f"{llm.path.name}, {_threads(roof)}"
+    return roofline_svg(title, dots, rates.read_bytes_per_s, peaks)
+
+
+def _facts(llm: LLM, phases: Sequence[Phase], roof: Roof) -> dict[str, object]:
+    def of(phase: Phase) -> dict[str, object]:
+        kinds = {}
+        for kind, seconds in phase.seconds.items():
+            values = _rates(phase, kind, roof)
+            names = ("gb_per_s", "gop_per_s", "share_of_roof")
+            rates = (
+                {n: float(f"{v:.3g}") for n, v in zip(names, values, strict=True)} if values else {}
+            )
+            kinds[kind] = {"share": round(seconds / phase.span_s, 4)} | rates
+        return {
+            "step_ms": round(1e3 * phase.span_s / phase.num_steps, 3),
+            "num_draft_tokens": phase.num_draft_tokens,
+            "num_accepted_tokens": phase.num_accepted_tokens,
+            "kinds": kinds,
+        }
+
+    return {
+        "model": llm.path.name,
+        "threads": roof.num_threads,
+        "read_gb_per_s": round(roof.all_threads.read_bytes_per_s / 1e9, 1),
+        "phases": {phase.title: of(phase) for phase in phases},
+    }

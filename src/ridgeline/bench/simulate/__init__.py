@@ -1,0 +1,1 @@
+"""The load generator's result without a server."""

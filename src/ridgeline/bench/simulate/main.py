@@ -1,0 +1,314 @@
+"""``ridgeline simulate``: the load generator's result without a server, in a moment.
+
+It reads what a model's file says of shapes and text, and never its weights. How long steps take is
+what ``ridgeline calibrate`` or a server measured on this machine, else it is assumed, and said so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ridgeline.api.calibration.known import known
+from ridgeline.api.text_side import TextSide
+from ridgeline.bench.edge import Edge
+from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
+from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
+from ridgeline.bench.simulate.predicted import CROWDED, Case, asked_of_plan
+from ridgeline.core.records import EngineRecord, Record, to_json
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.foresight.simulator.drafts import parse_drafts
+from ridgeline.foresight.simulator.fleet import ROUTERS
+from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Checkpoint
+
+_SOURCES = {
+    "measured": "by ridgeline calibrate",
+    "served": "by a server",
+    "assumed": "uncalibrated",
+}
+_MOST_REPLICAS = 1024
+Prompts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be simulated, but for the options of the engine.
+
+    Attributes:
+        model: as people type it.
+        load: which requests come.
+        endpoint: "chat" puts prompts into the model's template, "completions" takes them as are.
+        prompt_tokens: exact lengths, ``N`` or ``N:CV``, of prompts of random tokens.
+        goodput: limits, as of ``bench serve``.
+        replicas: how many servers like this one share the load.
+        router: which of them gets a request, a name of ``fleet.ROUTERS``.
+        drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
+        edge: what clients wait for besides the engine, if that was measured.
+    """
+
+    model: str
+    load: Workload
+    endpoint: str = "chat"
+    prompt_tokens: str | None = None
+    goodput: tuple[str, ...] = ()
+    replicas: int = 1
+    router: str = "least-tokens"
+    drafts: str = ""
+    edge: Edge | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case, and what it was made from."""
+
+    case: Case
+    calibration: Calibration
+    planned: list[Planned]
+    num_left_out: int
+
+
+class Simulator:
+    """A model's facts, read once, for one or many simulations."""
+
+    def __init__(self, model: str) -> None:
+        """Read what the model's file says. Raises ValueError if there is no such model."""
+        located = locate(model)
+        self.checkpoint: Checkpoint = load_checkpoint(located.path)
+        self._card = located.sampling
+        self._prompts: dict[Any, Prompts] = {}
+
+    def prepare(self, question: Question, options: Options) -> Prepared:
+        """Return the case of a question with these options.
+
+        Raises ValueError if options contradict the model, or a file is not what it should be.
+        """
+        arch = self.checkpoint.arch
+        config = resolve(options, self.checkpoint)
+        calibration = known(default_home(), self.checkpoint.path, arch, config)
+        planned, num_left_out = read_plan(question.load)
+        key = (question.load, question.endpoint, question.prompt_tokens)
+        if key not in self._prompts:
+            self._prompts[key] = self._ids(question, planned)
+        warmups, load, refused = asked_of_plan(planned, self._prompts[key], config.max_model_len)
+        if not load:
+            raise ValueError(f"nothing can be simulated: {next(iter(refused.values()))}")
+        case = Case(
+            warmups=tuple(warmups),
+            load=tuple(load),
+            refused=refused,
+            concurrency=question.load.max_concurrency,
+            settings=settings_of(config, self.checkpoint.eos_ids),
+            times=calibration.times.scaled(calibration.interval().middle),
+            replicas=question.replicas,
+            router=question.router,
+            drafts=parse_drafts(question.drafts) if question.drafts else None,
+            edge=question.edge,
+        )
+        if case.replicas > 1 and any(asked.turn for asked in load):
+            raise ValueError("several replicas serve requests of one turn: give no --turns")
+        return Prepared(case, calibration, planned, num_left_out)
+
+    def _ids(self, question: Question, planned: Sequence[Planned]) -> Prompts:
+        """Return the token ids of all prompts, as a server would see them."""
+        load = question.load
+        if question.prompt_tokens is not None:
+            rng = Random(f"{load.seed} lengths")
+            lengths = lognormal_lengths(question.prompt_tokens, "prompt_tokens", len(planned), rng)
+            rng, vocab = Random(f"{load.seed} prompts"), range(self.checkpoint.arch.vocab_size)
+            prefix = tuple(rng.choices(vocab, k=max(lengths)))
+            shared = [round(load.prefix_share * num) for num in lengths]
+            return [
+                prefix[:first] + tuple(rng.choices(vocab, k=num - first))
+                for first, num in zip(shared, lengths, strict=True)
+            ]
+        text = TextSide(self.checkpoint, self._card)
+        try:
+            encode = _encoder(text, question.endpoint)
+            return [encode(request) for request in planned]
+        finally:
+            text.close()
+
+
+def _encoder(text: TextSide, endpoint: str) -> Callable[[Planned], tuple[int, ...]]:
+    """Return what makes token ids of a planned prompt. In a later turn only what is new counts."""
+
+    def render(prompt: str) -> list[int]:
+        return text.chat_template.render_ids([{"role": "user", "content": prompt}])
+
+    @cache
+    def num_before() -> int:
+        """Return the tokens that stand before any first message."""
+        pair = zip(render("a"), render("b"), strict=False)
+        return next((i for i, (one, other) in enumerate(pair) if one != other), 0)
+
+    def encode(request: Planned) -> tuple[int, ...]:
+        if not isinstance(request.prompt, str) or endpoint == "completions" or not text.can_chat:
+            prompt = request.prompt
+            return tuple(text.encode(prompt if isinstance(prompt, str) else list(prompt)))
+        ids = render(request.prompt)
+        return tuple(ids[num_before() :] if request.turn else ids)
+
+    return encode
+
+
+def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
+    """Return the settings of the engine that a configuration makes."""
+    return EngineRecord(
+        policy=type(config.policy).__name__.lower(),
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        seed=config.seed,
+        eos_ids=eos_ids,
+        num_checkpoints=config.num_checkpoints,
+        windows=tuple(group.window for group in config.groups),
+    )
+
+
+def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "") -> None:
+    """Raise ValueError unless replicas, router and drafts are valid."""
+    if drafts:
+        parse_drafts(drafts)
+    if not 1 <= replicas <= _MOST_REPLICAS:
+        raise ValueError(f"--replicas {replicas} is not from 1 to {_MOST_REPLICAS}")
+    if router not in ROUTERS:
+        raise ValueError(f"--router {router} is none of {', '.join(ROUTERS)}")
+
+
+def seeded(question: Question) -> Question:
+    """Return a question whose load has a seed, so that it can be asked again."""
+    if question.load.seed is not None:
+        return question
+    return replace(question, load=replace(question.load, seed=secrets.randbits(32)))
+
+
+def simulate_load(question: Question, options: Options, trace: Path | None) -> bool:
+    """Simulate; print the block of ``bench serve`` and its document. False if nothing succeeded.
+
+    ``trace`` is a file for the records. Raises ValueError if something asked for makes no sense,
+    and OSError if a file cannot be read or written.
+    """
+    question, limits_ms = seeded(question), parse_limits(question.goodput)
+    if trace is not None and question.replicas > 1:
+        raise ValueError("--trace has the records of one engine: give no --replicas")
+    made = Simulator(question.model).prepare(question, options)
+    if question.replicas > 1:
+        summary, records = made.case.summary(limits_ms), []
+    else:
+        records = made.case.records()
+        summary = summarise(made.case.outcomes(records), limits_ms)
+    prediction = predict(made, summary)
+    if trace is not None:
+        write_trace(trace, records, prediction | {"seed": question.load.seed})
+    said = warnings(question.model, made, prediction)
+    print_result(summary, said, "Predicted Serving Result", lines(made, prediction))
+    asked = asked_of(question.load, made.planned, made.num_left_out)
+    if question.prompt_tokens is not None:
+        asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
+    further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
+    if question.replicas > 1:
+        further_flags |= {"replicas": question.replicas, "router": question.router}
+    if question.drafts:
+        further_flags |= {"drafts": question.drafts}
+    flags = flags_of(None, question.load, question.goodput) | further_flags
+    notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
+    print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
+    return bool(summary["num_successful"])
+
+
+def predict(made: Prepared, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how far to trust a summary: where it comes from, and its interval."""
+    calibration, interval = made.calibration, made.calibration.interval()
+    ends = [
+        made.case.slower(factor / interval.middle).summary({})["output_tokens_per_s"]
+        for factor in (interval.high, interval.low)
+    ]
+    at = calibration.measured_at
+    return {
+        "source": calibration.source,
+        "calibrated_at": date_of(at) if at else None,
+        "utilisation": made.case.utilisation(summary),
+        "output_tokens_per_s_interval": ends,
+        "speed": round(1 / interval.middle, 3),
+        "step_error": calibration.step_error,
+        "edge": made.case.edge and made.case.edge.as_dict(),
+    }
+
+
+def lines(made: Prepared, prediction: Mapping[str, Any]) -> dict[str, str | float | None]:
+    """Return what is said of a prediction below the block."""
+    low, high = prediction["output_tokens_per_s_interval"]
+    at, edge = prediction["calibrated_at"], prediction["edge"]
+    utilisation = prediction["utilisation"]
+    return {
+        "Model of time": _SOURCES[prediction["source"]],
+        **({"Measured at": at} if at else {}),
+        "Output tok/s, 5 to 95 %": f"{low:.2f} to {high:.2f}",
+        "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
+        **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),
+        **({"Edge, each prompt token (us)": edge["per_prompt_token_us"]} if edge else {}),
+    }
+
+
+def warnings(model: str, made: Prepared, prediction: Mapping[str, Any]) -> list[str]:
+    """Return what makes a prediction mean less than it seems to."""
+    utilisation = prediction["utilisation"] or 0.0
+    texts = {
+        "uncalibrated: these numbers are assumed of a processor that was not measured, and may be "
+        f"off by a factor of two and more: ridgeline calibrate {model}": (
+            prediction["source"] == "assumed"
+        ),
+        f"the load is {utilisation:.0%} of what can be served: latencies there depend on the "
+        "smallest error of the prediction, so take them as a direction": (
+            utilisation > CROWDED and made.case.concurrency is None
+        ),
+        "the client's side is not in these numbers: HTTP, templates, tokenising (--edge)": (
+            made.case.edge is None
+        ),
+    }
+    return [text for text, applies in texts.items() if applies]
+
+
+def write_trace(path: Path, records: Sequence[Record], header: Mapping[str, Any]) -> None:
+    """Write records as ``--trace`` does, behind a line that says that they are simulated."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in ({"type": "simulated", **header}, *map(to_json, records)):
+            print(json.dumps(line, separators=(",", ":")), file=file)
+
+
+def like(path: Path) -> tuple[Workload, dict[str, Any]]:
+    """Return the load of a result of ``bench serve``, and its other flags.
+
+    Raises ValueError if it is not one, and OSError if it cannot be read.
+    """
+    try:
+        flags = json.loads(path.read_text("utf-8").splitlines()[-1])["flags"]
+        known = {field.name for field in fields(Workload)}
+        values = {name: value for name, value in flags.items() if name in known}
+        for name in ("request_rate", "burstiness"):
+            values[name] = None if values[name] is None else float(values[name])
+        return Workload(**values), flags
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is not a result of bench serve: {error}") from None
+
+
+def date_of(at_s: float) -> str:
+    """Return a moment, in seconds since 1970, as text with its time zone."""
+    moment = datetime.datetime.fromtimestamp(at_s).astimezone()
+    return moment.isoformat(timespec="seconds")

@@ -1,0 +1,217 @@
+"""What a simulated run means: the load generator's own numbers, from records of virtual time.
+
+Pure: it knows nothing of models, files and terminals. A case can be sent to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ridgeline.bench.edge import Edge
+from ridgeline.bench.load.stats import Outcome, summarise
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.foresight.simulator.drafts import Drafts
+from ridgeline.foresight.simulator.fleet import ROUTERS, serve_fleet
+from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.workload import Planned
+from ridgeline.foresight.step_time.features import StepTime
+
+CROWDED = 0.85  # of what can be served: above it, waiting depends on the smallest error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A load, and what is to serve it.
+
+    Attributes:
+        warmups: requests that come first.
+        load: requests to measure, whose names are their indices.
+        refused: what a server would refuse, and why, by index.
+        concurrency: sessions at a time in a closed loop; None in an open one.
+        settings: of the engine.
+        times: the model of time.
+        replicas: how many engines of these settings serve it; without warm-ups, if several.
+        router: which of them gets a request, a name of ``fleet.ROUTERS``.
+        drafts: what each engine guesses; None for no speculation.
+        edge: what clients wait for besides the engine; None if that is not known.
+    """
+
+    warmups: tuple[Asked, ...]
+    load: tuple[Asked, ...]
+    refused: Mapping[int, str]
+    concurrency: int | None
+    settings: EngineRecord
+    times: StepTime
+    replicas: int = 1
+    router: str = "least-tokens"
+    drafts: Drafts | None = None
+    edge: Edge | None = None
+
+    def records(self) -> list[Record]:
+        """Simulate it on one engine."""
+        return simulate(
+            self.load,
+            self.settings,
+            self.times,
+            concurrency=self.concurrency,
+            turnaround_s=self._turnaround_s(),
+            warmups=self.warmups,
+            drafts=self.drafts,
+        )
+
+    def _turnaround_s(self) -> float:
+        """Return how long a client of a closed loop takes from one request to the next."""
+        if self.edge is None:
+            return 0.0
+        num_tokens = sum(len(asked.prompt) for asked in self.load)
+        return self.edge.seconds(num_tokens / len(self.load))
+
+    def slower(self, factor: float) -> Case:
+        """Return the same on a machine on which all takes ``factor`` times as long."""
+        return replace(self, times=self.times.scaled(factor))
+
+    def summary(self, limits_ms: Mapping[str, float]) -> dict[str, Any]:
+        """Simulate it, and return what the load generator would report."""
+        outcomes = self.outcomes(self.records()) if self.replicas == 1 else self.fleet_outcomes()
+        return summarise(outcomes, limits_ms)
+
+    def fleet_outcomes(self) -> list[Outcome]:
+        """Simulate it on several engines, and return what clients see."""
+        ended = serve_fleet(
+            self.load,
+            self.settings,
+            self.times,
+            self.replicas,
+            router=ROUTERS[self.router](),
+            concurrency=self.concurrency,
+            drafts=self.drafts,
+        )
+        outcomes = [
+            Outcome(
+                index=int(one.asked.name),
+                arrival_s=one.asked.arrival_s,
+                sent_s=one.arrival_s,
+                end_s=one.finish_s,
+                chunk_s=sorted(set(one.token_s)),
+                prompt_tokens=len(one.asked.prompt),
+                cached_tokens=one.num_cached_tokens,
+                usage_tokens=one.num_new,
+            )
+            for one in ended
+        ]
+        return self._with_refused(outcomes)
+
+    def _with_refused(self, outcomes: list[Outcome]) -> list[Outcome]:
+        if self.edge is not None:
+            outcomes = [self.edge.seen(outcome) for outcome in outcomes]
+        outcomes += [Outcome(i, None, 0.0, 0.0, error=why) for i, why in self.refused.items()]
+        return sorted(outcomes, key=lambda outcome: outcome.index)
+
+    def outcomes(self, records: Sequence[Record]) -> list[Outcome]:
+        """Return what clients see of these records, seconds from the start of the load."""
+        requests = [r for r in records if isinstance(r, RequestRecord) and r.name]
+        planned_s = {asked.name: asked.arrival_s for asked in self.load}
+        if self.concurrency is None:
+            known = [(r.arrival_s, planned_s[r.name]) for r in requests]
+            begin_s = min((at_s - due_s for at_s, due_s in known if due_s is not None), default=0.0)
+        else:
+            begin_s = min((r.arrival_s for r in requests), default=0.0)
+        return self._with_refused(outcomes_of(records, begin_s, planned_s))
+
+    def utilisation(self, summary: Mapping[str, Any]) -> float | None:
+        """Return the load as a share of what could be served; None if that cannot be said.
+
+        What could be served is what is served when all requests come at once.
+        """
+        if not self.load or not summary["output_tokens_per_s"]:
+            return None
+        at_once = replace(
+            self,
+            load=tuple(replace(a, arrival_s=0.0 if not a.turn else None) for a in self.load),
+            concurrency=None,
+        )
+        most_per_s = at_once.summary({})["output_tokens_per_s"]
+        asked_per_s = summary["output_tokens_per_s"]
+        times_s = [a.arrival_s for a in self.load if a.arrival_s is not None]
+        if self.concurrency is None:
+            span_s = max(times_s) - min(times_s)
+            if span_s > 0:
+                asked_per_s = summary["total_output_tokens"] / span_s
+            else:
+                return 1.0
+        return round(min(asked_per_s / most_per_s, 9.99), 3) if most_per_s else None
+
+
+def outcomes_of(
+    records: Sequence[Record], begin_s: float, planned_s: Mapping[str, float | None]
+) -> list[Outcome]:
+    """Return what clients see of records, in seconds from ``begin_s``; names are indices.
+
+    ``planned_s`` says when requests were to come; those without a name are left out.
+    """
+    chunks = _token_times(records)
+    return [
+        Outcome(
+            index=int(r.name),
+            arrival_s=planned_s[r.name],
+            sent_s=r.arrival_s - begin_s,
+            end_s=r.finish_s - begin_s,
+            chunk_s=[at_s - begin_s for at_s in chunks.get(r.request_id, ())],
+            prompt_tokens=len(r.prompt_token_ids),
+            cached_tokens=r.num_cached_tokens,
+            usage_tokens=sum(r.num_generated),
+            error=r.error or ("its client left" if "abort" in r.finish_reasons else None),
+        )
+        for r in records
+        if isinstance(r, RequestRecord) and r.name
+    ]
+
+
+def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:
+    """Return when each token of a request was there."""
+    times_s: dict[int, list[float]] = {}
+    for record in records:
+        if isinstance(record, StepRecord):
+            at_s = record.start_s + record.schedule_s + record.execute_s
+            for (seq_id, _, _), tokens in zip(record.work, record.sampled, strict=False):
+                if tokens:
+                    times_s.setdefault(seq_id[0], []).append(at_s)
+    return times_s
+
+
+def asked_of_plan(
+    planned: Sequence[Planned], prompts: Sequence[tuple[int, ...]], max_model_len: int
+) -> tuple[list[Asked], list[Asked], dict[int, str]]:
+    """Return warm-ups, requests to measure, and what a server would refuse.
+
+    Args:
+        planned: requests, with negative indices for warm-ups.
+        prompts: their token ids; of a later turn, what is new in it.
+        max_model_len: the longest prompt and answer together. Longer answers end there.
+    """
+    warmups: list[Asked] = []
+    load: list[Asked] = []
+    refused: dict[int, str] = {}
+    said = 0  # tokens of the session so far
+    for request, prompt in zip(planned, prompts, strict=True):
+        said = said + len(prompt) if request.turn else len(prompt)
+        if said >= max_model_len:
+            if request.index >= 0:
+                refused[request.index] = (
+                    f"prompts are longer than prompt and answer may be together ({max_model_len})"
+                )
+            continue
+        num_new = min(request.max_tokens, max_model_len - said)
+        asked = Asked(
+            prompt=prompt,
+            num_new=(num_new,),
+            arrival_s=request.arrival_s,
+            name=str(request.index) if request.index >= 0 else "",
+            turn=request.turn,
+            think_s=request.think_s,
+        )
+        (load if request.index >= 0 else warmups).append(asked)
+        said += num_new
+    return warmups, load, refused

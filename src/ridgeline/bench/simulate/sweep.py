@@ -1,0 +1,216 @@
+"""``ridgeline simulate --sweep``: the same load under other options, each simulated, and the best.
+
+Simulations run in processes of their own, one for each core.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
+from ridgeline.bench.simulate.main import Question, Simulator, check_fleet, seeded
+from ridgeline.bench.simulate.predicted import Case
+from ridgeline.bench.simulate.sweep_picture import sweep_svg
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.foresight.simulator.workload import Workload
+from ridgeline.machine import usable_cpus
+
+_COLUMNS = {  # of the table: what is shown, and where it stands in a summary
+    "tok/s": ("output_tokens_per_s",),
+    "req/s": ("request_throughput_per_s",),
+    "TTFT p50": ("ttft_from_send", "p50_ms"),
+    "TTFT p95": ("ttft_from_send", "p95_ms"),
+    "TPOT p50": ("tpot_excl_first", "p50_ms"),
+    "TPOT p95": ("tpot_excl_first", "p95_ms"),
+    "E2E p95": ("e2e", "p95_ms"),
+    "goodput/s": ("goodput", "requests_per_s"),
+}
+_TRUTHS = {"true": True, "false": False}
+_NOT_SWEPT = ("trace", "seed", "backend")
+_OF_FLEET: dict[str, Any] = {"replicas": int, "router": str, "drafts": str}
+
+
+def sweep_loads(
+    question: Question,
+    options: Options,
+    sweeps: Sequence[str],
+    objective: str,
+    csv_file: Path | None,
+    out: Path | None = None,
+) -> None:
+    """Simulate every combination of values; print a table, and a document in the last line.
+
+    Args:
+        question: what is the same in all.
+        options: of the engine, likewise.
+        sweeps: texts like ``max_num_seqs=16,64``.
+        objective: what is best: ``throughput``, ``goodput``, or a latency such as ``ttft:p95``.
+        csv_file: gets the table.
+        out: gets a picture of it, an SVG.
+
+    Raises ValueError if a name, a value or the objective is none.
+    """
+    where, best = parse_objective(objective)
+    if where[0] == "goodput" and not question.goodput:
+        raise ValueError("--objective goodput needs limits: --goodput ttft:500 --goodput tpot:60")
+    values = dict(map(parse_sweep, sweeps))
+    question, simulator = seeded(question), Simulator(question.model)
+    settings = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
+    cases = [_case(simulator, question, options, setting) for setting in settings]
+    limits_ms = parse_limits(question.goodput)
+    with count_bar("Simulating", note="combinations") as report:
+        summaries = _run(cases, limits_ms, report)
+    winner = best(range(len(summaries)), key=lambda i: _at(summaries[i], where) or 0.0)
+    _print(settings, summaries, winner, objective)
+    if csv_file is not None:
+        with csv_file.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([*values, *_COLUMNS])
+            for setting, summary in zip(settings, summaries, strict=True):
+                writer.writerow([*setting.values(), *(_at(summary, p) for p in _COLUMNS.values())])
+    if out is not None:
+        shown = [_short_of(setting) for setting in settings]
+        figures = {n: [_at(one, p) for one in summaries] for n, p in _COLUMNS.items()}
+        out.write_text(sweep_svg(shown, figures, winner, objective), encoding="utf-8")
+    rows = [
+        {"settings": setting} | {name: _at(summary, place) for name, place in _COLUMNS.items()}
+        for setting, summary in zip(settings, summaries, strict=True)
+    ]
+    print(json.dumps({"objective": objective, "best": settings[winner], "sweep": rows}))
+
+
+def parse_objective(text: str) -> tuple[tuple[str, ...], Any]:
+    """Return where an objective stands in a summary, and ``max`` or ``min``."""
+    if text == "throughput":
+        return ("output_tokens_per_s",), max
+    if text == "goodput":
+        return ("goodput", "requests_per_s"), max
+    name, _, column = text.partition(":")
+    if name in LIMIT_NAMES and column in ("mean", "p50", "p90", "p95", "p99"):
+        return (LIMIT_NAMES[name], f"{column}_ms"), min
+    raise ValueError(
+        f"--objective {text} is not throughput, goodput, or a latency such as ttft:p95"
+    )
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """Read ``max_num_seqs=16,64``: a name and its values. Raises ValueError."""
+    name, equals, listed = text.partition("=")
+    name = name.strip().removeprefix("--").replace("-", "_")
+    kinds = get_type_hints(Workload) | get_type_hints(Options) | _OF_FLEET
+    known = [f.name for kind in (Options, Workload) for f in fields(kind)] + [*_OF_FLEET]
+    if name not in known or name in _NOT_SWEPT:
+        raise ValueError(f"--sweep {text}: {name!r} is not an option of the engine or of the load")
+    if not equals or not all(listed.split(",")):
+        raise ValueError(f"--sweep {text} is not NAME=a,b,c")
+    try:
+        values = [_value(kinds[name], part) for part in listed.split(",")]
+        for value in values if name in _OF_FLEET else ():
+            check_fleet(**{name: value})
+        return name, values
+    except (ValueError, KeyError):
+        raise ValueError(f"--sweep {text}: these are not values of {name}") from None
+
+
+def _value(kind: Any, text: str) -> Any:
+    """Return a value of an option's type. Raises ValueError."""
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ValueError(text)
+        return text
+    kinds = get_args(kind) or (kind,)
+    if bool in kinds:
+        return _TRUTHS[text.lower()]
+    if str in kinds:
+        return text
+    return int(text) if int in kinds else float(text)
+
+
+def _case(
+    simulator: Simulator, question: Question, options: Options, setting: Mapping[str, Any]
+) -> Case:
+    of_engine = {name: v for name, v in setting.items() if hasattr(options, name)}
+    of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
+    of_load = {n: v for n, v in setting.items() if n not in of_engine and n not in of_fleet}
+    changed = replace(question, load=replace(question.load, **of_load), **of_fleet)
+    return simulator.prepare(changed, replace(options, trace=None, **of_engine)).case
+
+
+def _run(
+    cases: Sequence[Case], limits_ms: Mapping[str, float], report: Any
+) -> list[dict[str, Any]]:
+    """Simulate all cases, in as many processes as there are cores."""
+    num = min(usable_cpus(), len(cases))
+    if num == 1:
+        return [case.summary(limits_ms) for case in cases]
+    summaries = []
+    with ProcessPoolExecutor(num, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(Case.summary, case, limits_ms) for case in cases]
+        for done, future in enumerate(futures, 1):
+            summaries.append(future.result())
+            report(done, len(cases))
+    return summaries
+
+
+def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
+    value: Any = summary
+    for name in place:
+        value = None if value is None else value[name]
+    return None if value is None else float(value)
+
+
+def _print(
+    settings: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Mapping[str, Any]],
+    winner: int,
+    objective: str,
+) -> None:
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
+    console = Console(width=width, highlight=False)
+    shown = {n: p for n, p in _COLUMNS.items() if any(_at(one, p) is not None for one in summaries)}
+    table = Table(*settings[0], box=None, pad_edge=False)
+    for name in shown:
+        table.add_column(name.replace(" ", "\n"), justify="right")
+    for i, (setting, summary) in enumerate(zip(settings, summaries, strict=True)):
+        numbers = (_at(summary, place) for place in shown.values())
+        row = [*map(str, setting.values()), *map(_short, numbers)]
+        table.add_row(*row, style="bold green" if i == winner else None)
+    console.print(table)
+    flags = " ".join(
+        _flag(name, value)
+        for name, value in settings[winner].items()
+        if hasattr(Options, name) or name in _OF_FLEET
+    )
+    console.print("latencies in ms", style="dim")
+    console.print(f"best by {objective}: {flags or settings[winner]}")
+
+
+def _short_of(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in setting.items())
+
+
+def _short(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"

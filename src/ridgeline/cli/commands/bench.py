@@ -1,0 +1,75 @@
+"""``ridgeline bench`` of servers and of results: search, images, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.bench.compare import Format, compare
+from ridgeline.bench.images.main import Images, bench_images
+from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.search.main import Wish, search
+from ridgeline.bench.tables import check_out
+from ridgeline.cli.flags import UsageError, flags
+from ridgeline.foresight.simulator.workload import Workload
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("search")(bench_search)
+    app.command("images")(images)
+    app.command("compare")(compare_results)
+
+
+# What a search decides itself is no flag: which load, how many requests, whom it asks.
+@flags("workload", Workload, fixed={"request_rate": 1.0, "max_concurrency": None, "num_prompts": 1})
+@flags("asking", Asking, fixed={"base_url": "http://127.0.0.1", "model": ""})
+@flags("wish", Wish)
+def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
+    """The highest load at which a server still meets service levels.
+
+    The load doubles until a trial fails; then the interval is narrowed to 5 %, and both its ends
+    are tried again. A trial ends as soon as its failure is certain. The last line is one JSON
+    document. Status 1 if no load holds.
+    """
+    if workload.trace_file and wish.over == "concurrency":
+        raise UsageError("--trace-file says when requests come: --lengths-from takes its lengths")
+    if not search(wish, asking, workload):
+        raise typer.Exit(1)
+
+
+@flags(
+    "load",
+    Workload,
+    fixed={
+        "trace_file": None, "lengths_from": None, "prompt_words": "16", "prefix_share": 0.0,
+        "turns": 1, "think_s": 0.0, "max_tokens": None,
+    },
+)  # fmt: skip
+@flags("asked", Images)
+def images(*, asked: Images, load: Workload) -> None:
+    """The load of many users on an endpoint that makes images.
+
+    Requests arrive at random times, or a fixed number run at once. Only complete images of the size
+    that was asked for count. The last line is one JSON document. Status 1 if no request succeeded.
+    """
+    if not bench_images(asked, load):
+        raise typer.Exit(1)
+
+
+def compare_results(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="JSON documents; the first is the base.")
+    ],
+    format: Annotated[Format, typer.Option(help="How to print it.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write it too, as .csv or .md.")] = None,
+) -> None:
+    """Results of load generators side by side, under the same names.
+
+    It reads those of ridgeline bench serve, vLLM's bench serve, guidellm, AIPerf and LLMPerf, and
+    says what they do not measure alike.
+    """
+    check_out(out, (".csv", ".md"))
+    compare(files, format, out)

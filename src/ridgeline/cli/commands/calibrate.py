@@ -1,0 +1,61 @@
+"""``ridgeline calibrate``: measure a model here, so that simulations and forecasts are right."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated
+
+import typer
+
+from ridgeline import LLM
+from ridgeline.api.calibration.calibrate import calibrate, rates
+from ridgeline.api.calibration.measured_roof import measure_kept_roof
+from ridgeline.cli.commands.models import Model
+from ridgeline.cli.flags import flags
+from ridgeline.cli.tables import console, table_of
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.foresight.step_time.roof import kept_roof
+
+
+@flags("options", Options)
+def calibrate_command(
+    model: Model,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to measure.")] = 60.0,
+    *,
+    options: Options,
+) -> None:
+    """Measure how long steps take here: a minute, on a machine that does nothing else.
+
+    Where this machine's roof is not known yet it is measured too: ten seconds more.
+    simulate, bench foresight and servers read it from then on. Servers keep it up to date.
+    """
+    options = replace(options, speculative_config="off")  # drafts are rows like others
+    with (
+        LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm,
+        count_bar("Measuring", note="seconds") as report,
+    ):
+        calibration = calibrate(llm, seconds, report)
+        path = calibration.save(default_home())
+        lines = list(rates(calibration, llm))
+    if kept_roof(default_home()) is None:
+        with count_bar("Measuring the roof", note="rounds") as report:
+            measure_kept_roof(default_home(), report)
+    table = table_of()
+    table.columns[0].style, table.columns[0].no_wrap = "dim", True
+    for name, value in lines:
+        table.add_row(name, value)
+    interval = calibration.interval()
+    error = f"{calibration.step_error or 0:.1%} of a step, in the mean"
+    table.add_row(
+        "error", f"{error}, of {len(calibration.samples):,} steps that it was not fitted to"
+    )
+    if len(calibration.factors) > 1:
+        table.add_row(
+            "speed",
+            f"{1 / interval.high:.2f} to {1 / interval.low:.2f} of the mean, in two seconds each",
+        )
+    table.add_row("kept in", str(path))
+    console().print(table)
+    console().print(f"next: ridgeline simulate {model} --request-rate 2")

@@ -1,0 +1,201 @@
+"""What this machine is, what will be used, and what is wrong. Changes nothing.
+
+A roof that it measured is kept, for plans and for servers that were not calibrated.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from threadpoolctl import threadpool_info
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.api.calibration.known import all_of
+from ridgeline.api.calibration.measured_roof import measure_kept_roof
+from ridgeline.backends import BACKENDS
+from ridgeline.cli.tables import table_of
+from ridgeline.engine_setup.home import why_unwritable
+from ridgeline.engine_setup.locate import stores
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.machine import (
+    available_bytes,
+    cpu_fact,
+    processor_name,
+    total_bytes,
+    usable_cpus,
+)
+
+_MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
+_INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
+    "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+
+def report(
+    console: Console, home: Path, *, model: str | None = None, with_roof: bool = False
+) -> None:
+    """Print the facts as a table, then every problem with its way out.
+
+    ``model`` is loaded, and what this process takes with it is shown line by line. ``with_roof``
+    adds what memory and arithmetic reach, measured for about ten seconds.
+    """
+    table = table_of()
+    table.columns[0].style = "dim"
+    for name, value in (*facts(home), *(roof_facts(home) if with_roof else ())):
+        table.add_row(name, escape(value))
+    console.print(table)
+    if model is not None:
+        _report_memory(console, model)
+    all_problems = list(problems(home))
+    for problem in all_problems:
+        console.print(f"[yellow]problem[/]  {escape(problem)}")
+    if not all_problems:
+        console.print("[green]nothing is wrong[/]  next: ridgeline run smollm2")
+
+
+def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
+    """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
+    known = (*facts(home), *(roof_facts(home) if with_roof else ()))
+    content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
+    if model is not None:
+        with LLM(model) as llm:
+            llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
+            content["memory"] = llm.memory().as_dict()
+    return content | {"problems": list(problems(home))}
+
+
+def facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Yield what this machine has and what will be used: name and text."""
+    flags = cpu_fact("flags", "Features").split()
+    sets = [name for name in _INSTRUCTION_SETS if name in flags]
+    cores = usable_cpus()
+    yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
+    yield "instruction sets", " ".join(sets) or "unknown"
+    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total_bytes())}"
+    yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
+    yield "numpy", f"{np.__version__} with {library}"
+    name, backend = next(iter(BACKENDS.items()))
+    yield "backend", f"{name} ({backend.describe()}), {cores} threads"
+    disk = shutil.disk_usage(_existing(home)).free
+    yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
+    yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
+    known = [foreseen(calibration) for calibration in all_of(home)]
+    for line in known or ["nothing measured yet: ridgeline calibrate MODEL"]:
+        yield "foresight", line
+
+
+def foreseen(calibration: Calibration) -> str:
+    """Say how well the times of a model's steps are known, and its speed of late."""
+    days = (time.time() - calibration.measured_at) / 86400
+    when = "today" if days < 1 else f"{days:,.0f} days ago"
+    how = "calibrated" if calibration.source == "measured" else "learnt by a server"
+    texts = [f"{calibration.model} ({calibration.backend}, {calibration.threads} threads): {how}"]
+    texts[0] += f" {when}"
+    reads = {
+        "weights at least at": calibration.weights_bytes_per_s,
+        "K/V at": calibration.kv_bytes_per_s,
+    }
+    if known := [f"{what} {rate / 1e9:,.1f} GB/s" for what, rate in reads.items() if rate]:
+        texts.append(f"reads {' and '.join(known)}")
+    if calibration.factors:
+        texts.append(f"speed last {1 / calibration.factors[-1]:.2f} of then")
+    if calibration.step_error is not None:
+        texts.append(f"a step off by {calibration.step_error:.0%}")
+    if calibration.total_error is not None:
+        texts.append(f"a thousand by {abs(calibration.total_error):.1%}")
+    return ", ".join(texts)
+
+
+def _report_memory(console: Console, model: str) -> None:
+    """Load a model, let it answer, and print what takes this process's memory."""
+    with LLM(model) as llm:
+        llm.tokenizer.prepare()
+        loaded = {line.name: line.resident_bytes for line in llm.memory().lines}
+        llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
+        memory = llm.memory()
+        path = llm.path
+    table = table_of("MB of memory", "may take", "loaded", "after an answer", "how")
+    table.header_style = "dim"
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    table.columns[4].style = "dim"
+    for line in memory.lines:
+        is_rest = line.name.startswith("process.")
+        sizes = (line.num_bytes, loaded.get(line.name, 0), line.resident_bytes)
+        cells = ["" if is_rest else _mb(sizes[0]), *map(_mb, sizes[1:])]
+        how = f"{line.how}, mapped from a file" if line.is_mapped else line.how
+        table.add_row(line.name, *cells, how)
+    table.add_section()
+    cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
+    table.add_row("all of this process", "", *cells, "", style="bold")
+    console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
+    console.print(table)
+    for note in memory.notes:
+        console.print(f"- {note}", style="dim", highlight=False)
+    console.print()
+
+
+def roof_facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Measure this machine's roof and keep it for plans; yield a line for each part of it."""
+    with count_bar("Measuring the roof", note="rounds") as show:
+        roof = measure_kept_roof(home, show)
+    for name, attribute, unit in (
+        ("memory roof", "read_bytes_per_s", "GB/s"),
+        ("int8 roof", "int8_ops_per_s", "GOP/s"),
+        ("bf16 roof", "bf16_ops_per_s", "GOP/s"),
+        ("f32 roof", "f32_ops_per_s", "GOP/s"),
+    ):
+        if attribute in roof.all_threads:
+            alone, together = (
+                f"{rates[attribute] / 1e9:8,.1f} {unit:5}"
+                for rates in (roof.one_thread, roof.all_threads)
+            )
+            on_all = f"   {together} on {roof.threads}" if roof.threads > 1 else ""
+            yield name, f"{alone} on 1 thread{on_all}"
+
+
+def problems(home: Path) -> Iterator[str]:
+    """Yield what is wrong, and what to do about it."""
+    cores = usable_cpus()
+    if available_bytes() < 2 << 30:
+        yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
+    if cores < (os.cpu_count() or 1):
+        yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > 0.5 * cores:
+        yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
+    if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
+        yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
+    for calibration in all_of(home):
+        if abs(calibration.total_error or 0.0) > _MOST_OFF:
+            yield (
+                f"{calibration.model}: steps take {abs(calibration.total_error or 0.0):.0%} other "
+                "than foreseen, and not by speed alone: ridgeline calibrate, when nothing else runs"
+            )
+    if problem := why_unwritable(home):
+        yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

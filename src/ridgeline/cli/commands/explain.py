@@ -1,0 +1,161 @@
+"""``ridgeline explain``: why a request of a trace was slow, in words, numbers and a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from ridgeline.cli.flags import UsageError
+from ridgeline.foresight.explain.baseline import usual_steps
+from ridgeline.foresight.explain.explain import Explanation, Predict, explain
+from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
+from ridgeline.foresight.explain.picture import explain_svg
+from ridgeline.foresight.explain.timeline import as_file, timeline
+from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND, would_help
+from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
+
+_METRICS = ("ttft", "tpot", "e2el")
+
+
+class Format(StrEnum):
+    """How an explanation is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+def explain_command(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+    request: Annotated[
+        list[str] | None,
+        typer.Option(help="Number, x-request-id or id of the answer; may be given several times."),
+    ] = None,
+    slowest: Annotated[
+        int | None, typer.Option(min=1, help="The N that took longest. Default: 1.")
+    ] = None,
+    above: Annotated[
+        str | None, typer.Option(help="All with ttft, tpot or e2el above MS: ttft:500.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.TEXT,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for the picture: SVG. Of one request.")
+    ] = None,
+    timeline_file: Annotated[
+        Path | None, typer.Option("--timeline", help="A file for ui.perfetto.dev.")
+    ] = None,
+) -> None:
+    """Say where the time of a request went. The pieces sum to it exactly."""
+    if sum(one is not None for one in (request, slowest, above)) > 1:
+        raise UsageError("give one of --request, --slowest and --above")
+    with read_trace(trace) as recorded:
+        chosen = _chosen(recorded, request, slowest, above)
+        if out and len(chosen) != 1:
+            raise UsageError(f"--out is the picture of one request, and these are {len(chosen)}")
+        usual = usual_steps(recorded)
+        explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
+        beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
+        if timeline_file:
+            _write_timeline(timeline_file, recorded, chosen, usual)
+    if out:
+        out.write_text(explain_svg(explanations[0]), encoding="utf-8")
+    for i, one in enumerate(explanations):
+        if i and format is not Format.JSON:
+            print()
+        _print(one, would_help(one, beside), format)
+    for file in (out, timeline_file):
+        if file:
+            print(f"written: {file}", file=sys.stderr)
+
+
+def _chosen(
+    recorded: Recorded, names: list[str] | None, slowest: int | None, above: str | None
+) -> list[Json]:
+    if names:
+        return [recorded.get(name) for name in names]
+    metric, limit_ms = _limit(above) if above is not None else ("e2el", None)
+    measured = [(_measure_ms(one, metric), one) for one in recorded.requests]
+    known = [(value, one) for value, one in measured if value is not None]
+    known.sort(key=lambda pair: -pair[0])
+    if limit_ms is None:
+        if not known:
+            raise ValueError("the trace has no request that ended")
+        return [one for _, one in known[: slowest or 1]]
+    above_limit = [one for value, one in known if value > limit_ms]
+    if not above_limit:
+        reason = f"the highest is {known[0][0]:,.1f} ms" if known else "none ended"
+        raise ValueError(f"no request has a {metric} above {limit_ms:g} ms: {reason}")
+    return above_limit
+
+
+def _limit(above: str) -> tuple[str, float]:
+    metric, _, limit = above.partition(":")
+    try:
+        if metric not in _METRICS:
+            raise ValueError
+        return metric, float(limit)
+    except ValueError:
+        raise UsageError(
+            f"--above {above!r}: a metric ({', '.join(_METRICS)}) and milliseconds, as ttft:500"
+        ) from None
+
+
+def _measure_ms(request: Json, metric: str) -> float | None:
+    """Return a metric of a request; None if it has no first token, or no second."""
+    first_s, finish_s = request["first_token_s"], request["finish_s"]
+    if metric == "e2el":
+        return float(1e3 * (finish_s - request["arrival_s"]))
+    if first_s is None:
+        return None
+    if metric == "ttft":
+        return float(1e3 * (first_s - request["arrival_s"]))
+    num_gaps = max(request["num_generated"]) - 1
+    return 1e3 * (finish_s - first_s) / num_gaps if num_gaps > 0 else None
+
+
+def _write_timeline(
+    file: Path, recorded: Recorded, chosen: list[Json], usual: Predict | None
+) -> None:
+    """Write the time from the first arrival of some requests to the last end."""
+    start_s = min(one["arrival_s"] for one in chosen)
+    end_s = max(one["finish_s"] for one in chosen)
+    steps = recorded.during(start_s, end_s)
+    events = timeline(recorded.engine, steps, recorded.requests, predict=usual)
+    file.write_text(as_file(events), encoding="utf-8")
+
+
+def _print(explanation: Explanation, helpful: list[Json], format: Format) -> None:
+    if format is Format.JSON:
+        print(json.dumps(as_dict(explanation, helpful)))
+    elif format is Format.MARKDOWN:
+        print(markdown(explanation, helpful))
+    else:
+        _print_text(explanation, helpful)
+
+
+def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
+    console = Console(
+        width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 100)), highlight=False
+    )
+    console.print(" ".join(sentences(explanation)))
+    console.print()
+    table = Table("where its time went", box=None, pad_edge=False)
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    for row in rows(explanation):
+        table.add_row(*row)
+    table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
+    console.print(table)
+    if helpful:
+        console.print("\nWhat would have helped:")
+    for one in helpful:
+        console.print(Padding(f"- {one['text']}", (0, 0, 0, 2)))

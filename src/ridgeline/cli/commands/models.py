@@ -1,0 +1,244 @@
+"""The commands about models on this machine: pull, list, show, rm, clean."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.cli.commands.families import families_table
+from ridgeline.cli.help import App
+from ridgeline.cli.tables import console, table_of
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate, stores
+from ridgeline.engine_setup.progress import say
+from ridgeline.hub.names import parse_hub_name
+from ridgeline.hub.places import Place, Stores
+from ridgeline.hub.quantisations import needed_bytes, tag_of
+from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.summary import summarise
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.text.grammar.export import export_tokenizer
+from ridgeline.text.of_checkpoint import tokenizer_of
+
+MODEL_HELP = (
+    "A short name, a .gguf file, a directory, owner/name of the hub (perhaps with :Q4_K_M), or a "
+    "name that Ollama has."
+)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command("pull")(pull)
+    app.command("list")(list_models)
+    app.command("models", hidden=True)(list_models)
+    app.command("ls", hidden=True)(list_models)
+    app.command("show")(show)
+    app.command("rm")(remove)
+    export = App(help="Write a part of a model for other programs.", no_args_is_help=True)
+    export.command("tokenizer")(export_tokenizer_files)
+    app.add_typer(export, name="export")
+    app.command("clean")(clean)
+
+
+def pull(model: Model, as_json: AsJson = False) -> None:
+    """Fetch a model and verify it; an interrupted download goes on where it stopped."""
+    path = locate(model, verify=True).path
+    if as_json:
+        print(json.dumps({"model": model, "path": str(path)}))
+        return
+    print(f"{model} is at {path}")
+    say(f"Next: ridgeline run {model}")
+
+
+def list_models(
+    as_json: AsJson = False,
+    families: Annotated[
+        bool, typer.Option("--families", help="List the families that run instead.")
+    ] = False,
+) -> None:
+    """List the models on this machine, and what can be pulled by a short name.
+
+    Models of the hub's cache, of Ollama and of LM Studio are used where they lie.
+    """
+    if families:
+        print(families_table())
+        return
+    places = stores()
+    here = list(places.all())
+    if as_json:
+        listed = [
+            {"name": p.name, "path": str(p.path), "size": p.size, "owner": p.owner} for p in here
+        ]
+        print(json.dumps({"models": listed, "problems": places.problems}))
+        return
+    table = table_of("model", "size", "from", "path")
+    for column in table.columns[1:3]:
+        column.no_wrap = True
+    for place in here:
+        table.add_row(place.name, _size(place.size), place.owner, str(place.path))
+    if here:
+        console().print(table)
+    for name, entry in SHORT_NAMES.items():
+        if all(place.name != name for place in here):
+            print(f"not here: {name} ({_size(entry.size)}; {entry.description})")
+    for problem in places.problems:
+        say(problem)
+    print("Next: ridgeline run MODEL, or ridgeline show MODEL. Any .gguf file works by its path.")
+
+
+def show(model: Model, as_json: AsJson = False) -> None:
+    """Say what a model is: its architecture, formats, context, sampling, and where it lies."""
+    place = locate(model)
+    checkpoint = load_checkpoint(place.path)
+    facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
+    if as_json:
+        print(json.dumps({"model": model} | facts))
+        return
+    table = table_of()
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _shown(name, value))
+    console().print(table)
+
+
+def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    arch, summary = checkpoint.arch, summarise(checkpoint)
+    yield "path", str(summary.path)
+    yield "family", summary.family
+    yield "parameters", summary.num_parameters
+    yield "size", summary.num_bytes
+    yield "formats", dict(summary.formats)
+    yield "needed_memory", needed_bytes(checkpoint.nbytes)
+    yield "context", arch.max_position
+    yield "layers", arch.num_layers
+    yield "hidden_size", arch.hidden_size
+    for attention in arch.attentions[:1]:
+        yield "heads", attention.num_heads
+        yield "kv_heads", attention.num_kv_heads
+    yield "vocabulary", arch.vocab_size
+    yield "chat_template", checkpoint.chat_template is not None
+    yield "sampling", sampling
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("size", "needed_memory"):
+        return _size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def export_tokenizer_files(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="Made if it is not there.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
+    checkpoint = load_checkpoint(locate(model).path)
+    tokenizer = tokenizer_of(checkpoint)
+    paths = export_tokenizer(checkpoint, tokenizer, folder)
+    if as_json:
+        print(json.dumps({"files": [str(path) for path in paths]}))
+        return
+    for path in paths:
+        print(path)
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="MODEL", help="As list shows them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove models that were pulled. What belongs to another program stays."""
+    places = stores()
+    chosen = [_ours(ALIASES.get(name, name), places) for name in names]
+    freed = sum(place.size for place in chosen)
+    for place in chosen:
+        for file in place.files:
+            file.unlink()
+        for folder in {file.parent for file in place.files}:
+            _remove_if_empty(folder, places.home / "models")
+    if as_json:
+        print(json.dumps({"removed": [place.name for place in chosen], "freed_bytes": freed}))
+    else:
+        print(f"removed {', '.join(place.name for place in chosen)}: {_size(freed)} freed")
+
+
+def _ours(name: str, places: Stores) -> Place:
+    """Return the only pulled model that ``name`` means. Raises ValueError if there is none."""
+    meant = [place for place in places.all() if _is_meant(place, name)]
+    ours = [place for place in meant if place.owner == "ridgeline"]
+    hub_name = parse_hub_name(name)
+    if hub_name and not hub_name.wish:  # the directory, if that is one of several
+        ours = [one for one in ours if one.name.lower() == hub_name.repo.lower()] or ours
+    if len(ours) == 1:
+        return ours[0]
+    if ours:
+        raise ValueError(f"{name} means {', '.join(place.name for place in ours)}: name one")
+    for place in meant:
+        raise ValueError(f"{place.name} belongs to {place.owner}: remove it there ({place.path})")
+    raise ValueError(f"{name!r} is not here: see ridgeline list")
+
+
+def _is_meant(place: Place, name: str) -> bool:
+    """Whether ``name``, as run and pull take it, may mean a model."""
+    if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
+        return True
+    hub_name = parse_hub_name(name)
+    repo, _, wish = place.name.partition(":")
+    if hub_name is None or place.owner == "ollama" or repo.lower() != hub_name.repo.lower():
+        return False
+    file = place.path.name
+    known = (wish.lower(), file.lower(), tag_of(file).lower())
+    return not hub_name.wish or hub_name.wish.lower() in known
+
+
+def _remove_if_empty(folder: Path, top: Path) -> None:
+    """Remove a folder and those above it, up to ``top``, if no model is left in them."""
+    while folder != top and folder.is_relative_to(top):
+        if any(not file.name.startswith(".") for file in folder.iterdir()):
+            return
+        shutil.rmtree(folder)
+        folder = folder.parent
+
+
+def clean(
+    with_models: Annotated[bool, typer.Option("--models", help="Pulled models too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what can be made again: compiled kernels, packed weights, unfinished downloads."""
+    home = default_home()
+    targets = [home / "kernels", home / "packed"]
+    models = home / "models"
+    targets += [models] if with_models else sorted(models.glob("**/.*"))
+    freed = 0
+    for target in targets:
+        freed += _bytes_below(target)
+        if target.is_dir():
+            shutil.rmtree(target)
+        elif target.exists():
+            target.unlink()
+    if as_json:
+        print(json.dumps({"freed_bytes": freed, "home": str(home)}))
+    else:
+        print(f"{_size(freed)} freed in {home}")
+        if not with_models and any(models.glob("*")):
+            say("Models stay: ridgeline rm MODEL removes one, ridgeline clean --models all.")
+
+
+def _bytes_below(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,330 @@
+"""A trace again: ``ridgeline replay`` decides it anew; ``simulate --replay`` changes settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.api.calibration.known import known
+from ridgeline.bench.load.stats import DEFINITIONS, summarise
+from ridgeline.bench.simulate.main import date_of
+from ridgeline.bench.simulate.predicted import outcomes_of
+from ridgeline.cli.flags import UsageError
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, to_json
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.foresight.explain import compare
+from ridgeline.foresight.explain.timeline import as_file, timeline
+from ridgeline.foresight.explain.what_would_help import served_again
+from ridgeline.foresight.simulator import what_if
+from ridgeline.foresight.simulator.replay import CONTRADICTIONS, replay
+from ridgeline.foresight.simulator.replay_times import Again, settings_of
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
+from ridgeline.models.checkpoint import load_checkpoint
+
+_SHOWN = 60  # characters of a decision
+_LISTED = 10  # requests that gained most, and that lost most
+_OF_CALIBRATIONS = ("backend", "dtype", "kv_cache_dtype", "threads")  # what tells them apart
+
+
+def replay_command(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+) -> None:
+    """Decide every step of a recorded run again, and say whether all decisions are equal.
+
+    With other settings: ridgeline simulate --replay TRACE --set NAME=VALUE --diff
+    """
+    if not _decide_again(read_whole(trace), _console()):
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
+    return Console(width=width, highlight=False)
+
+
+def _decide_again(records: list[Json], console: Console) -> bool:
+    """Print whether every decision of a recorded run is made again; return it."""
+    outcome = replay(records)
+    requests = "request" if outcome.num_requests == 1 else "requests"
+    of = f"{outcome.num_steps:,} steps, {outcome.num_requests:,} {requests}"
+    if outcome.difference is None:
+        console.print(f"[green]equal[/]  {of}: every decision is made again")
+    else:
+        number, recorded, decided = outcome.difference
+        console.print(f"[red]different[/]  {of} were equal; then step {number}:")
+        table = Table("", "recorded", "decided now", box=None, pad_edge=False)
+        for name, then in recorded.items():
+            if then != decided[name]:
+                table.add_row(name, _short(then), _short(decided[name]))
+        console.print(table)
+        console.print("Was the trace written by another version? A trace is for its own alone.")
+    if outcome.unfinished is not None:
+        console.print(
+            f"step {outcome.unfinished:,} and what follows are left out: a request begins there "
+            "that had not ended when the trace did"
+        )
+    return outcome.difference is None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+# --- with other settings -------------------------------------------------------------------------
+
+
+def serve_again(
+    trace: Path,
+    model: str | None,
+    changes: list[str],
+    options: Options,
+    *,
+    diff: bool,
+    timeline_file: Path | None,
+) -> None:
+    """Serve the requests of a trace with its settings and with ``changes``; print what differs.
+
+    The clock is the calibration of ``model`` with ``options``, or is fitted to the trace. Without
+    changes and a model it is the trace's own: what was recorded is compared with what is decided
+    now. Raises ValueError if there is no calibration, or the trace is too short.
+    """
+    _check_options(options, model)
+    records = read_whole(trace)
+    settings = settings_of(records)
+    if not any(record.get("type") == "request" for record in records):
+        raise ValueError(f"{trace} has no request that ended")
+    wanted = what_if.changed(settings, changes)
+    calibration = None if model is None else _calibrated(model, options)
+    try:
+        again = None if changes else what_if.run_as_recorded(records)
+        if again is not None and calibration is None:
+            source, before, after = "recorded", _recorded(records), again.records
+        else:
+            source = "fitted" if calibration is None else "calibrated"
+            times = None if calibration is None else _usual_of(calibration)
+            before, after = served_again(records, wanted, times)
+    except CONTRADICTIONS as error:
+        raise ValueError(f"{trace} is not a trace of this version: {error!r:.200}") from None
+    if timeline_file:
+        _write_timeline(timeline_file, settings, before, after)
+    flags = {"replay": str(trace), "model": model, "set": changes}
+    document = {"flags": flags} | _document(records, before, after)
+    document["prediction"] = _prediction(source, calibration)
+    document["replay"] = _compared(before, after) if again is None else _decided(again)
+    _print(_console(), document, changes, diff=diff)
+    if timeline_file:
+        print(f"written: {timeline_file}: open it in ui.perfetto.dev", file=sys.stderr)
+    print(json.dumps(document))
+
+
+def _recorded(records: list[Json]) -> list[Record]:
+    """Return the records of a trace, without what describes it."""
+    return [
+        step_of(record) if record["type"] == "step" else request_of(record)
+        for record in records
+        if record["type"] in ("step", "request")
+    ]
+
+
+def _usual_of(calibration: Calibration) -> StepTime:
+    return calibration.times.scaled(calibration.interval().middle)
+
+
+def _prediction(source: str, calibration: Calibration | None = None) -> dict[str, Any]:
+    """Return by which clock it was simulated, by the names of ``ridgeline simulate``."""
+    measured_at = calibration and calibration.measured_at
+    return {
+        "source": source,
+        "calibrated_at": date_of(measured_at) if measured_at else None,
+        "utilisation": None,
+        "output_tokens_per_s_interval": None,
+        "speed": calibration and round(1 / calibration.interval().middle, 3),
+        "step_error": calibration and calibration.step_error,
+    }
+
+
+def _check_options(options: Options, model: str | None) -> None:
+    """Raise UsageError for an option that would change nothing."""
+    settings = {field.name for field in fields(EngineRecord)}
+    default = Options()
+    for field in fields(Options):
+        value, flag = getattr(options, field.name), "--" + field.name.replace("_", "-")
+        if value == getattr(default, field.name):
+            continue
+        if field.name in settings:
+            raise UsageError(f"{flag}: with --replay write --set {field.name}={value}")
+        if field.name not in _OF_CALIBRATIONS:
+            raise UsageError(f"{flag} changes nothing about a replay")
+        if model is None:
+            raise UsageError(f"{flag} chooses among the calibrations of a MODEL: name one")
+
+
+def _calibrated(model: str, options: Options) -> Calibration:
+    checkpoint = load_checkpoint(locate(model).path)
+    config = resolve(options, checkpoint)
+    calibration = known(default_home(), checkpoint.path, checkpoint.arch, config)
+    if calibration.source == "assumed":
+        raise ValueError(
+            f"{model} was not calibrated here in this form: run ridgeline calibrate {model}, or "
+            "leave the model out to take the times of the trace"
+        )
+    return calibration
+
+
+def _document(records: list[Json], before: list[Record], after: list[Record]) -> dict[str, Any]:
+    """Return what ``bench serve`` says of the second run, and the comparison, as plain values."""
+    request_changes = compare.changes(before, after)
+    recorded = [r for r in records if r["type"] == "request"]
+    then_ms = [1e3 * (one["finish_s"] - one["arrival_s"]) for one in recorded]
+    arrivals_s = {r.name: r.arrival_s for r in after if isinstance(r, RequestRecord)}
+    begin_s = min(arrivals_s.values(), default=0.0)
+    planned_s = {name: at_s - begin_s for name, at_s in arrivals_s.items()}
+    return summarise(outcomes_of(after, begin_s, planned_s), {}) | {
+        "warnings": ["the client's side is not in these numbers: HTTP, templates, tokenising"],
+        "has_drafts": any(record.get("drafts") for record in records),
+        "definitions": DEFINITIONS,
+        "recorded_mean_e2el_ms": sum(then_ms) / len(then_ms) if then_ms else None,
+        "before": compare.totals(before),
+        "after": compare.totals(after),
+        "requests": [compare.as_dict(change) for change in request_changes],
+    }
+
+
+def _compared(before: list[Record], after: list[Record]) -> dict[str, Any]:
+    """Return how many steps of two simulations are equal until the first that is not."""
+    difference = what_if.first_difference(before, after)
+    num_steps = compare.totals(before).get("num_steps", 0)
+    return {
+        "num_steps": num_steps,
+        "num_equal_steps": difference.number if difference else num_steps,
+        "first_difference": difference and difference._asdict(),
+    }
+
+
+def _decided(again: Again) -> dict[str, Any]:
+    """Return how many steps of a trace are decided again as they were, with their durations."""
+    first = None
+    if again.difference is not None:
+        number, recorded, decided = again.difference
+        reasons = [
+            f"{name}: {_short(decided[name])}; recorded, {_short(then)}"
+            for name, then in recorded.items()
+            if then != decided[name]
+        ]
+        first = {"number": number, "reasons": reasons}
+    return {
+        "num_steps": again.num_steps,
+        "num_equal_steps": again.num_equal,
+        "first_difference": first,
+    }
+
+
+def _print(console: Console, document: dict[str, Any], changes: list[str], *, diff: bool) -> None:
+    before, after = document["before"], document["after"]
+    requests = "request" if document["num_requests"] == 1 else "requests"
+    console.print(
+        f"{document['num_requests']:,} {requests} served again with "
+        f"{', '.join(changes) or 'no change'}."
+    )
+    is_recorded = document["prediction"]["source"] == "recorded"
+    if not changes:
+        num_steps, num_equal = (document["replay"][n] for n in ("num_steps", "num_equal_steps"))
+        console.print(
+            f"With the durations of then {num_equal:,} of {num_steps:,} steps are decided as then."
+            + (" Drafts are not made again." if document["has_drafts"] else "")
+        )
+    if not is_recorded:
+        error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
+        console.print(
+            f"With the settings of then the simulation takes {abs(error):.1%} "
+            f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end)."
+        )
+    console.print()
+    table = Table("", box=None, pad_edge=False)
+    for name in ("recorded", "now", "change") if is_recorded else ("before", "after", "change"):
+        table.add_column(name, justify="right")
+    for name, value in before.items():
+        now = after.get(name)
+        part = f"{now / value - 1:+.1%}" if value and now is not None else ""
+        table.add_row(_spelled(name), _number(value), _number(now), part)
+    console.print(table)
+    if diff:
+        _print_difference(console, document)
+
+
+def _spelled(name: str) -> str:
+    name = name.removeprefix("num_").replace("_per_", "/")
+    words = [word.upper() if word in ("ttft", "tpot", "e2el") else word for word in name.split("_")]
+    unit = f", {words.pop()}" if words[-1] in ("ms", "s") else ""
+    return " ".join(words) + unit
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def _print_difference(console: Console, document: dict[str, Any]) -> None:
+    first = document["replay"]["first_difference"]
+    console.print()
+    if first is None:
+        console.print("Every step is decided as before.")
+        return
+    console.print(f"The first step that is decided otherwise is step {first['number']:,}:")
+    for reason in first["reasons"][:_LISTED]:
+        console.print(f"  {reason}")
+    if (left := len(first["reasons"]) - _LISTED) > 0:
+        console.print(f"  and {left:,} more")
+    requests = document["requests"]
+    gained = [one for one in requests if one["gain_ms"] > 0][:_LISTED]
+    lost = [one for one in reversed(requests) if one["gain_ms"] < 0][:_LISTED]
+    for title, listed in (("gained most", gained), ("lost most", lost)):
+        if listed:
+            console.print()
+            console.print(_requests(title, listed))
+
+
+def _requests(title: str, listed: list[dict[str, Any]]) -> Table:
+    table = Table(title, box=None, pad_edge=False)
+    for name in ("TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by"):
+        table.add_column(name, justify="right")
+    for one in listed:
+        cells = []
+        for name in compare.METRICS:
+            cells += [_ms(one["before"][name]), f"-> {_ms(one['after'][name])}"]
+        table.add_row(f"request {one['request']}", *cells, f"{one['gain_ms']:,.0f} ms")
+    return table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _write_timeline(
+    file: Path, settings: EngineRecord, before: list[Record], after: list[Record]
+) -> None:
+    engine, events = to_json(settings), list[Mapping[str, Any]]()
+    for process, (name, side) in enumerate((("before", before), ("after", after)), start=1):
+        plain = [to_json(record) for record in side]
+        steps = [record for record in plain if record["type"] == "step"]
+        requests = [record for record in plain if record["type"] == "request"]
+        for one in requests:
+            one["num_prompt_tokens"] = len(one["prompt_token_ids"])
+        events += timeline(engine, steps, requests, process=process, name=name)
+    file.write_text(as_file(events), encoding="utf-8")

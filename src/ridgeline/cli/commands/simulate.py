@@ -1,0 +1,160 @@
+"""``ridgeline simulate``: what ``bench serve`` would measure, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ridgeline.bench.edge import read_edge
+from ridgeline.bench.load.stats import parse_limits
+from ridgeline.bench.simulate.main import Question, check_fleet, like, simulate_load
+from ridgeline.bench.simulate.sweep import sweep_loads
+from ridgeline.cli.commands.models import MODEL_HELP
+from ridgeline.cli.commands.replay import serve_again
+from ridgeline.cli.flags import UsageError, flags
+from ridgeline.engine_setup.options import Options
+from ridgeline.foresight.simulator.workload import Workload, parse_length
+
+_EDGE = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RESULT,TRACE",
+        help="A bench serve result and the server's trace: adds the client's side; repeat.",
+    ),
+]
+_DRAFTS = Annotated[
+    str, typer.Option(help="Speculation: 4:0.6 guesses 4 tokens, of which each is right so often.")
+]
+
+
+@flags("options", Options, fixed={"seed": None})  # that of the load decides all
+@flags("load", Workload, unless=("like_result", "replay"))
+def simulate_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{MODEL_HELP} With --replay: whose calibration gives the times."),
+    ] = None,
+    endpoint: Annotated[
+        Literal["chat", "completions"], typer.Option(help="Whether prompts are in a template.")
+    ] = "chat",
+    prompt_tokens: Annotated[
+        str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
+    ] = None,
+    new_tokens: Annotated[
+        str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
+    ] = None,
+    goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
+    like_result: Annotated[
+        Path | None, typer.Option("--like", help="The load of a result of bench serve, as JSON.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeat."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="Of --sweep: throughput, goodput, or as ttft:p95.")
+    ] = "throughput",
+    csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
+    replicas: Annotated[int, typer.Option(help="How many servers like this share the load.")] = 1,
+    router: Annotated[
+        str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
+    ] = "least-tokens",
+    drafts: _DRAFTS = "",
+    edge: _EDGE = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Of --replay: another setting; repeat."),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Of --replay: what differs first, and each request.")
+    ] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Of --replay: a file for ui.perfetto.dev, with both runs.")
+    ] = None,
+    *,
+    options: Options,
+    load: Workload | None,
+) -> None:
+    """What bench serve would measure here, without a server: a prediction, with its interval.
+
+    The scheduler is the server's; how long steps take was measured by calibrate or by a server.
+    Answers are as long as --max-tokens allows. The last line is one JSON document. Status 1 if no
+    request could be served.
+
+    With --replay requests come as they came then, once with the settings of then and once with
+    those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
+    its calibration says. Without --set it says how many steps are decided as they were, if each
+    takes as long as it did.
+    """
+    if replay is not None:
+        of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out, edge)
+        if any((*of_loads, drafts, replicas != 1)):
+            raise UsageError("--replay serves the requests of its trace: give no other load")
+        serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
+        return
+    if changes or diff or timeline:
+        raise UsageError("--set, --diff and --timeline are about a trace: give --replay")
+    if model is None:
+        raise UsageError("name a model; only --replay does without")
+    question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
+    question = replace(question, replicas=replicas, router=router, drafts=drafts)
+    question = replace(question, edge=read_edge(edge) if edge else None)
+    _check(question, csv, out, is_sweep=bool(sweep))
+    if sweep:
+        sweep_loads(question, options, sweep, objective, csv, out)
+    elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
+        raise typer.Exit(1)
+
+
+def _question(
+    model: str,
+    endpoint: str,
+    load: Workload | None,
+    like_result: Path | None,
+    prompt_tokens: str | None,
+    new_tokens: str | None,
+    goodput: list[str] | None,
+) -> Question:
+    """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
+    try:
+        limits = tuple(goodput or ())
+        parse_limits(limits)
+        for name, text in (("prompt_tokens", prompt_tokens), ("new_tokens", new_tokens)):
+            if text is not None:
+                parse_length(text, name)
+        if load is None:
+            assert like_result is not None
+            load, others = like(like_result)
+            endpoint = others.get("endpoint", endpoint)
+            limits = limits or tuple(others.get("goodput") or ())
+        if new_tokens is not None:
+            load = replace(load, max_tokens=new_tokens)
+        if prompt_tokens is not None and (load.prompts or load.trace_file or load.lengths_from):
+            raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
+    except ValueError as error:
+        raise UsageError(error) from error
+    return Question(
+        model=model, load=load, endpoint=endpoint, prompt_tokens=prompt_tokens, goodput=limits
+    )
+
+
+def _check(question: Question, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
+    try:
+        check_fleet(question.replicas, question.router, question.drafts)
+    except ValueError as error:
+        raise UsageError(error) from error
+    if (csv or out) and not is_sweep:
+        raise UsageError("--csv and --out are about a table: give --sweep")
+    if out is not None and out.suffix.lower() != ".svg":
+        raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
+
+
+def _path(trace: str | Path | None) -> Path | None:
+    return Path(trace) if trace else None

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache, and states of recurrent layers."""

@@ -1,0 +1,1 @@
+"""What a start says of a model before its first answer."""

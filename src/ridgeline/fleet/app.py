@@ -1,0 +1,403 @@
+"""The router's routes: its own few, and one that passes a request on to the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import TypeAdapter
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ridgeline import __version__
+from ridgeline.engine_setup.locate import locate, stores
+from ridgeline.fleet.catalogue import Catalogue
+from ridgeline.fleet.pool import Pool, Slot
+from ridgeline.fleet.worker import STATUS_S, Worker
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.summary import Summary, summarise
+from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.server.dialects.ollama.models import entry, loaded
+from ridgeline.server.http.error_handlers import add_errors
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.json_body import in_turn
+from ridgeline.server.http.options import parse_seconds
+from ridgeline.server.http.static import FILES
+from ridgeline.server.http.turns import Work
+from ridgeline.server.plans.routes import add_plans
+
+POSTS = (  # their bodies name a model
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/api/embed",
+    "/api/embeddings",
+)
+_SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
+_ANSWERS = "ridgeline:model_answers"
+_TRIES = 3  # a kept connection, a new one, a new process
+_FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
+_OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
+_OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
+
+
+class Router:
+    """What the routes share."""
+
+    def __init__(self, catalogue: Catalogue, pool: Pool) -> None:
+        """Serve the models of ``catalogue`` from ``pool``."""
+        self.catalogue, self.pool = catalogue, pool
+        self.created = int(time.time())
+        self.is_draining = False
+
+    def listing(self, is_operator: bool) -> list[dict[str, Any]]:
+        """Return all models as ``/v1/models`` shows them."""
+        return [self.shown(name, is_operator) for name in self.catalogue.models()]
+
+    def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
+        """Return a model as ``/v1/models`` shows it; who uses it how much only operators see."""
+        slot = self.pool.slots.get(name)
+        worker = slot.worker if slot else None
+        status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
+        if slot and worker:
+            idle_s = asyncio.get_running_loop().time() - slot.used_s
+            is_kept = slot.num_users or slot.keep_alive_s < 0
+            status["num_requests"] = slot.num_users if is_operator else None
+            status["resident_bytes"] = worker.memory.resident_bytes
+            is_shown = is_operator and not is_kept
+            status["unload_s"] = max(0.0, slot.keep_alive_s - idle_s) if is_shown else None
+            status |= {"reason": worker.trouble} if worker.trouble else {}
+        shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
+        if worker:
+            shown["max_model_len"] = worker.plan.max_model_len
+        return shown | {"status": status}
+
+    def summary(self, name: str) -> Summary | None:
+        """Return the facts of a model, None if it cannot be read."""
+        try:
+            return summarise(load_checkpoint(locate(self.catalogue.models()[name]).path))
+        except (ValueError, OSError, KeyError):
+            return None
+
+    def loaded(self) -> list[dict[str, Any]]:
+        """Return the models that are loaded, as Ollama lists them."""
+        entries = []
+        for slot in tuple(self.pool.slots.values()):
+            if (worker := slot.worker) and (summary := self.summary(slot.name)):
+                left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
+                expires_s = None if left_s is None else time.time() + left_s
+                num_bytes = worker.memory.resident_bytes
+                max_len = worker.plan.max_model_len
+                entries.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
+        return entries
+
+    def chosen(self, name: Any) -> tuple[str, str]:
+        """Return name and model of what a request names. Raises ApiError if there is no such."""
+        models = self.catalogue.models()
+        known = ", ".join(map(repr, list(models)[:10])) or "no model any more"
+        known += ", ..." if len(models) > 10 else ""
+        if not isinstance(name, str) or not name:
+            message = f"model is missing: name one of {known}"
+            raise ApiError(400, message, param="model", code="missing_parameter")
+        known_name = self.catalogue.find(name)
+        if known_name is None:
+            message = f"there is no model {name[:80]!r} here: this server has {known}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return known_name, models[known_name]
+
+    def subject(self, name: str | None) -> Subject:
+        """Return what plans are made for. Raises ApiError if there is no such model."""
+        known_name, model = self.chosen(name)
+        return replace(subject_of(model, stores()), name=known_name)
+
+    def last_used(self) -> str:
+        """Return the name of the model that was used last; of none yet, the first."""
+        loaded = [slot for slot in self.pool.slots.values() if slot.worker is not None]
+        if not loaded:
+            return next(iter(self.catalogue.models()), "")
+        return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
+
+
+class _PassedOn(Response):
+    """The answer of a model's own process, byte for byte."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        name: str,
+        use: Callable[[], AbstractAsyncContextManager[Worker]],
+        body: bytes = b"",
+    ) -> None:
+        super().__init__()
+        self._pool, self._name, self._use, self._body = pool, name, use, body
+        self._has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
+        working = asyncio.ensure_future(self._try(scope, send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            working.cancel()  # no effect if it is done
+        try:
+            await working
+        except asyncio.CancelledError:
+            if not self._has_begun:  # else nobody reads what would be said of it
+                raise ApiError(499, "the client left") from None
+        except httpx2.HTTPError as error:
+            if self._has_begun:  # the reader must see that it is not whole
+                scope["state"]["cut"]()
+            else:
+                message = f"{self._name} ended while it answered: {error or type(error).__name__}"
+                raise ApiError(503, message, code="model_ended") from None
+
+    async def _try(self, scope: Scope, send: Send) -> None:
+        """Answer; try again while nothing was sent: the process, or a connection, has ended."""
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                await self._answer(scope, send)
+                break
+            except httpx2.TransportError:
+                if self._has_begun or not left:
+                    raise
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        async with self._use() as worker:
+            request = self._request(scope, worker)
+            try:
+                answer = await worker.client.send(request, stream=True)
+            except httpx2.TransportError:
+                await self._pool.forget_dead(self._name, worker)
+                raise
+            try:
+                pairs = [pair for pair in answer.headers.raw if _passes(pair[0], _OURS)]
+                length = answer.headers.get("content-length")
+                pairs += [(b"content-length", length.encode())] if length else []
+                self._has_begun = True
+                scope["state"]["note"]["passed_on"] = True
+                status = answer.status_code
+                await send({"type": "http.response.start", "status": status, "headers": pairs})
+                async for piece in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            finally:
+                await answer.aclose()
+
+    def _request(self, scope: Scope, worker: Worker) -> httpx2.Request:
+        path = scope["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
+        kept = frozenset({b"host", b"origin", b"x-request-id"})
+        headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
+        headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
+        return worker.client.build_request(
+            scope["method"], path, headers=headers, content=self._body
+        )
+
+
+def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
+    """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
+    return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def new_app(router: Router) -> FastAPI:
+    """Return the application, with its routes over ``router``."""
+    app = FastAPI(
+        title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.state.work = Work()
+    add_errors(app)
+    _add_status(app, router)
+    add_plans(app, router.subject, lambda: list(router.catalogue.models()))
+
+    async def post(request: Request) -> Response:
+        """Pass on what names its model in its body."""
+        if router.is_draining:
+            raise ApiError(503, "the server is stopping", code="stopping")
+        body = await request.body()
+        fields = await in_turn(request.app.state.work, _FIELDS, body)
+        name, model = router.chosen(fields.get("model"))
+        kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
+        use = partial(router.pool.use, name, model, kept_s)
+        return _PassedOn(router.pool, name, use, body)
+
+    async def get(request: Request) -> Response:
+        """Pass on what names its model in its query; without one it is the model last used."""
+        name, model = router.chosen(request.query_params.get("model") or router.last_used())
+        return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
+
+    async def live(request: Request) -> Response:
+        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
+        name, _ = router.chosen(request.query_params.get("model") or router.last_used())
+        slot = router.pool.slots.get(name)
+        if slot is None or slot.worker is None:
+            request.state.note["passed_on"] = True  # pages ask again and again
+            message = f"{name} is not loaded: it is when it is first asked for"
+            raise ApiError(503, message, code="model_not_loaded")
+        worker = slot.worker
+        await worker.look()
+        if worker.trouble:
+            raise router.pool.refusal(slot)
+        return _PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
+
+    for path in POSTS:
+        app.router.routes.append(Route(path, post, methods=["POST"]))
+    for path in ("/openapi.json", "/tokenizer_info"):
+        app.router.routes.append(Route(path, get, methods=["GET"]))
+    for path in ("/v1/live", "/v1/memory", "/v1/requests/{name}/explain"):
+        app.router.routes.append(Route(path, live, methods=["GET"]))
+    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
+    return app
+
+
+def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
+    """Return how long a request of Ollama's wants its model to stay; others do not say."""
+    value = fields.get("keep_alive")
+    if not path.startswith("/api/") or value is None:
+        return None
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise ApiError(
+            400, f"keep_alive: {error}", param="keep_alive", code="invalid_value"
+        ) from None
+
+
+def _add_status(app: FastAPI, router: Router) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """List all models, loaded or not."""
+        await router.pool.look()
+        return {"object": "list", "data": router.listing(request.state.is_operator)}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str, request: Request) -> dict[str, Any]:
+        """Describe one."""
+        known_name, _ = router.chosen(name)
+        await router.pool.look()
+        return router.shown(known_name, request.state.is_operator)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Say that this process lives, and which models hang: it mends that itself."""
+        hung = await router.pool.look()
+        return {"status": "ok"} | ({"hung": hung} if hung else {})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Say whether requests are taken."""
+        if router.is_draining:
+            return JSONResponse({"status": "no", "reason": "the server is stopping"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Say which version this is."""
+        return {"version": __version__}
+
+    @app.get("/api/version")
+    async def ollama_version() -> dict[str, str]:
+        """Say it as Ollama does."""
+        return {"version": __version__}
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """List all models, as Ollama does; those that cannot be read are left out."""
+
+        def entries() -> list[dict[str, Any]]:
+            names = router.catalogue.models()
+            return [entry(name, one) for name in names if (one := router.summary(name)) is not None]
+
+        return {"models": await app.state.work.reports.run(entries)}
+
+    @app.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        """List those that are loaded, as Ollama does."""
+        return {"models": await app.state.work.reports.run(router.loaded)}
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Return the metrics of all loaded models; each sample names its own."""
+        hung = await router.pool.look()
+        slots = [slot for slot in router.pool.slots.values() if slot.worker is not None]
+        well = [slot for slot in slots if slot.name not in hung]
+        kept = ("authorization", "x-api-key")
+        key = {name: request.headers[name] for name in kept if name in request.headers}
+        texts = await asyncio.gather(*(_metrics(slot, key) for slot in well))
+        texts.append(_answering({slot.name: slot in well for slot in slots}))
+        return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+
+
+def _answering(models: Mapping[str, bool]) -> str:
+    """Return a metric of the router's own: which of the loaded models answer."""
+    head = f"# HELP {_ANSWERS} Whether the model's process answers.\n# TYPE {_ANSWERS} gauge\n"
+    names = [f"{_ANSWERS}{{model_name={json.dumps(name)}}} " for name in models]
+    lines = [f"{name}{well:d}\n" for name, well in zip(names, models.values(), strict=True)]
+    return "".join([head, *lines])
+
+
+async def _metrics(slot: Slot, key: Mapping[str, str]) -> str:
+    """Return the metrics that a model's process shows to a key, each with the model's name."""
+    try:
+        async with asyncio.timeout(STATUS_S):
+            client = slot.worker.client if slot.worker else None
+            text = (await client.get("/metrics", headers=key)).text if client else ""
+    except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
+        return ""
+    name = json.dumps(slot.name)
+
+    def named(sample: re.Match[str]) -> str:
+        metric, labels = sample[1], sample[2] or ""
+        if "model_name=" in labels:
+            return sample[0]
+        return f"{metric}{{model_name={name}{',' if labels else ''}{labels}}} "
+
+    return _SAMPLE.sub(named, text)
+
+
+def merged(texts: Iterable[str]) -> str:
+    """Return several texts of Prometheus' format as one: each family once, with all samples."""
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        family: list[str] = []
+        for line in text.splitlines(keepends=True):
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                family = families.setdefault(name, [])
+                if family:
+                    continue
+            elif line.startswith("#") and line in family:
+                continue
+            family.append(line)
+    return "".join(line for family in families.values() for line in family)

@@ -1,0 +1,122 @@
+"""``ridgeline serve`` with several models: a socket, a router and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import say
+from ridgeline.fleet.app import Router, new_app
+from ridgeline.fleet.catalogue import Catalogue
+from ridgeline.fleet.pool import Pool, as_variables
+from ridgeline.machine import raise_file_limit
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
+from ridgeline.server.http.logs import LogWriter, standard_error
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
+
+
+class Running:
+    """A running router: its parts, and how it ends."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        engine: Options,
+        options: ServeOptions,
+        keys: Keys,
+        log: LogWriter,
+    ) -> None:
+        """Put a router together."""
+        self.keys, self._log = keys, log
+        catalogue.write = log.line
+        self.pool = Pool(
+            engine,
+            as_variables(engine, options),
+            keep_alive_s=options.keep_alive_s,
+            memory_bytes=options.models_memory_bytes,
+            step_timeout_s=options.step_timeout,
+            shutdown_timeout_s=options.shutdown_timeout,
+            write=log.line,
+        )
+        self.router = Router(catalogue, self.pool)
+        app = new_app(self.router)
+        self.server = WebServer(
+            app, app.routes, options, keys, Limits(), log.line, lambda path, method, status: None
+        )
+        self._end: asyncio.Task[None] | None = None
+
+    async def run(self, listener: socket.socket, announce: str) -> None:
+        """Serve until a signal, or ``stop``, ends it."""
+        self.server.on_started = lambda: print(announce, flush=True)
+        await self.pool.prepare()
+        await self.server.serve_on(listener)
+
+    def stop(self) -> None:
+        """Take no more requests, and end when the running ones have; called again, end at once."""
+        self.router.is_draining = True
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._stop())
+        else:
+            self.pool.kill()
+
+    async def _stop(self) -> None:
+        await self.pool.close()
+        self.server.ended.set()
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again, here and in all models."""
+        try:
+            self.keys.reload()
+            self.pool.reload_keys()
+            self._log.line("the keys were read again")
+        except (OSError, ValueError) as error:
+            self._log.line(f"the keys stay as they are: {error}")
+
+
+def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None:
+    """Serve several models, each loaded when it is asked for, until a signal ends it.
+
+    Raises OSError or ValueError if the address, the keys or a model cannot be had.
+    """
+    keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
+    certificate_settings(options)
+    catalogue = Catalogue(models, options.models_dir)
+    listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
+    raise_file_limit()
+    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+        log.take_logging()
+        for model in models:
+            locate(model)  # pulled now, not while a request waits
+        with asyncio.Runner() as runner:
+            runner.run(_main(catalogue, engine, options, keys, listener, log))
+
+
+async def _main(
+    catalogue: Catalogue,
+    engine: Options,
+    options: ServeOptions,
+    keys: Keys,
+    listener: socket.socket,
+    log: LogWriter,
+) -> None:
+    running = Running(catalogue, engine, options, keys, log)
+    obey_signals(running.stop, running.reload_keys)
+    if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
+        say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
+    for note in keys.notes(options.isolate_keys):
+        say(note)
+    url, names = address(listener, options), list(catalogue.models())
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    count = "1 model is" if len(names) == 1 else f"{len(names)} models are"
+    announce = (
+        f"{count} ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
+        f"when it is first asked for"
+    )
+    await running.run(listener, announce)

@@ -1,0 +1,310 @@
+"""Promises: whether a request can be done in time without breaking what was promised before.
+
+A forecast says when each request will have its first token and its end. It is stretched by the 99 %
+quantile of how much longer requests took than was foreseen, lately and that far ahead: split
+conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
+deadline breaks no promise: as many come in as a forecast allows. It knows nothing of clocks,
+threads and HTTP, and forecasts are a parameter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf
+from statistics import NormalDist
+from typing import NamedTuple
+
+from ridgeline.core.scheduling.admission import fair_share
+from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
+from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.step_time.features import Features
+
+_LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
+_QUANTILE = 0.99  # of forecasts
+_BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
+_NUM_KEPT = 200  # forecasts of a horizon
+_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
+_PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
+_MAX_FORECASTS = 12  # of one round
+_OF_THE_REST = 0.1  # of what is left before a promise that may fail is late, for who comes in
+_PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
+_NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
+
+
+class Due(NamedTuple):
+    """When first token and end are due, in seconds from now; inf if that was not asked for."""
+
+    first_s: float = inf
+    end_s: float = inf
+
+
+class Asked(NamedTuple):
+    """A request with a deadline, or what is left of it: one standing for each of its prompts."""
+
+    standings: tuple[Standing, ...]
+    due: Due
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.standings[0].owner
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences it is, or will be."""
+        return sum(answer.num_seeds for one in self.standings for answer in one.answers)
+
+
+class Verdict(NamedTuple):
+    """What is foreseen of a request with a deadline.
+
+    Attributes:
+        is_kept: whether it is promised.
+        foreseen: until the last of its prompts has its first token, and until all have ended.
+        stretched: the same with a margin; this was compared with what is due.
+    """
+
+    is_kept: bool
+    foreseen: Foreseen
+    stretched: Foreseen
+
+
+class Safety:
+    """By what forecasts are stretched, learnt from how they erred."""
+
+    def __init__(self) -> None:
+        """Begin without a forecast."""
+        self._ratios = [deque[float](maxlen=_NUM_KEPT) for _ in _BOUNDS_S]
+
+    def note(self, foreseen_s: float, happened_s: float) -> None:
+        """Add what was foreseen, without margin, and what it became."""
+        if 0 < foreseen_s < inf:
+            self._of(foreseen_s).append(happened_s / foreseen_s)
+
+    def factor(self, horizon_s: float) -> float:
+        """Return what a forecast of this length is multiplied by.
+
+        One ratio of a hundred is above it, and the next one counts as well (the correction for a
+        finite sample). Until enough are known, some are assumed.
+        """
+        ratios = self._of(horizon_s)
+        known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]
+        share = min(1.0, _QUANTILE * (1 + 1 / len(known)))
+        return min(_MOST, max(_LEAST, _quantile(known, share)))
+
+    def stretch(self, foreseen: Foreseen) -> Foreseen:
+        """Return a forecast with its margin."""
+        return Foreseen(*(s * self.factor(s) if s < inf else inf for s in foreseen))
+
+    def _of(self, horizon_s: float) -> deque[float]:
+        return next(
+            kept
+            for kept, bound_s in zip(self._ratios, _BOUNDS_S, strict=True)
+            if horizon_s <= bound_s
+        )
+
+
+class Lengths:
+    """How long answers to the requests of each key were."""
+
+    def __init__(self) -> None:
+        """Begin without an answer."""
+        self._of: dict[str, deque[int]] = {}
+
+    def note(self, label: str, num_tokens: int) -> None:
+        """Add an answer that ended by itself or by its length."""
+        self._of.setdefault(label, deque(maxlen=_NUM_KEPT)).append(num_tokens)
+
+    def expected(self, label: str, most: int) -> int:
+        """Return the 90 % quantile, at most ``most``; that, where too few answers are known."""
+        known = self._of.get(label, ())
+        if len(known) < _NUM_LENGTHS:
+            return most
+        return max(1, min(most, ceil(_quantile(known, 0.9))))
+
+
+@dataclass
+class Book:
+    """One round of decisions over a copied state: who is promised what, who else may come in.
+
+    Attributes:
+        state: with all requests that run.
+        promised: what was promised before, by a name.
+        lag_s: from the state until who is promised something now is in the engine.
+        has_time: whether one more forecast may be made.
+        foretell: how long until what; for tests of this alone.
+        under_way_s: for how long the step that the state is before has run by now.
+        coming: who was promised something but is not in the state, and after how many seconds it
+            enters.
+    """
+
+    state: State
+    times: Times
+    safety: Safety
+    promised: dict[int, Asked]
+    lag_s: float = 0.0
+    has_time: Callable[[], bool] = lambda: True
+    foretell: Callable[..., Mapping[int, Foreseen]] = forecast
+    under_way_s: float = 0.0
+    coming: tuple[tuple[float, Standing], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Foresee what was promised before."""
+        self._num_left = _MAX_FORECASTS
+        self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
+        self._before = self._seen
+
+    def decide(
+        self,
+        asked: Sequence[Asked],
+        refuse: Callable[[int, Verdict], None] = lambda index, verdict: None,
+    ) -> list[Verdict | None]:
+        """Return a verdict for each of these, in order; None where there was no time for one.
+
+        All at once if all can be promised, else by halves: what is promised first, counts.
+        ``refuse`` is called with each that cannot be, by its index, as soon as that is known.
+        """
+        names = self._names(asked, 0, refuse)
+        return [self._seen[name] if isinstance(name, int) else name for name in names]
+
+    def _names(
+        self, asked: Sequence[Asked], at: int, refuse: Callable[[int, Verdict], None]
+    ) -> list[int | Verdict | None]:
+        """Return the names of those that are promised now, else as ``decide`` does."""
+        if not asked or not self._may_go_on():
+            return [None] * len(asked)
+        first = max(self.promised, default=0) + 1
+        trial = dict(enumerate(asked, start=first))
+        seen = self._foresee(self.promised | trial, trial)
+        if not self._harms(seen, trial) and all(seen[name].is_kept for name in trial):
+            self._keep(trial, seen)
+            return list(trial)
+        if len(asked) == 1:
+            verdict = seen[first]._replace(is_kept=False)
+            refuse(at, verdict)
+            return [verdict]
+        half = len(asked) // 2
+        before = self._names(asked[:half], at, refuse)
+        return [*before, *self._names(asked[half:], at + half, refuse)]
+
+    def num_may_enter(self, queued: Sequence[Standing]) -> int:
+        """Return how many that have no deadline may come in now, and break no promise."""
+        if not self.promised:
+            return len(queued)
+        num = len(queued)
+        while num and self._may_go_on():
+            seen = self._foresee(self.promised, queued=queued[:num])
+            if not self._harms(seen):
+                self._seen = seen
+                return num
+            num //= 4
+        return 0
+
+    def delays_s(self) -> dict[int, tuple[float, float]]:
+        """Return by how much what was promised before comes later for who comes in now.
+
+        By so much the forecasts of before are other ones: it is no error of theirs.
+        """
+        delays = {}
+        for name, verdict in self._before.items():
+            now, then = self._seen[name].foreseen, verdict.foreseen
+            first_s = _difference(now.first_s, then.first_s)
+            delays[name] = first_s, _difference(now.end_s, then.end_s)
+        return delays
+
+    def _may_go_on(self) -> bool:
+        return self._num_left > 0 and self.has_time()
+
+    def _harms(self, seen: Mapping[int, Verdict], trial: Mapping[int, Asked] | None = None) -> bool:
+        """Whether a promise is in danger that was in none, or one that may fail even more so.
+
+        What an owner was promised beyond its share does not hinder another one, who is on trial.
+        """
+        beyond = self._beyond(trial or {})
+        for name, old in self._seen.items():
+            if self.promised[name].owner in beyond:
+                continue
+            new, due = seen[name], self.promised[name].due
+            if old.is_kept:
+                if not new.is_kept:
+                    return True
+            elif _is_in_time(old.foreseen, due) and _is_pressed(new.foreseen, old.foreseen, due):
+                return True
+        return False
+
+    def _beyond(self, trial: Mapping[int, Asked]) -> set[str]:
+        """Return the owners of more promised sequences than their share; none on trial is one."""
+        wanted = Counter[str]()
+        for asked in (*self.promised.values(), *trial.values()):
+            wanted[asked.owner] += asked.num_seqs
+        share = fair_share(wanted.values(), self.state.settings.max_num_seqs)
+        asking = {asked.owner for asked in trial.values()}
+        return {owner for owner in wanted.keys() - asking if asking and wanted[owner] > share}
+
+    def _keep(self, newly_promised: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
+        self.promised |= newly_promised
+        self.coming += self._entering(newly_promised)
+        self._seen = seen
+
+    def _foresee(
+        self,
+        promised: Mapping[int, Asked],
+        trial: Mapping[int, Asked] | None = None,
+        queued: Sequence[Standing] = (),
+    ) -> dict[int, Verdict]:
+        """Foresee all that is promised, with those on trial as well."""
+        self._num_left -= 1
+        numbers = [one.number for asked in promised.values() for one in asked.standings]
+        last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
+        within_s = _PATIENCE * last_s
+        foretold = self.foretell(
+            self.state,
+            self.times,
+            numbers,
+            queued=queued,
+            coming=self.coming + self._entering(trial or {}),
+            under_way_s=self.under_way_s,
+            within_s=within_s,
+        )
+        return {name: self._verdict(asked, foretold) for name, asked in promised.items()}
+
+    def _entering(self, asked: Mapping[int, Asked]) -> tuple[tuple[float, Standing], ...]:
+        return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
+
+    def _verdict(self, asked: Asked, foretold: Mapping[int, Foreseen]) -> Verdict:
+        each = [foretold[standing.number] for standing in asked.standings]
+        foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
+        stretched = self.safety.stretch(foreseen)
+        return Verdict(_is_in_time(stretched, asked.due), foreseen, stretched)
+
+
+def _is_in_time(foreseen: Foreseen, due: Due) -> bool:
+    return foreseen.first_s <= due.first_s and foreseen.end_s <= due.end_s
+
+
+def _is_pressed(foreseen: Foreseen, before: Foreseen, due: Due) -> bool:
+    times = zip(foreseen, before, due, strict=True)
+    return any(now > then + _OF_THE_REST * (last - then) for now, then, last in times if last < inf)
+
+
+def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> float:
+    """Return until when a request may wait, in seconds from now, if it were alone from then on.
+
+    This is its slack: requests with a deadline are served in this order.
+    """
+    pairs = num_prompt * (num_prompt + 1) / 2
+    reading_s = times.seconds(Features(num_prompt, 1, 1, num_prompt, pairs))
+    context = num_prompt + num_new / 2
+    writing_s = times.seconds(Features(1, 1, 1, context, context)) + times.after(1, 0)
+    return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
+
+
+def _difference(after_s: float, before_s: float) -> float:
+    return after_s - before_s if max(after_s, before_s) < inf else 0.0
+
+
+def _quantile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)]

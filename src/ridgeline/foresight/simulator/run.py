@@ -1,0 +1,459 @@
+"""Simulation: the server's own path from arrival to token, under a clock that is a number.
+
+Admission, engine, scheduler, policies and cache are those of the server. What stands for the model
+is a runner that answers at once and lets the clock go on by as long as a step would take. So a
+simulation is a function of the load, the settings and the model of time; nothing in it is random.
+
+Texts a simulation does not have: how many drafts are right is a parameter (``drafts``).
+It knows nothing of files, HTTP and machines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple, Protocol
+
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.cache.states import new_states
+from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import EngineRecord, Record, RequestRecord
+from ridgeline.core.request import Sequence, Text
+from ridgeline.core.scheduling.admission import Admission
+from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.core.scheduling.speculate import Speculation
+from ridgeline.core.step import Event, Step, StepOutput, Work
+from ridgeline.decoding.policies import POLICIES
+from ridgeline.foresight.simulator.drafts import Drafter, Drafts
+from ridgeline.foresight.step_time.features import Features, Windows, of_step
+
+_END = -1  # the token that ends an answer, where the settings name none
+_WORD = 1 << 32  # and more: the tokens of an answer; no prompt has them, so no cache finds them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request of a load.
+
+    Attributes:
+        prompt: token ids; equal beginnings are found in the prefix cache, as in a server.
+        num_new: tokens of each of its answers.
+        arrival_s: when it comes; None in a closed loop, where it comes when another has ended, and
+            for later turns.
+        params: None allows just these tokens. If it allows more, the answers end by themselves.
+        tenant: whose request it is, for fairness.
+        is_read: whether the client reads the answer while it grows.
+        cache_root: only requests of the same root share cached prefixes.
+        name: goes into the request's record.
+        gone_s: when its client leaves, unless it has ended by then.
+        answers: tokens of each answer, where they are known; the cache may find them again.
+        due_s: when it is to run at the latest, if that was promised; it enters at once then.
+        turn: 0, or how many turns of its session came before: the requests just before it. Then
+            its prompt is what is new behind those prompts and answers.
+        think_s: of a later turn: the seconds after the answer before it.
+    """
+
+    prompt: tuple[int, ...]
+    num_new: tuple[int, ...]
+    arrival_s: float | None = None
+    params: SamplingParams | None = None
+    tenant: str = ""
+    is_read: bool = True
+    cache_root: bytes = b""
+    name: str = ""
+    gone_s: float | None = None
+    answers: tuple[tuple[int, ...], ...] = ()
+    due_s: float = inf
+    turn: int = 0
+    think_s: float = 0.0
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences it may run as."""
+        return len(self.num_new) if self.params is None else self.params.num_seqs
+
+    def sampling(self) -> SamplingParams:
+        """Return ``params``, or greedy ones for the answers that are known."""
+        if self.params is not None:
+            return self.params
+        return SamplingParams(temperature=0.0, max_tokens=max(self.num_new), n=len(self.num_new))
+
+
+class Times(Protocol):
+    """A model of time (``steptime.StepTime``), or what was recorded."""
+
+    @property
+    def windows(self) -> Windows:
+        """The windows of the model's layers, which features depend on."""
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds from the begin of scheduling to the end of executing."""
+
+    def after(self, num_rows: int, num_ended: int) -> float:
+        """Return the seconds from then to the begin of the next step."""
+
+
+class Clock:
+    """Virtual time: seconds, which pass when it is told to."""
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def wait_until(self, at_s: float) -> None:
+        """Let time pass until then, if it is not over."""
+        self.now_s = max(self.now_s, at_s)
+
+
+class VirtualRunner:
+    """A runner that computes nothing: time passes, and answers have the lengths that are known.
+
+    Attributes:
+        num_rows: of the output head, in the last step.
+    """
+
+    def __init__(self, clock: Clock, times: Times, end: int) -> None:
+        """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
+        self._clock, self._times, self._end = clock, times, end
+        self._asked: dict[int, Asked] = {}
+        self.num_rows = 0
+
+    def note(self, request_id: int, asked: Asked) -> None:
+        """Take what the answers of a request are."""
+        self._asked[request_id] = asked
+
+    def asked(self, request_id: int) -> Asked:
+        """Return the request that the engine knows by this number."""
+        return self._asked[request_id]
+
+    def execute(self, step: Step) -> StepOutput:
+        """Let the time pass that the step takes; answer with the next token of each sequence."""
+        features = of_step(step, self._times.windows)
+        self.num_rows = features.num_rows
+        self._clock.now_s += self._times.seconds(features)
+        return StepOutput(tuple(map(self._tokens, step.work)))
+
+    def _tokens(self, work: Work) -> tuple[int, ...]:
+        num_seeds = len(work.seeds)
+        if not num_seeds:
+            return ()
+        request_id, first = work.seq_id
+        num = work.start + len(work.tokens) - work.drafts + 1 - work.sampling.prompt_len
+        max_tokens = work.sampling.params.max_tokens
+        if not work.drafts:  # num is that of the next token
+            if num_seeds == 1:
+                return (self._token(request_id, first, num, max_tokens),)
+            each = range(first, first + num_seeds)
+            return tuple([self._token(request_id, index, num, max_tokens) for index in each])
+        tokens: list[int] = []
+        for draft in (*work.tokens[-work.drafts :], None):
+            tokens.append(self._token(request_id, first, num + len(tokens), max_tokens))
+            if tokens[-1] != draft:
+                break
+        return tuple(tokens)
+
+    def foretell(self, seq: Sequence, number: int) -> int:
+        """Return what a sequence's token of this number will be; 1 is the first of the answer."""
+        return self._token(*seq.id, number, seq.request.params.max_tokens)
+
+    def _token(self, request_id: int, index: int, num: int, max_tokens: int | None) -> int:
+        asked = self._asked[request_id]
+        if num >= asked.num_new[index] and num != max_tokens:  # at its longest it ends without that
+            return self._end
+        known = asked.answers[index] if asked.answers else ()
+        return known[num - 1] if num <= len(known) else _WORD + request_id
+
+
+class Replica:
+    """Admission and engine, put together as the server's engine thread does it.
+
+    Attributes:
+        ended: the requests that ended in the last step.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_add: Callable[[int, Asked], None] = lambda request_id, asked: None,
+        new_text: Callable[[Asked], Callable[[], Text] | None] = lambda asked: None,
+    ) -> None:
+        """Take over an engine without requests; its runner and clock may be real or virtual.
+
+        ``on_add`` is told the engine's number of each request that enters it, and ``new_text``
+        says what makes the text of its answers.
+        """
+        self.engine = engine
+        self.ended: list[Asked] = []
+        self._queue: Admission[Asked] = Admission()
+        self._promised: list[Asked] = []
+        self._on_add, self._new_text = on_add, new_text
+        self._owners: dict[int, Asked] = {}
+        self._closed: list[RequestRecord] = []
+        engine.end_listeners.append(self._note_end)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait before the engine."""
+        return len(self._queue)
+
+    def leave(self) -> None:
+        """Give the engine back, which has no requests now."""
+        self.engine.end_listeners.remove(self._note_end)
+
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._queue or self._promised) or self.engine.has_work()
+
+    def push(self, asked: Asked) -> None:
+        """Let a request wait for its turn."""
+        if asked.due_s < inf:
+            self._promised.append(asked)
+            return
+        prompts = [(asked, len(asked.prompt))]
+        self._queue.push(asked.tenant, prompts, asked.num_seqs)
+
+    def admit(self) -> None:
+        """Let in whom the engine could start. Raises ValueError if a request can never run."""
+        room, promised = self.engine.scheduler.room(), self._promised
+        if promised:  # others have room then only where they have less than their share
+            self._promised, room = [], room._replace(num_seqs=0)
+            for asked in promised:
+                self._queue.charge(asked.tenant, len(asked.prompt))
+        # A request of one prompt has no sequence in the engine before it enters.
+        for asked in promised + self._queue.take(room, held=lambda asked: 0):
+            self.enter(asked)
+
+    def end_gone(self, now_s: float) -> None:
+        """End the requests whose clients have gone."""
+        self._queue.remove(lambda asked: asked.gone_s is not None and asked.gone_s <= now_s)
+        for request_id, asked in self._owners.items():
+            if asked.gone_s is not None and asked.gone_s <= now_s:
+                self.engine.abort(request_id)
+
+    def step(self, is_read: bool | None = None, num_outside: int | None = None) -> list[Event]:
+        """Run a step behind ``admit``, if there is work for one; return its events.
+
+        ``is_read`` and ``num_outside`` are for what was recorded; else the requests say it.
+        """
+        engine, self.ended = self.engine, []
+        if not engine.has_work():
+            return []
+        if is_read is None:
+            is_read = any(asked.is_read for asked in self._owners.values())
+        num_outside = len(self._queue) if num_outside is None else num_outside
+        events = engine.step(Load(num_outside, is_read))
+        owners = self._owners
+        served = Counter([owners[e.seq_id[0]].tenant for e in events if e.token is not None])
+        for tenant, num_tokens in served.items():
+            self._queue.charge(tenant, num_tokens)
+        for record in self._closed:
+            asked = self._owners.pop(record.request_id)
+            self.ended.append(asked)
+            if asked.sampling().searches:  # of the beams that were not chosen nobody hears
+                num_all = asked.num_seqs * max(record.num_generated)
+                self._queue.charge(asked.tenant, num_all - sum(record.num_generated))
+        self._closed.clear()
+        return events
+
+    def enter(self, asked: Asked) -> None:
+        """Let a request into the engine. Raises ValueError if it can never run."""
+        request_id = self.engine.add(
+            asked.prompt,
+            asked.sampling(),
+            new_text=self._new_text(asked),
+            arrival_s=asked.arrival_s,
+            name=asked.name,
+            cache_root=asked.cache_root,
+            owner=asked.tenant,
+            due_s=asked.due_s,
+        )
+        self._owners[request_id] = asked
+        self._on_add(request_id, asked)
+
+    def _note_end(self, record: RequestRecord) -> None:
+        self._closed.append(record)
+
+
+class _Due(NamedTuple):
+    """The next turn of a session, and when it comes; the order decides between equal times."""
+
+    at_s: float
+    order: int
+    session: tuple[Asked, ...]
+    turn: int
+    said: tuple[int, ...]  # tokens of the turns before
+
+    def asked(self) -> Asked:
+        """Return the request as a server gets it."""
+        asked = replace(
+            self.session[self.turn],
+            arrival_s=self.at_s,
+            prompt=self.said + self.session[self.turn].prompt,
+        )
+        if len(self.session) == 1 or asked.answers:
+            return asked
+        word = _WORD + (self.order << 16) + self.turn
+        return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
+
+    def then(self, asked: Asked, now_s: float) -> _Due | None:
+        """Return the turn behind this one, which was ``asked``; None if it was the last."""
+        if self.turn + 1 == len(self.session):
+            return None
+        at_s = now_s + self.session[self.turn + 1].think_s
+        said = asked.prompt + asked.answers[0]
+        return self._replace(at_s=at_s, turn=self.turn + 1, said=said)
+
+
+def simulate(
+    load: Listing[Asked],
+    settings: EngineRecord,
+    times: Times,
+    *,
+    concurrency: int | None = None,
+    turnaround_s: float = 0.0,
+    warmups: Listing[Asked] = (),
+    drafts: Drafts | None = None,
+) -> list[Record]:
+    """Serve a load under a virtual clock; return the records that a server would write.
+
+    Args:
+        load: requests with arrival times; or, in a closed loop, in order.
+        settings: how the engine is set up; a trace's first record is one.
+        times: how long steps take.
+        concurrency: closed loop: how many sessions run at a time, at once from the start.
+        turnaround_s: closed loop: from the end of a session until the next comes.
+        warmups: requests that come first, all at once; arrival times count from their end.
+        drafts: what is guessed; None for no speculation.
+
+    Raises ValueError if a request can never run.
+    """
+    clock, records = Clock(), list[Record]()
+    replica, runner = new_replica(settings, clock, times, records.append, drafts)
+
+    def pass_after_step() -> None:
+        clock.now_s += times.after(runner.num_rows, len(replica.ended))
+
+    course = Course(clock, clock.wait_until, pass_after_step)
+    serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], course)
+    serve(replica, load, course, concurrency=concurrency, turnaround_s=turnaround_s)
+    return records
+
+
+class Course(NamedTuple):
+    """How time goes on, virtual or real.
+
+    Attributes:
+        now_s: returns the time.
+        wait_until: waits until then, when nothing is to do.
+        after_step: is called behind each step, for the time until the next.
+    """
+
+    now_s: Callable[[], float]
+    wait_until: Callable[[float], None]
+    after_step: Callable[[], None] = lambda: None
+
+
+def serve(
+    replica: Replica,
+    load: Listing[Asked],
+    course: Course,
+    *,
+    concurrency: int | None = None,
+    turnaround_s: float = 0.0,
+) -> None:
+    """Serve a load to its end, with arrival times that count from now; see ``simulate``."""
+    begin_s = course.now_s()
+    some_leave = any(asked.gone_s is not None for asked in load)
+    sessions = [
+        _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
+        for i, session in enumerate(_sessions(load))
+    ]
+    at_first = len(sessions) if concurrency is None else concurrency
+    due, waiting = sessions[:at_first], deque(sessions[at_first:])
+    heapify(due)
+    under_way: dict[int, tuple[_Due, Asked]] = {}
+    while due or replica.has_work():
+        if not replica.has_work():
+            course.wait_until(due[0].at_s)
+        while due and due[0].at_s <= course.now_s():
+            turn = heappop(due)
+            asked = turn.asked()
+            under_way[id(asked)] = turn, asked
+            replica.push(asked)
+        if some_leave:
+            replica.end_gone(course.now_s())
+        replica.admit()
+        replica.step()
+        course.after_step()
+        for asked in replica.ended:
+            turn, _ = under_way.pop(id(asked))
+            then = turn.then(asked, course.now_s())
+            if then is None and waiting:
+                then = waiting.popleft()._replace(at_s=course.now_s() + turnaround_s)
+            if then is not None:
+                heappush(due, then)
+
+
+def _sessions(load: Listing[Asked]) -> Iterator[tuple[Asked, ...]]:
+    """Yield sessions, each with its turns in order."""
+    session: list[Asked] = []
+    for asked in load:
+        if session and not asked.turn:
+            yield tuple(session)
+            session.clear()
+        session.append(asked)
+    if session:
+        yield tuple(session)
+
+
+def new_replica(
+    settings: EngineRecord,
+    clock: Clock,
+    times: Times,
+    listener: Callable[[Record], None] | None,
+    drafts: Drafts | None = None,
+) -> tuple[Replica, VirtualRunner]:
+    """Return a replica under a virtual clock, and its runner; ``listener`` gets all records.
+
+    Without one no record of a step is made, which takes a tenth of the time.
+    """
+    kv = KVCache(
+        settings.num_blocks,
+        settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        states=new_states(settings.max_num_seqs, settings.num_checkpoints),
+        windows=settings.windows,
+    )
+    eos_ids = settings.eos_ids or (_END,)
+    runner = VirtualRunner(clock, times, eos_ids[0])
+    speculation = None
+    if drafts is not None:
+        drafter = Drafter(drafts.acceptance, runner.foretell)
+        speculation = Speculation(drafter, most=drafts.most)
+    scheduler = Scheduler(
+        kv,
+        POLICIES[settings.policy],
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        speculation=speculation,
+    )
+    engine = Engine(
+        scheduler,
+        runner,
+        clock,
+        max_model_len=settings.max_model_len,
+        eos_ids=eos_ids,
+        seed=settings.seed,
+        listeners=[] if listener is None else [listener],
+    )
+    return Replica(engine, runner.note), runner

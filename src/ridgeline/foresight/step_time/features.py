@@ -1,0 +1,182 @@
+"""The model of time: how long a step takes, from a dozen numbers that were fitted elsewhere.
+
+A step is described by five counts. Its time is a table over the first of them, piecewise linear,
+and a rate for each of the others. All rates are at least 0 and the table never falls, so more work
+never takes less time. It knows nothing of clocks and machines.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.core.records import StepRecord
+from ridgeline.core.step import Step, sampled_from
+
+Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
+
+
+class Features(NamedTuple):
+    """What a step computes, in counts.
+
+    Attributes:
+        num_tokens: rows that go through the layers; drafts are among them.
+        num_seqs: sequences.
+        num_rows: rows of which the output head is computed.
+        num_positions: keys and values that attention reads, for each sequence; the mean of layers.
+        num_pairs: pairs of a query and a key that it sees; the mean of layers.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_rows: int
+    num_positions: float
+    num_pairs: float
+
+
+def windows_of(arch: ModelArch) -> Windows:
+    """Return the windows of a model's layers; layers without one are not named."""
+    windows = [mixer.window for mixer in arch.attentions]
+    sizes = [size for size in windows if size is not None]
+    return tuple((size, sizes.count(size) / arch.num_layers) for size in sorted(set(sizes)))
+
+
+def of_step(step: Step, windows: Windows = ()) -> Features:
+    """Return the features of a step that is to be computed."""
+    return _features(
+        [
+            # An answer's next token needs one row; that is nearly all of the work.
+            (work.start, 1, 1)
+            if len(work.tokens) == 1 and work.seeds
+            else (work.start, len(work.tokens), len(work.tokens) - sampled_from(work))
+            for work in step.work
+        ],
+        windows,
+    )
+
+
+def of_record(record: StepRecord, windows: Windows = ()) -> Features:
+    """Return the features of a step that was computed; items that failed count as without rows."""
+    rows = [1 if tokens else 0 for tokens in record.sampled]
+    if record.drafts or record.ranked:
+        rows_by_seq = {seq_id: 1 + len(drafts) for seq_id, drafts in record.drafts}
+        rows_by_seq |= dict.fromkeys((seq_id for seq_id, _ in record.ranked), 1)
+        work = zip(record.work, rows, strict=True)
+        rows = [rows_by_seq.get(seq_id, count) for (seq_id, _, _), count in work]
+    items = zip(record.work, rows, strict=True)
+    return _features([(start, count, of_item) for (_, start, count), of_item in items], windows)
+
+
+def _features(items: Iterable[tuple[int, int, int]], windows: Windows) -> Features:
+    """Return the features of items: first position, number of tokens, rows of the head."""
+    tokens = seqs = rows = positions = pairs = 0
+    for start, count, of_item in items:
+        tokens += count
+        seqs += 1
+        rows += of_item
+        positions += start + count
+        pairs += count * start + count * (count + 1) // 2
+    if not windows:
+        return Features(tokens, seqs, rows, positions, pairs)
+    share = 1 - sum(part for _, part in windows)
+    seen, looked = share * positions, share * pairs
+    for window, part in windows:
+        for start, count, _ in items:
+            seen += part * (min(start, window - 1) + count)
+            looked += part * (_visible(start + count, window) - _visible(start, window))
+    return Features(tokens, seqs, rows, seen, looked)
+
+
+def _visible(num_tokens: int, window: int) -> int:
+    """Return the sum over a sequence's first tokens of the keys each sees: 1, 2, ... window."""
+    growing = min(num_tokens, window)
+    return growing * (growing + 1) // 2 + (num_tokens - growing) * window
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, and from its end to the next one.
+
+    Attributes:
+        knots: numbers of tokens, rising, between which the table is linear.
+        table_s: seconds at each knot; they never fall. Below the first knot they stay the same.
+        per_token_s: seconds for each token beyond the last knot.
+        per_seq_s, per_row_s, per_position_s, per_pair_s: seconds for one more of each feature.
+        after_s: seconds from the end of a step to the begin of the next: results are folded back,
+            texts grow, streams are told.
+        after_per_row_s: more of it for each row of the head.
+        after_per_end_s: more of it for each request that ended.
+        windows: of the model's layers; for ``of_step`` and ``of_record``.
+    """
+
+    knots: tuple[int, ...]
+    table_s: tuple[float, ...]
+    per_token_s: float
+    per_seq_s: float
+    per_row_s: float
+    per_position_s: float
+    per_pair_s: float
+    after_s: float = 0.0
+    after_per_row_s: float = 0.0
+    after_per_end_s: float = 0.0
+    windows: Windows = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if more work could take less time."""
+        rises = all(less <= more for less, more in pairwise((0.0, *self.table_s)))
+        rates = (
+            *(self.per_token_s, self.per_seq_s, self.per_row_s, self.per_position_s),
+            *(self.per_pair_s, self.after_s, self.after_per_row_s, self.after_per_end_s),
+        )
+        if (
+            not self.knots
+            or len(self.knots) != len(self.table_s)
+            or list(self.knots) != sorted(set(self.knots))
+            or not rises
+            or not all(rate >= 0 for rate in rates)
+        ):
+            raise ValueError("a model of time has a table that rises, and rates of at least 0")
+        shares = [share for _, share in self.windows]
+        if any(size < 1 for size, _ in self.windows) or not all(0 <= one <= 1 for one in shares):
+            raise ValueError("a window has at least one position, and a share of the layers")
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds from the begin of scheduling to the end of executing."""
+        tokens, seqs, rows, positions, pairs = features
+        return (
+            self._table(tokens)
+            + self.per_seq_s * seqs
+            + self.per_row_s * rows
+            + self.per_position_s * positions
+            + self.per_pair_s * pairs
+        )
+
+    def _table(self, num_tokens: int) -> float:
+        knots, table = self.knots, self.table_s
+        i = bisect_left(knots, num_tokens)
+        if i == 0:
+            return table[0]
+        if i == len(knots):
+            return table[-1] + self.per_token_s * (num_tokens - knots[-1])
+        share = (num_tokens - knots[i - 1]) / (knots[i] - knots[i - 1])
+        return table[i - 1] + share * (table[i] - table[i - 1])
+
+    def after(self, num_rows: int, num_ended: int) -> float:
+        """Return the seconds from the end of executing to the begin of the next step."""
+        return self.after_s + self.after_per_row_s * num_rows + self.after_per_end_s * num_ended
+
+    def scaled(self, factor: float) -> StepTime:
+        """Return the model of a machine on which all takes ``factor`` times as long."""
+        numbers = {
+            name: value if name in ("knots", "windows") else _times(factor, value)
+            for name, value in asdict(self).items()
+        }
+        return StepTime(**numbers)
+
+
+def _times(factor: float, value: Any) -> Any:
+    return tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value

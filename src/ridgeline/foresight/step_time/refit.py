@@ -1,0 +1,44 @@
+"""A model of time fitted anew to steps that were seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ridgeline import __version__
+from ridgeline.foresight.step_time.calibration import Calibration, Factors
+from ridgeline.foresight.step_time.least_squares import cross_validated, fit
+from ridgeline.foresight.step_time.sampler import Measured, Samples
+
+
+def fitted(
+    before: Calibration, samples: Samples, order: Sequence[Measured], source: str
+) -> Calibration:
+    """Fit anew: return a calibration of the same model.
+
+    Args:
+        before: stands in where a server has no samples.
+        samples: what to fit to.
+        order: steps as they came, for the factors of the seconds between.
+        source: what it will be called.
+    """
+    knots = before.times.knots
+    steps, after = tuple(samples.steps()), tuple(samples.after())
+    prior = before.times if source == "served" else None  # a server may never see some shapes
+    times = fit(steps, after, knots, windows=before.times.windows, prior=prior)
+    error = cross_validated(steps, knots)
+    factors = Factors()
+    for sample in order:
+        factors.add(sample.seconds, times.seconds(sample.features))
+    return replace(
+        before,
+        source=source,
+        measured_at=round(time.time(), 3),
+        version=__version__,
+        times=times,
+        step_error=round(error, 4),
+        factors=tuple(factors.kept),
+        samples=steps,
+        after=after,
+    )

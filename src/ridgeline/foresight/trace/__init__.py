@@ -1,0 +1,1 @@
+"""Traces of a run: written as it goes, read and checked afterwards."""

@@ -1,0 +1,275 @@
+"""A trace that is read: its lines found by request and by time, and parsed only where needed.
+
+Lines come from a file of ``--trace`` or from what a server remembers. Of prompts it keeps how long
+they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+from ridgeline.decoding.policies import POLICIES
+from ridgeline.foresight.simulator.replay import params_of
+from ridgeline.foresight.typed import parse, typed
+
+Json = dict[str, Any]
+
+_STEP = re.compile(rb'\{"type":"step","number":\d+,"start_s":([-+.\deE]+),')
+_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
+_KINDS = {"engine": EngineRecord, "request": RequestRecord, "step": StepRecord}
+_TEXT: Json = {"prompt_token_ids": (), "params": {}}  # not needed to tell where time went
+# What an engine may be set up with; much more than any has, and little enough to do again.
+_MOST = {
+    "block_size": 1 << 20,
+    "num_blocks": 1 << 24,
+    "max_num_batched_tokens": 1 << 24,
+    "max_num_seqs": 1 << 20,
+    "max_model_len": 1 << 31,
+}
+_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
+
+
+class Recorded:
+    """The records of one run of an engine.
+
+    Attributes:
+        engine: the first record.
+        requests: those that have ended, in order of their end, with ``num_prompt_tokens``.
+    """
+
+    def __init__(
+        self, source: str, lines: Iterable[tuple[int, bytes]], fetch: Callable[[int], bytes]
+    ) -> None:
+        """Read ``lines``, each with the place where ``fetch`` finds it again.
+
+        Raises ValueError, with ``source`` and the line, if they are not a trace.
+        """
+        self._source, self._fetch = source, fetch
+        self.engine: Json = {}
+        self.requests: list[Json] = []
+        self._starts_s = array("d")  # of steps, and their lines
+        self._numbers, self._places = array("q"), array("q")
+        self._of_requests: list[int] = []  # their places
+        for number, (place, line) in enumerate(lines, start=1):
+            start_s = _start_s(line)
+            if start_s is None:
+                self._note(number, place, line)
+            else:
+                self._note_step(number, place, start_s)
+        if not self.engine:
+            raise ValueError(f"{source} is not a trace: it is empty")
+
+    def _note(self, number: int, place: int, line: bytes) -> None:
+        if b'"request"' in line[:30]:
+            line = _PROMPT.sub(_count, line, count=1)
+        record = _parse(self._source, number, line)
+        if record is None:
+            return
+        kind = record.get("type")
+        if kind == "simulated" and number == 1:  # what a simulation says of itself
+            return
+        if not self.engine:
+            if kind != "engine":
+                raise ValueError(
+                    f"{self._source} is not a trace: its first line does not describe an engine"
+                )
+            self.engine = record
+        elif kind == "request":
+            self.requests.append(record)
+            self._of_requests.append(place)
+        elif kind == "step":
+            self._note_step(number, place, record["start_s"])
+
+    def _note_step(self, number: int, place: int, start_s: float) -> None:
+        if not self.engine:
+            raise ValueError(
+                f"{self._source} is not a trace: its first line does not describe an engine"
+            )
+        if self._starts_s and start_s < self._starts_s[-1]:
+            raise ValueError(
+                f"{self._source}, line {number}: this step begins before the one before it"
+            )
+        self._starts_s.append(start_s)
+        self._numbers.append(number)
+        self._places.append(place)
+
+    # --- finding -------------------------------------------------------------------------------
+
+    @property
+    def start_s(self) -> float | None:
+        """When the first step began; None without a step."""
+        return self._starts_s[0] if self._starts_s else None
+
+    def during(self, start_s: float, end_s: float) -> list[Json]:
+        """Return the steps that overlap a time, with one before and one behind them."""
+        first = max(bisect_left(self._starts_s, start_s) - 1, 0)
+        last = bisect_right(self._starts_s, end_s) + 1
+        return [*self._steps(first, last)]
+
+    def of(self, request: Json) -> list[Json]:
+        """Return the steps of a request's life, with one before and one behind them."""
+        return self.during(request["arrival_s"], request["finish_s"])
+
+    def around(self, request: Json, most_before: int, most_behind: int) -> list[Json]:
+        """Return a trace, prompts included, of a request and of those that it shared time with.
+
+        These came while it was there; at most that many of them, and at most that many before.
+        """
+        known = zip(self.requests, self._of_requests, strict=True)
+        arrivals = sorted(
+            (one["arrival_s"], one["request_id"] != request["request_id"], place)
+            for one, place in known
+            if one["arrival_s"] <= request["finish_s"]
+        )
+        here = bisect_left(arrivals, (request["arrival_s"], False))
+        chosen = arrivals[max(here - most_before, 0) : here + 1 + most_behind]
+        records = [_parse(self._source, 0, self._fetch(place)) for *_, place in chosen]
+        steps = self.during(chosen[0][0], request["finish_s"])
+        return [self.engine, *steps, *(one for one in records if one)]
+
+    def some(self, most: int) -> list[Json]:
+        """Return at most ``most`` steps, spread over the run."""
+        stride = -(-len(self._starts_s) // most) or 1
+        places = range(0, len(self._starts_s), stride)
+        return [step for i in places for step in self._steps(i, i + 1)]
+
+    def _steps(self, first: int, last: int) -> Iterator[Json]:
+        pairs = zip(self._numbers[first:last], self._places[first:last], strict=True)
+        for number, place in pairs:
+            if record := _parse(self._source, number, self._fetch(place)):
+                yield record
+
+    def find(self, wanted: str, is_allowed: Callable[[Json], bool] = lambda _: True) -> Json | None:
+        """Return a request by its number, its name or the id of its answer, None if unknown.
+
+        Of several with one name (prompts of one HTTP request) it is the last to end.
+        """
+        bare = next((wanted.removeprefix(p) for p in _PREFIXES if wanted.startswith(p)), wanted)
+        allowed = [request for request in reversed(self.requests) if is_allowed(request)]
+        for name in (wanted, bare):
+            if match := next((one for one in allowed if one["name"] == name != ""), None):
+                return match
+        return next((one for one in allowed if str(one["request_id"]) == wanted), None)
+
+    def get(self, wanted: str) -> Json:
+        """Return a request as ``find`` does. Raises ValueError if it is unknown."""
+        if request := self.find(wanted):
+            return request
+        ids = [one["request_id"] for one in self.requests]
+        if not ids:
+            raise ValueError(f"{self._source} has no request that ended")
+        names = difflib.get_close_matches(wanted, [one["name"] for one in self.requests], n=1)
+        hint = f"did you mean {names[0]}?" if names else f"they are {min(ids)} to {max(ids)}"
+        raise ValueError(
+            f"{self._source} has no request {wanted!r} among the {len(ids)} that ended: {hint}"
+        )
+
+
+def step_of(record: Mapping[str, Any]) -> StepRecord:
+    """Return the record of a step from its JSON value."""
+    step: StepRecord = typed(record, StepRecord)
+    return step
+
+
+def request_of(record: Mapping[str, Any]) -> RequestRecord:
+    """Return the record of a request, prompt included, from its JSON value."""
+    request: RequestRecord = typed(record, RequestRecord)
+    return request
+
+
+def _start_s(line: bytes) -> float | None:
+    """Return when a step began, from its line, which is not parsed; None of any other line."""
+    match = _STEP.match(line)
+    try:
+        return float(match[1]) if match else None
+    except ValueError:
+        return None
+
+
+def _parse(source: str, number: int, line: bytes) -> Json | None:
+    """Return a line's record; None for the last one if the writer was stopped amid it.
+
+    Raises ValueError, with source, line and field, if it is no record, or not of this version.
+    """
+    try:
+        record = parse(line)
+    except ValueError as error:
+        if not line.endswith(b"\n"):
+            return None
+        raise ValueError(f"{source}, line {number}, is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{source} is not a trace: line {number} is no JSON object")
+    kind = record.get("type")
+    if kind == "simulated":
+        return record
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"{source}, line {number}, is no record of a trace: {kind!r:.60}")
+    is_short = kind == "request" and "num_prompt_tokens" in record
+    for name in (field.name for field in fields(_KINDS[kind])):
+        if name not in record and not (is_short and name in _TEXT):
+            raise ValueError(f"{source}, line {number}, has no {name!r}: is it of another version?")
+    try:
+        if is_short:
+            typed(record["num_prompt_tokens"], int)
+        value = typed(_TEXT | record if is_short else record, _KINDS[kind])
+        if isinstance(value, EngineRecord):
+            _check_engine(value)
+        if isinstance(value, RequestRecord):
+            params_of(value.params)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source}, line {number}: {str(error)[:300]}") from None
+    return record
+
+
+def _check_engine(engine: EngineRecord) -> None:
+    """Raise ValueError for a set-up that no engine has."""
+    if engine.policy not in POLICIES:
+        raise ValueError(f"policy is {engine.policy!r:.60}; expected one of {', '.join(POLICIES)}")
+    for name, most in _MOST.items():
+        if not 1 <= getattr(engine, name) <= most:
+            raise ValueError(f"{name} is {getattr(engine, name)}; expected 1 to {most:,}")
+
+
+def _count(match: re.Match[bytes]) -> bytes:
+    num_tokens = match[1].count(b",") + 1 if match[1].strip() else 0
+    return b'"num_prompt_tokens":%d' % num_tokens
+
+
+@contextmanager
+def read_trace(path: Path) -> Iterator[Recorded]:
+    """Lend the records of a file that ``--trace`` wrote.
+
+    Raises OSError if it cannot be read, ValueError if it is not a trace.
+    """
+    with path.open("rb") as file:
+
+        def lines() -> Iterator[tuple[int, bytes]]:
+            place = 0
+            for line in file:
+                yield place, line
+                place += len(line)
+
+        def fetch(place: int) -> bytes:
+            file.seek(place)
+            return file.readline()
+
+        yield Recorded(str(path), lines(), fetch)
+
+
+def read_whole(path: Path) -> list[Json]:
+    """Return all records of a trace, prompts included.
+
+    Raises OSError if it cannot be read, ValueError, with the line, if one is not JSON.
+    """
+    with path.open("rb") as lines:
+        parsed = (_parse(str(path), number, line) for number, line in enumerate(lines, start=1))
+        return [record for record in parsed if record is not None]

@@ -1,0 +1,1 @@
+"""Models over the network: indexes, repositories, downloads that are checked."""

@@ -1,0 +1,1 @@
+"""Angles of rotary positions, the same bits for every backend."""

@@ -1,0 +1,103 @@
+"""A division of a model on a device, as a search for choices looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ridgeline.core.records import EngineRecord
+from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.step_time.features import Features
+from ridgeline.physics.hardware import Price
+from ridgeline.planner.capacity.latency_model import Clocked
+from ridgeline.planner.capacity.load import Load
+from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s
+from ridgeline.planner.memory.placement import Placement
+
+Alive = Callable[[], None]
+_MOST_TOKENS = 1 << 40
+
+
+class _Watched:
+    """A model of time that asks at each step whether its answer is still wanted."""
+
+    def __init__(self, times: Times, alive: Alive) -> None:
+        self._times, self._alive = times, alive
+        self.windows = times.windows
+        self.after = times.after
+
+    def seconds(self, features: Features) -> float:
+        """Return the seconds of a step, unless the answer is not wanted any more."""
+        self._alive()
+        return self._times.seconds(features)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Candidate:
+    """A division on a device, with its model of time."""
+
+    placement: Placement
+    clock: Clocked
+    bounds: Bounds
+    price: Price | None
+    load: Load
+    alive: Alive
+    knees: dict[float, float] = field(default_factory=dict)
+
+    def knee(self, factor: float = 1.0) -> float:
+        """Return the most requests per second that a replica bears, if all takes so much longer."""
+        if factor not in self.knees:
+            self.knees[factor] = knee(self.clock.at(factor), self.load, self.bounds)
+        return self.knees[factor]
+
+    def begin_s(self, replicas: int, factor: float = 1.0) -> float:
+        """Return what a first token takes a server besides steps that take `factor` longer.
+
+        Clients of a closed loop begin at once.
+        """
+        clock, clients = self.clock, self.load.concurrency
+        if clients is None or not clock.queue_share:
+            return clock.request_s
+        queued_s = queue_s(clock.at(factor), self.load, self.bounds, clients / replicas)
+        return clock.request_s + clock.queue_share * queued_s
+
+    def usd_per_hour(self, replicas: int) -> float | None:
+        """Return what this number of replicas costs on demand; None without a price."""
+        num = replicas * self.placement.num_devices
+        return None if self.price is None else self.price.of(num, self.placement.device)
+
+    @property
+    def times(self) -> Times:
+        """Its model of time, as simulations use it."""
+        return _Watched(self.clock.times, self.alive)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this engine's own rules hold."""
+        return self.placement.setting.engine.name == "ridgeline"
+
+    def settings(self) -> EngineRecord:
+        """Return how its engine is set up."""
+        return EngineRecord(
+            policy="splitfuse",
+            block_size=self.bounds.block_size,
+            num_blocks=self.bounds.num_blocks,
+            max_num_batched_tokens=self.bounds.max_num_batched_tokens,
+            max_num_seqs=self.bounds.max_num_seqs,
+            max_model_len=_MOST_TOKENS,
+            enable_prefix_caching=False,
+            seed=0,
+            eos_ids=(),
+        )
+
+
+def bounds_of(placement: Placement) -> Bounds:
+    """Return what a placement has room for."""
+    ledger, setting = placement.ledger, placement.setting
+    tokens = min(int(ledger.max_concurrency_exact * setting.context), _MOST_TOKENS)
+    return Bounds(
+        setting.engine.max_num_seqs,
+        tokens // setting.block_size,
+        setting.block_size,
+        setting.max_num_batched_tokens,
+    )

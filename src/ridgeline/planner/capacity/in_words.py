@@ -1,0 +1,90 @@
+"""A plan for a load in words: the one sentence that answers, and each choice in a few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.planner.capacity.load import Load, Slo
+from ridgeline.planner.capacity.option import MOST_BUSY, Choice
+
+
+def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+    """Return what holds the load, at what cost; else the nearest that can, and by how much."""
+    if not choices:
+        return "nothing holds it: the model fits on none of these devices, or costs too much"
+    best = choices[0]
+    if best.meets_slo:
+        busy = "" if best.utilisation is None else f"{best.utilisation:.0%} busy"
+        parts = [part for part in (busy, *(_bound(best, slo) for slo in slos)) if part]
+        details = f" ({'; '.join(parts)})" if parts else ""
+        sure = ""
+        if not best.surely:
+            certain = next((c for c in choices if c.surely), None)
+            sure = "; times may be off by more than it has to spare"
+            if certain is not None:
+                sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
+        return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{sure}"
+    return _nearest(choices, load, slos)
+
+
+def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+    seen = [choice for choice in choices if choice.seen is not None]
+    if not seen:
+        best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
+        most_per_s = MOST_BUSY * (best.knee_per_s or 0.0)
+        return (
+            f"{name_of(best)} {_verb(best)} up to {per_second(most_per_s)}; you ask for "
+            f"{_number(load.rate_per_s or 0)}"
+        )
+    best = min(seen, key=lambda c: c.seen.excess(slos) if c.seen is not None else 0.0)
+    bounds = "; ".join(_bound(best, slo) for slo in slos if best.seen and best.seen.over(slo) > 1)
+    verb = "are" if best.num_devices > 1 else "is"
+    return f"nothing here meets it: the nearest {verb} {name_of(best)}{_for(best)}, with {bounds}"
+
+
+def _verb(choice: Choice) -> str:
+    return "hold" if choice.num_devices > 1 else "holds"
+
+
+def per_second(rate_per_s: float) -> str:
+    """Return a rate for people: "1 request/s", "2.5 requests/s"."""
+    text = _number(rate_per_s)
+    return f"{text} request{'s'[: text != '1']}/s"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def _bound(choice: Choice, slo: Slo) -> str:
+    interval = choice.interval_ms(slo.metric, slo.percentile)
+    if interval is None:
+        return ""
+    return f"{slo.name} {_span(*interval)} ms of {slo.limit_ms:,g}"
+
+
+def _span(low: float, middle: float, high: float | None) -> str:
+    top = "?" if high is None else f"{high:,.0f}"
+    return f"{middle:,.0f} ({low:,.0f}-{top})"
+
+
+def span_ms(choice: Choice, metric: str, percentile: str) -> str:
+    """Return a latency with its interval, for a table; a dash where none is given."""
+    interval = choice.interval_ms(metric, percentile)
+    return "-" if interval is None else _span(*interval)
+
+
+def name_of(choice: Choice) -> str:
+    """Return "2 x l4", with what divides the model."""
+    setting, count = choice.placement.setting, choice.num_devices
+    name = f"{count} x {choice.placement.device.id}"
+    if choice.placement.num_devices == 1:
+        return name
+    ways = [f"tp {setting.tp}"] if setting.tp > 1 else []
+    ways += [f"pp {setting.pp}"] if setting.pp > 1 else []
+    copies = [f"{choice.replicas} replicas"] if choice.replicas > 1 else []
+    return f"{name} ({', '.join([*copies, *ways])})"
+
+
+def _for(choice: Choice) -> str:
+    return "" if choice.usd_per_hour is None else f" for {choice.usd_per_hour:,.2f} USD an hour"

@@ -1,0 +1,369 @@
+"""The search for choices: devices, how a model is divided over them, and how many replicas.
+
+A formula (``steady``) says for each division how many replicas a load needs; the cheapest of these
+are then simulated by the server's own code, and a replica more or fewer is tried. Where a load is
+above 85 % of what replicas bear, no latency is given, only where the knee is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.physics.device_time import DeviceTime
+from ridgeline.physics.hardware import Device
+from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
+from ridgeline.planner.capacity.latency_model import Clocked, clock_of
+from ridgeline.planner.capacity.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
+from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen, seen_of, with_frontier
+from ridgeline.planner.capacity.spot import SHOWN
+from ridgeline.planner.capacity.spot_option import with_spot
+from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
+from ridgeline.planner.catalogue import HERE, prices_of
+from ridgeline.planner.memory.flags import AUTO, Wishes
+from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.placement import Placement, place
+
+Report = Callable[[int, int], None]
+_MOST_SIMULATED = 8  # choices, the cheapest first
+_MOST_REPLICAS = 256  # of a search
+_TIMES_FEWEST = (1, 2, 4, 8)  # ranks, as multiples of the fewest that hold the model
+_MOST_RANKS = 8
+_LEAST_REQUESTS, _MOST_REQUESTS = 240, 1200
+# What a formula's mean stands for, where only it is known: an exponential tail, cut.
+_TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SearchResult:
+    """The choices, the best first, and what was left out and why."""
+
+    choices: tuple[Choice, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def search(
+    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
+    today: date, report: Report, alive: Alive,
+) -> SearchResult:  # fmt: skip
+    """Return what can be chosen for a load, the cheapest that meets its bounds first.
+
+    ``alive`` is called at every simulated step; what it raises ends the search. Raises ValueError
+    if a price is damaged, or nothing holds the model.
+    """
+    warnings: list[str] = []
+    sized: list[tuple[Candidate, int]] = []
+    slos = asked.slos()
+    for device in devices:
+        alive()
+        of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
+        sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
+    sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
+    choices, most_usd = list[Choice](), asked.max_usd_per_hour
+    for number, (candidate, replicas) in enumerate(sized):
+        alive()
+        report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
+        is_near = number < _MOST_SIMULATED
+        choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
+        if most_usd is None or (
+            choice.usd_per_hour is not None and choice.usd_per_hour <= most_usd
+        ):
+            choices.append(choice)
+    report(_MOST_SIMULATED, _MOST_SIMULATED)
+    choices.sort(key=_order)
+    if asked.spot:
+        choices = [
+            with_spot(c, load, asked, today, i < SHOWN, alive) for i, c in enumerate(choices)
+        ]
+    frontier = with_frontier(choices)
+    choices = [replace(c, on_frontier=i in frontier) for i, c in enumerate(choices)]
+    notes = dict.fromkeys(choice.clock.note for choice in choices[:1])
+    return SearchResult(tuple(choices), tuple(dict.fromkeys(warnings)), tuple(notes))
+
+
+def _candidates(
+    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
+    warnings: list[str], alive: Alive,
+) -> Iterator[Candidate]:  # fmt: skip
+    own = Path(asked.prices) if asked.prices is not None else None
+    prices, old = prices_of(device, "on_demand", today, own)
+    for placement in _divisions(subject, wishes, device):
+        bounds = bounds_of(placement)
+        try:
+            clock = clock_of(subject, placement)
+        except ValueError as error:
+            if device.id == HERE:
+                raise
+            warnings.append(str(error))
+            return
+        if bounds.most_seqs(load) < 1:
+            continue
+        if old and prices[0].date:
+            warnings += [text for text in old if f"at {prices[0].provider} " in text]
+        yield Candidate(placement, clock, bounds, prices[0] if prices else None, load, alive)
+
+
+def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Placement]:
+    """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
+    first = place(subject, device, wishes, default_ranks=AUTO if device.id != HERE else "1")
+    if not first.ledger.fits:
+        return
+    yield first
+    if wishes.ranks("tensor_parallel_size", AUTO) is not None or device.id == HERE:
+        return
+    for times in _TIMES_FEWEST[1:]:
+        ranks = times * first.setting.tp
+        if ranks * first.setting.pp > min(_MOST_RANKS, device.max_ranks):
+            return
+        wider = replace(wishes, tensor_parallel_size=str(ranks))
+        try:
+            yield place(subject, device, wider, default_ranks="1")
+        except ValueError:  # heads do not divide so
+            return
+
+
+# --- how many ----------------------------------------------------------------------------------
+
+
+def settled_of(
+    candidate: Candidate, load: Load, replicas: int, factor: float = 1.0
+) -> Steady | None:
+    """Return where each of the replicas settles; None above 85 % of the knee."""
+    times, bounds, settled = candidate.clock.at(factor), candidate.bounds, None
+    rate = (load.rate_per_s or 0.0) / replicas
+    if load.concurrency is not None:
+        settled = steady_closed(times, load, bounds, load.concurrency / replicas)
+    elif rate <= MOST_BUSY * candidate.knee(factor):
+        settled = steady(times, load, bounds, rate)
+    if settled is None:
+        return None
+    return replace(settled, ttft_s=settled.ttft_s + candidate.begin_s(replicas, factor))
+
+
+def _by_formula(settled: Steady, load: Load) -> Seen:
+    means = {"ttft": 1e3 * settled.ttft_s, "tpot": 1e3 * settled.tpot_s}
+    means["e2el"] = means["ttft"] + (load.mean_new - 1) * means["tpot"]
+    ms = {
+        m: {p: means[m] * (_TAIL[p] if m == "ttft" else 1) for p in ("mean", *PERCENTILES)}
+        for m in METRICS
+    }
+    return Seen(ms, 1.0, is_simulated=False)
+
+
+def _replicas(candidate: Candidate, load: Load, slos: Sequence[Slo], asked: LoadWishes) -> int:
+    """Return the number asked for, or the fewest that hold the load within its bounds by formula.
+
+    Where no number does, it is the fewest that bear the load at all.
+    """
+    if asked.replicas != AUTO:
+        return int(asked.replicas)
+    fewest = 1
+    if load.rate_per_s is not None:
+        most_per_s = MOST_BUSY * candidate.knee()
+        fewest = max(1, math.ceil(load.rate_per_s / most_per_s)) if most_per_s else _MOST_REPLICAS
+
+    def does(replicas: int) -> bool:
+        settled = settled_of(candidate, load, replicas)
+        return settled is not None and _by_formula(settled, load).meets(slos)
+
+    low, high = fewest, fewest
+    while not does(high):
+        low, high = high + 1, 2 * high
+        if high > max(_MOST_REPLICAS, fewest) or high > 64 * fewest:
+            return fewest
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if does(middle) else (middle + 1, high)
+    return high
+
+
+def _cost(
+    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo]
+) -> tuple[bool, bool, float]:
+    """Return what to look at first: what meets bounds, what has a price, what is cheap."""
+    settled = settled_of(candidate, load, replicas)
+    does = settled is not None and _by_formula(settled, load).meets(slos)
+    usd = candidate.usd_per_hour(replicas)
+    if usd is None:
+        num = replicas * candidate.placement.num_devices
+        return not does, True, float(num * candidate.placement.device.usable_bytes)
+    return not does, False, usd
+
+
+def _order(choice: Choice) -> tuple[bool, bool, float, float]:
+    cost = choice.usd_per_hour
+    size = choice.num_devices * choice.placement.device.usable_bytes
+    worse = choice.seen is None or not choice.seen.is_simulated
+    return not choice.meets_slo, cost is None, cost if cost is not None else size, float(worse)
+
+
+# --- a choice ----------------------------------------------------------------------------------
+
+
+def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[Slo]) -> Seen | None:
+    """Return what requests of one of the replicas see; None above 85 % of the knee."""
+    settled = settled_of(candidate, load, replicas)
+    if settled is None:
+        return None
+    held = math.ceil(settled.num_seqs)
+    num = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, 4 * held))
+    clients = None
+    if load.concurrency is not None:
+        clients = max(1, round(load.concurrency / replicas))
+        num = min(_MOST_REQUESTS, max(12, 6 * clients))
+    # Other engines fill a step with prompts; ours keeps them short while a client reads along.
+    asked = load.share(replicas, num, is_read=candidate.is_ours)
+    ended = serve_fleet(asked, candidate.settings(), candidate.times, 1, concurrency=clients)
+    first = len(ended) // 4 if clients is None else min(clients, len(ended) // 2)
+    return seen_of(ended[first:], slos, candidate.begin_s(replicas))
+
+
+def _decide(
+    candidate: Candidate, replicas: int, load: Load, asked: LoadWishes, *, is_simulated: bool
+) -> Choice:
+    slos = asked.slos()
+    seen = None
+    if not is_simulated:
+        settled = settled_of(candidate, load, replicas)
+        seen = _by_formula(settled, load) if settled is not None else None
+    else:
+        seen = _simulated(candidate, load, replicas, slos)
+        if asked.replicas == AUTO and slos:
+            replicas, seen = _nearby(candidate, load, replicas, seen, slos)
+    return _choice(candidate, replicas, load, slos, seen)
+
+
+def _nearby(
+    candidate: Candidate, load: Load, replicas: int, seen: Seen | None, slos: Sequence[Slo]
+) -> tuple[int, Seen | None]:
+    """Try a replica more or fewer, as the simulation says; return the fewest that do."""
+    alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
+    hopeless = alone is None or any(
+        _by_formula(alone, load).ms[slo.metric]["mean"] > slo.limit_ms for slo in slos
+    )
+    if seen is None or hopeless:
+        return replicas, seen
+    if seen.meets(slos):
+        while replicas > 1:
+            fewer = _simulated(candidate, load, replicas - 1, slos)
+            if fewer is None or not fewer.meets(slos):
+                break
+            replicas, seen = replicas - 1, fewer
+        return replicas, seen
+    first = replicas, seen
+    for _ in range(5):
+        more_replicas = math.ceil(1.2 * replicas)
+        replicas = more_replicas if more_replicas > replicas else replicas + 1
+        seen = _simulated(candidate, load, replicas, slos)
+        if seen is not None and seen.meets(slos):
+            return replicas, seen
+    return first
+
+
+def _choice(
+    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
+) -> Choice:
+    clock = candidate.clock
+    settled = {f: settled_of(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
+    middle = settled[1.0]
+    factors = factors_of(clock, load, settled)
+    worst = {m: high for m, (_, high) in factors.items()}
+    rates = _rates(candidate, load, replicas, settled)
+    borne = middle is not None and seen is not None
+    meets = borne and seen is not None and seen.meets(slos)
+    sure = all(high is not None for high in worst.values())
+    surely = meets and sure and seen is not None and seen.meets(
+        slos, {m: high for m, high in worst.items() if high is not None}
+    )  # fmt: skip
+    price = candidate.price
+    knee_per_s = None if load.rate_per_s is None else replicas * candidate.knee()
+    return Choice(
+        placement=candidate.placement,
+        replicas=replicas,
+        clock=clock,
+        seen=seen if middle is not None else None,
+        factors=factors,
+        knee_per_s=knee_per_s,
+        utilisation=(load.rate_per_s or 0) / knee_per_s if knee_per_s else None,
+        rate_per_s=rates[1],
+        tokens_per_s=(rates[0] * load.mean_new, rates[1] * load.mean_new, rates[2] * load.mean_new),
+        meets_slo=meets,
+        surely=surely,
+        usd_per_hour=candidate.usd_per_hour(replicas),
+        price_note="" if price is None else f"{price.provider}, {price.date or 'no date'}",
+        mean_new=load.mean_new,
+        limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
+    )
+
+
+def factors_of(
+    clock: Clocked, load: Load, settled: Mapping[float, Steady | None]
+) -> dict[str, tuple[float, float | None]]:
+    """Return what each metric is multiplied by at both ends, by formula.
+
+    ``settled`` are where a replica settles at the ends of the clock and in its middle. A first
+    token may be as far off as the clock says of them, or further where steps take it there.
+    """
+    low, middle, high = (settled[factor] for factor in (clock.low, 1.0, clock.high))
+    if middle is None or low is None:
+        return dict.fromkeys(METRICS, (1.0, None))
+    first_low = min(clock.first_low, low.ttft_s / middle.ttft_s)
+    tpot_low, answer_s = low.tpot_s / middle.tpot_s, (load.mean_new - 1) * middle.tpot_s
+    whole_s = middle.ttft_s + answer_s
+    e2el_low = (first_low * middle.ttft_s + tpot_low * answer_s) / whole_s
+    if high is None:
+        return {"ttft": (first_low, None), "tpot": (tpot_low, None), "e2el": (e2el_low, None)}
+    first_high = max(clock.first_high, high.ttft_s / middle.ttft_s)
+    tpot_high = high.tpot_s / middle.tpot_s
+    e2el_high = (first_high * middle.ttft_s + tpot_high * answer_s) / whole_s
+    return {
+        "ttft": (first_low, first_high),
+        "tpot": (tpot_low, tpot_high),
+        "e2el": (e2el_low, e2el_high),
+    }
+
+
+def _rates(
+    candidate: Candidate, load: Load, replicas: int, settled: dict[float, Steady | None]
+) -> tuple[float, float, float]:
+    """Return requests per second, at the slow end, in the middle and at the fast end."""
+    clock = candidate.clock
+
+    def answered(factor: float) -> float:
+        if load.rate_per_s is None:
+            state = settled[factor]
+            return state.rate_per_s * replicas if state is not None else 0.0
+        if settled[factor] is not None:
+            return load.rate_per_s
+        return min(load.rate_per_s, replicas * knee(clock.at(factor), load, candidate.bounds))
+
+    return answered(clock.high), answered(1.0), answered(clock.low)
+
+
+def _limit(
+    candidate: Candidate,
+    load: Load,
+    slos: Sequence[Slo],
+    seen: Seen | None,
+    settled: Steady | None,
+) -> str:
+    """Return what gives in first: a bound, the cache, or what steps spend their time with."""
+    if seen is not None and slos and not seen.meets(slos):
+        return max(slos, key=seen.over).name
+    if settled is None:
+        return "request rate"
+    if settled.num_seqs > 0.9 * candidate.bounds.most_seqs(load):
+        return (
+            "kv cache"
+            if candidate.bounds.most_seqs(load) < candidate.bounds.max_num_seqs
+            else ("max_num_seqs")
+        )
+    if not isinstance(candidate.clock.times, DeviceTime):
+        return "measured step time"
+    parts = candidate.clock.times.parts(settled.step)
+    return max(parts, key=lambda name: parts[name])

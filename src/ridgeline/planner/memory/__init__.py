@@ -1,0 +1,1 @@
+"""What a model takes on each device, and what fits beside it."""

@@ -1,0 +1,124 @@
+"""What people ask of a plan, as they type it; the command line is made from this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.engine_setup.options import Options, flag_field, parse_bytes
+from ridgeline.physics.format_bytes import format_named, kv_bytes_of
+from ridgeline.planner.memory.ledger import ENGINES
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The flags of ``plan`` that say what memory is needed for; None and "auto" leave it open."""
+
+    context: int | None = flag_field(
+        None, "Tokens of each sequence. Default: 4096, or the model's if that is less."
+    )
+    concurrency: int | None = flag_field(None, "Sequences at once. Default: 1.")
+    on: str | None = flag_field(
+        None, "Devices: ids with commas between, MIG slices as h100-sxm/2g.20gb, here, or all. "
+        "Default: here for a model that runs here, else all.",
+    )  # fmt: skip
+    tensor_parallel_size: str | None = flag_field(
+        None, "Devices that divide each layer, or auto. Default: 1; with several devices to "
+        "choose from, auto.",
+    )  # fmt: skip
+    pipeline_parallel_size: str | None = flag_field(
+        None, "Groups of devices that divide the layers, or auto. Default: 1."
+    )
+    dtype: str = flag_field(AUTO, "Store the weights as bf16, fp8, int8, int4, mxfp4, q4_k, ...")
+    kv_cache_dtype: str = flag_field(
+        AUTO, "Keep keys and values as f32, bf16, f16, fp8, int8, or int8-int4 (ridgeline alone)."
+    )
+    block_size: int | None = flag_field(None, "Tokens per block of the KV cache.")
+    max_num_batched_tokens: int | None = flag_field(None, "Tokens of the largest step.")
+    engine: str | None = flag_field(
+        None, "Whose rules divide the memory: ridgeline, vllm, sglang or trtllm. Default: "
+        "ridgeline on processors, else vllm.",
+    )  # fmt: skip
+    gpu_memory_utilization: float | None = flag_field(
+        None, "Fraction of the memory that the engine may use; of what weights leave for trtllm."
+    )
+    weights_memory: str | None = flag_field(None, "Weights on each device, instead of the count.")
+    activation_memory: str | None = flag_field(None, "Activations, instead of the count.")
+    overhead_memory: str | None = flag_field(None, "All of the framework, instead of assumptions.")
+    kv_cache_memory: str | None = flag_field(None, "KV cache on each device, instead of the rest.")
+    lora: list[str] | None = flag_field(
+        None, "Adapter that will be loaded, as NAME=PATH; repeatable."
+    )
+    enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
+    max_lora_rank: int | None = flag_field(
+        None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
+    )
+    lora_memory: str | None = flag_field(
+        None, "Memory for adapters. Default: what those given take, and 256 MiB for later ones."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which names the flag, for values that make no sense."""
+        for name in ("context", "concurrency", "block_size", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value < 1 << 40):
+                raise ValueError(f"{_flag(name)} is {value!r}: a whole number from 1 on, please")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and value != AUTO and not 1 <= _whole(value) <= 4096:
+                raise ValueError(f"{_flag(name)} is {value!r}: a whole number or auto, please")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"--gpu-memory-utilization is {share!r}: more than 0, at most 1")
+        if self.engine is not None and self.engine not in ENGINES:
+            raise ValueError(f"--engine is {self.engine!r}, not one of {', '.join(ENGINES)}")
+        for name, known in (("dtype", format_named), ("kv_cache_dtype", kv_bytes_of)):
+            if (value := getattr(self, name)) != AUTO:
+                try:
+                    known(value)
+                except ValueError as error:
+                    raise ValueError(f"{_flag(name)}: {error}") from None
+        for name in ("weights_memory", "activation_memory", "overhead_memory", "kv_cache_memory"):
+            self.size(name)
+        if self.dtype != AUTO and self.weights_memory is not None:
+            raise ValueError("--dtype and --weights-memory both say how large the weights are")
+        if self.kv_cache_memory is not None and self.gpu_memory_utilization is not None:
+            raise ValueError(
+                "--kv-cache-memory and --gpu-memory-utilization both say how large the cache is"
+            )
+        _ = self.of_adapters
+
+    @property
+    def of_adapters(self) -> Options:
+        """The flags of adapters as the engine reads them. Raises ValueError as that does."""
+        return Options(
+            lora=self.lora,
+            enable_lora=self.enable_lora,
+            max_lora_rank=self.max_lora_rank,
+            lora_memory=self.lora_memory,
+        )
+
+    def size(self, name: str) -> int | None:
+        """Return a size in bytes, None where it is open. Raises ValueError, with the flag."""
+        value = getattr(self, name)
+        try:
+            return None if value is None else parse_bytes(value)
+        except ValueError as error:
+            raise ValueError(f"{_flag(name)}: {error}") from error
+
+    def ranks(self, name: str, default: str) -> int | None:
+        """Return the value of one of the two sizes of a division; None for auto."""
+        value = getattr(self, name) or default
+        return None if value == AUTO else _whole(value)
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

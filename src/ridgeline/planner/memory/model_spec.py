@@ -1,0 +1,200 @@
+"""What a plan is about: a model's shape, how it is stored, and where that is known from.
+
+A model that the engine can run is known from its file; of any other its config.json or its
+header is read. No weight is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ridgeline.hub.find import NotPulledError, find_model
+from ridgeline.hub.names import parse_hub_name
+from ridgeline.hub.places import Stores
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.families import GGUF_FAMILIES
+from ridgeline.models.gguf.parts import read_gguf_parts
+from ridgeline.models.summary import summarise
+from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.physics.arch_shape import shape_of_arch
+from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
+from ridgeline.physics.shapes import Shape
+from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
+from ridgeline.planner.memory.file_sizes import (
+    bits_per_weight,
+    config_of_gguf,
+    sizes_by_group,
+    sizes_of_directory,
+)
+
+_MOST_JSON_BYTES = 16 << 20
+_MOST_LETTERS = 200  # of the name that a config gives itself
+_GROUPS = {
+    "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
+    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP", "beside_gate": "MLP",
+    "beside_up": "MLP", "beside_down": "MLP", "input_gate": "MLP", "input_proj": "MLP",
+    "inputs": "embedding", "inputs_proj": "embedding",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Subject:
+    """A model to plan for.
+
+    Attributes:
+        name: as the user gave it.
+        shape: what it holds.
+        storage: how it is stored.
+        config: its config.json, where there is one.
+        checkpoint: the opened file, if the engine can run it.
+        stored: bytes of its weights as stored, by group, where a file says them.
+        adapters: room for adapters beside it.
+    """
+
+    name: str
+    shape: Shape
+    storage: Storage
+    config: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
+    stored: Mapping[str, int] | None = None
+    adapters: AdapterRoom = NO_ADAPTERS
+
+
+def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject:
+    """Return what a model is.
+
+    Args:
+        model: a config.json as parsed or its path; a directory, with weights or without; a .gguf
+            file; or a name of a model that is on this machine or, as owner/name, on the hub: of it
+            only small files and headers are fetched.
+        stores: where models may lie.
+
+    Raises:
+        ValueError: there is no such model, it is damaged, or it has what is not understood.
+    """
+    if isinstance(model, Mapping):
+        return _of_config(model, "the config", "config.json")
+    path = Path(model)
+    if path.suffix == ".json":
+        return _of_json(path)
+    if path.is_dir():
+        if not any(path.glob("*.safetensors")):
+            return _of_json(path / "config.json", name=path.resolve().name)
+        model = str(path)
+    try:
+        located = find_model(str(model), stores, room_bytes=1 << 62)
+    except NotPulledError:
+        return _of_the_hub(str(model))
+    name = Path(model).stem if located.path.is_file() and Path(model).is_file() else str(model)
+    return _of_files(located.path, name)
+
+
+def _of_the_hub(model: str) -> Subject:
+    """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
+    from ridgeline.hub.outline import outline  # here: a plan of a file needs no network
+
+    if (name := parse_hub_name(model)) is None:
+        raise ValueError(f"{model!r} is not on this machine: run `ridgeline pull {model}` first")
+    try:
+        with outline(name) as path:
+            if path.is_dir() and not any(path.glob("*.safetensors")):
+                return _of_json(path / "config.json", name=model)
+            return _of_files(path, model)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; for a plan the path of its config.json is enough as well"
+        ) from error
+
+
+def _of_files(path: Path, name: str) -> Subject:
+    try:
+        return _of_checkpoint(name, load_checkpoint(path))
+    except ModelFileError as error:
+        if path.is_dir():
+            return _of_directory(path, name)
+        return _of_foreign_gguf(path, name, error)
+
+
+def _of_directory(path: Path, name: str) -> Subject:
+    """Return a model that the engine does not run, with the sizes of its files' headers."""
+    subject = _of_json(path / "config.json", name=name)
+    sizes = sizes_of_directory(path, len(subject.shape.layers))
+    return replace(subject, stored=sizes or None)
+
+
+def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
+    """Return a model of another family; of the engine's own the error is what there is to say."""
+    metadata, tensors = read_gguf_parts(path)
+    family = metadata.get("general.architecture")
+    if family in GGUF_FAMILIES and not metadata.get(f"{family}.expert_count"):
+        raise error
+    shape = shape_of_config(config_of_gguf(metadata, tensors, str(path)), str(path))
+    sizes = ((tensor_name, tensor.nbytes) for tensor_name, tensor in tensors.items())
+    bits = bits_per_weight(tensors.values())
+    return Subject(
+        name=name,
+        shape=shape,
+        storage=Storage(FORMATS["f16"], Format(f"gguf, {bits:.2f} bits a weight", bits)),
+        stored=sizes_by_group(sizes, len(shape.layers)),
+    )
+
+
+def _of_json(path: Path, name: str = "") -> Subject:
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ValueError(f"{path}: {path.stat().st_size} bytes are no config.json")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such file") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: the JSON is not an object")
+    return _of_config(config, name or _stem(path), str(path))
+
+
+def _stem(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
+    own_name = str(config.get("_name_or_path") or name)[:_MOST_LETTERS]
+    return Subject(
+        name=own_name if name == "the config" else name,
+        shape=shape_of_config(config, where),
+        storage=storage_of_config(config, where),
+        config=config,
+    )
+
+
+def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
+    stored = stored_by_group(checkpoint.tensors)
+    if checkpoint.quantization:  # which its config says, but no type of tensors
+        subject = _of_json(checkpoint.path / "config.json", name=name)
+        return replace(subject, checkpoint=checkpoint, stored=stored)
+    formats = summarise(checkpoint).formats
+    main = next(iter(formats))
+    linear = FORMATS.get(main.lower(), FORMATS["f16"])
+    return Subject(
+        name=name,
+        shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
+        storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),
+        checkpoint=checkpoint,
+        stored=stored,
+    )
+
+
+def stored_by_group(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the bytes of canonical tensors as their file stores them, by group."""
+    by_group: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        part = name.rpartition(".")[2].removesuffix("_bias")
+        by_group[_GROUPS.get(part, "norms")] += tensor.nbytes
+    return {group: by_group[group] for group in dict.fromkeys((*_GROUPS.values(), "norms"))
+            if by_group[group]}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Requests that must be done in time: promised, or refused at once."""

@@ -1,0 +1,466 @@
+"""Deadlines: a request is promised to be in time, or refused at once.
+
+Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
+thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
+ms apart. A refusal is told as soon as it is found. While there are promises a copy
+is made before each step, so that no round waits for the step under way. Requests that come
+meanwhile share the next round. Who is refused knows it at once; who is promised something enters
+the engine just when the forecast says so, or the forecast would be of something else.
+Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
+decided there stands in ``foresight.deadline_admission``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple
+
+from ridgeline.api.text_side import TextSide
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.step import Event
+from ridgeline.foresight.deadline_admission import (
+    Asked,
+    Book,
+    Due,
+    Lengths,
+    Safety,
+    Verdict,
+    latest_start_s,
+)
+from ridgeline.foresight.simulator.forecast import Foreseen, Standing
+from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.foresight.step_time.monitor import FIRST_STEPS, Score
+from ridgeline.server.deadlines.engine_snapshot import Copy, copy_of, standing_of, with_cached
+from ridgeline.server.deadlines.field import Deadline, refusal, too_early
+from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.server.http.errors import ApiError
+
+_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; who asks waits so long
+_SHARE = 1 / 8  # of a processor, for forecasts
+_ROUND_S = 0.05  # after which a round begins no other forecast
+_SOON_S = 1e-9
+_FIRST_LAG_S, _NUM_LAGS = 0.03, 20
+_PROMPTS = (5, 130, 20, 300, 60, 600, 10, 200)  # tokens, of requests that only measure
+_WORDS = "How long does a step take, and how much longer if there is more in it?"
+_MOST_WAVES = 100
+_FITTING_S = 0.2  # from one to the next, while what they showed is fitted
+_OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
+_UNKNOWN = Verdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
+
+
+@dataclass(eq=False)
+class Promise:
+    """A request with a deadline, and what became of it.
+
+    Attributes:
+        due: on the clock of the engine.
+        foreseen: the same, when it was promised; without margin.
+        expected: the same, with what others that came in since have delayed it.
+        outcome: kept, broken or refused; None while it is open, or if its client left.
+        made_s: when it was foreseen.
+        num_new: tokens of each answer that were reckoned with.
+        is_put_off: whether a round had no time for it.
+    """
+
+    stream: Stream
+    deadline: Deadline
+    due: Due
+    outcome: str | None = None
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    expected: Foreseen = field(default_factory=Foreseen)
+    made_s: float = 0.0
+    num_new: int = 0
+    is_put_off: bool = False
+    standings: tuple[Standing, ...] = ()  # as long as it is not in the engine
+    begun: set[int] = field(default_factory=set)  # prompts with a first token
+    records: list[RequestRecord] = field(default_factory=list)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether all prompts have their first token."""
+        return len(self.begun) == len(self.stream.prompts)
+
+    def left(self) -> Due:
+        """Return what of it is still due."""
+        return Due(inf if self.has_first else self.due.first_s, self.due.end_s)
+
+    def timings(self) -> dict[str, Any]:
+        """Return what a client may know of it."""
+        after_s = [at_s - self.stream.arrived_s for at_s in self.foreseen]
+        ttft_ms, total_ms = (None if s == inf else round(1e3 * s, 1) for s in after_s)
+        outcome = self.outcome or "open"
+        return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
+
+
+class _Seen(NamedTuple):
+    """What a round decides about; seconds count from the copy."""
+
+    copy: Copy
+    lag_s: float  # until who is promised something now is in the engine
+    asked: list[tuple[Standing, ...]]
+    promised: list[tuple[Promise, tuple[Standing, ...]]]
+    coming: list[Standing]  # promised, and about to enter
+    queued: list[Standing]
+
+
+class Promises:
+    """Who was promised what, and whether it was kept."""
+
+    def __init__(
+        self, bridge: Bridge, score: Score, text: TextSide, count: Callable[[str], None]
+    ) -> None:
+        """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
+
+        ``text`` is asked for what own requests need, those that only measure.
+        """
+        self._bridge, self._score, self._text, self._count = bridge, score, text, count
+        self._safety, self._lengths = Safety(), Lengths()
+        self._asking: list[tuple[Promise, asyncio.Future[Verdict]]] = []
+        self._open: list[Promise] = []
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "forecast")
+        self._cost_s = 0.0  # of the processor, in the last round
+        self._copy: Copy | None = None
+        # From the begin of each of the last rounds until its verdicts were there.
+        self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
+
+    def close(self) -> None:
+        """Make no more promises."""
+        for task in (self._task, self._measuring):
+            if task is not None:
+                task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, stream: Stream, deadline: Deadline) -> Promise:
+        """Wait until a stream is promised to be in time. Raises ApiError if it cannot be."""
+        due = Due(
+            *(
+                inf if ms is None else stream.arrived_s + ms / 1e3
+                for ms in (deadline.ttft_ms, deadline.total_ms)
+            )
+        )
+        promise, future = Promise(stream, deadline, due), asyncio.Future[Verdict]()
+        self._asking.append((promise, future))
+        self._news.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._rounds())
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(loop.time() + min(due) - time.monotonic()):
+                verdict = await future
+        except TimeoutError:
+            verdict = _UNKNOWN
+        except ApiError:
+            self._end(promise, "refused")
+            raise
+        if not verdict.is_kept:
+            self._end(promise, "refused")
+            raise refusal(deadline, verdict.stretched)
+        self._watch(promise)
+        return promise
+
+    # --- what becomes of it --------------------------------------------------------------------
+
+    def _watch(self, promise: Promise) -> None:
+        """Follow an open promise; it is broken as soon as its time has passed."""
+        stream, loop = promise.stream, asyncio.get_running_loop()
+
+        def break_if_late() -> None:
+            if min(promise.left()) <= time.monotonic() and not stream.is_given_up:
+                self._end(promise, "broken")
+
+        for at_s in promise.due:
+            if at_s < inf:  # the clock of the loop is the engine's
+                loop.call_later(max(0.0, at_s - time.monotonic()) + 1e-3, break_if_late)
+
+        def take(events: list[StreamEvent]) -> None:
+            for index, payload in events:
+                if isinstance(payload, Event) and payload.token is not None:
+                    promise.begun.add(index)
+                elif isinstance(payload, RequestRecord):
+                    promise.records.append(payload)
+            if len(promise.records) == len(stream.prompts):
+                self._judge(promise)
+            elif min(promise.left()) == inf:
+                self._end(promise, "kept")
+
+        stream.on_events = take
+
+    def _judge(self, promise: Promise) -> None:
+        """Say what became of a promise whose request has ended; learn from it."""
+        records = promise.records
+        firsts = [record.first_token_s or inf for record in records]
+        first_s, end_s = max(firsts), max(record.finish_s for record in records)
+        reasons = {reason for record in records for reason in record.finish_reasons}
+        if "abort" in reasons:
+            self._end(promise, None)
+            return
+        is_kept = first_s <= promise.due.first_s and end_s <= promise.due.end_s
+        self._end(promise, "kept" if is_kept and "error" not in reasons else "broken")
+        made_s, expected = promise.made_s, promise.expected
+        if first_s < inf:
+            self._safety.note(expected.first_s - made_s, first_s - made_s)
+        lengths = [num for record in records for num in record.num_generated]
+        if max(lengths) == promise.num_new:  # else it was shorter, and says nothing
+            self._safety.note(expected.end_s - made_s, end_s - made_s)
+
+    def note_lengths(self, label: str, records: Sequence[RequestRecord]) -> None:
+        """Learn how long answers to a key's requests are."""
+        for record in records:
+            if not {"abort", "error"} & {*record.finish_reasons}:
+                self._lengths.note(label, max(record.num_generated))
+
+    def _end(self, promise: Promise, outcome: str | None) -> None:
+        if promise in self._open:
+            self._open.remove(promise)
+        if promise.outcome is None and outcome is not None:
+            promise.outcome = outcome
+            self._count(outcome)
+
+    # --- before anything is known ---------------------------------------------------------------
+
+    async def _measure(self) -> None:
+        """Run own requests until enough steps were seen: some of all sizes, one to eight at once.
+
+        Else a server whose clients all have deadlines would never learn how fast it is.
+        """
+        num_wave, longest = 0, self._bridge.engine.max_model_len // 2
+        words = self._text.tokenizer.encode(_WORDS)
+        while not self._score.is_calibrated and num_wave < _MOST_WAVES:
+            sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
+            prompts = [  # with nothing in common, or the cache would spare the work
+                tuple(words[i * stride % len(words)] for i in range(1, 1 + min(size, longest)))
+                for stride, size in enumerate(sizes, start=1 + len(_PROMPTS) * num_wave)
+            ]
+            params = SamplingParams(temperature=0.0, max_tokens=min(24, longest), ignore_eos=True)
+            stream = Stream(
+                prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
+            )
+            try:
+                self._bridge.submit(stream)
+                while await stream.events():
+                    pass
+            except StreamError:  # the server is stopping
+                return
+            finally:
+                self._bridge.abandon(stream, ClientGone())
+            num_wave += 1
+            if self._score.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
+                await asyncio.sleep(_FITTING_S)
+
+    # --- rounds --------------------------------------------------------------------------------
+
+    async def _rounds(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._bridge.before_step, self._copy = self._take_copy, None
+        while self._asking or self._open:
+            began_s = loop.time()
+            if self._asking or self._bridge.num_queued:
+                await self._round()
+                period_s = min(_PERIOD_S, max(_LEAST_PERIOD_S, self._cost_s / _SHARE))
+                await asyncio.sleep(max(0.0, began_s + period_s - loop.time()))
+            else:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PERIOD_S):
+                        await self._news.wait()
+            self._open = [one for one in self._open if not one.stream.is_over]
+        self._bridge.before_step = self._copy = None
+        self._bridge.permit(inf)
+
+    async def _round(self) -> None:
+        """Decide about all who ask, and how many others may enter."""
+        asking, self._asking = self._asking, []
+        loop = asyncio.get_running_loop()
+        try:
+            copy = await self._newest_copy()
+            if not self._score.is_calibrated:
+                self._measuring = self._measuring or asyncio.create_task(self._measure())
+                raise too_early(self._score.num_steps)
+            began_s, lag_s = time.monotonic(), max(self._lags_s)
+            promises = [promise for promise, _ in asking]
+            seen = self._seen(copy, promises, began_s - copy.now_s + lag_s)
+            times = self._score.calibration.times.scaled(self._score.factor)
+
+            def refuse(index: int, verdict: Verdict) -> None:  # in the thread for forecasts
+                loop.call_soon_threadsafe(_refuse, *asking[index], verdict, copy.now_s)
+
+            verdicts, num_may_enter, delays_s = await loop.run_in_executor(
+                self._thread, self._decide, seen, promises, times, began_s, refuse
+            )
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            for _, future in asking:
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, ApiError):
+                raise
+            return
+        for i, (first_s, end_s) in delays_s.items():
+            promise, _ = seen.promised[i]
+            expected = promise.expected
+            promise.expected = Foreseen(expected.first_s + first_s, expected.end_s + end_s)
+        accepted = []
+        for one, verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
+            promise, future = one
+            if future.done():  # it was refused, or had no time to wait
+                continue
+            if verdict is None and not promise.is_put_off:
+                promise.is_put_off = True
+                self._asking.append(one)
+            elif verdict is None or not verdict.is_kept:
+                _refuse(promise, future, verdict or _UNKNOWN, copy.now_s)
+            else:
+                accepted.append((promise, future, verdict))
+                if not promise.stream.is_over:
+                    self._accept(promise, verdict, standings, copy.now_s)
+        if self._open:
+            self._bridge.permit(num_may_enter)
+        if asking:
+            self._lags_s.append(time.monotonic() - began_s)
+        if accepted:
+            await asyncio.sleep(max(0.0, began_s + lag_s - time.monotonic()))
+        for promise, future, verdict in accepted:
+            if future.done():  # its client has left
+                self._end(promise, None)
+            else:
+                future.set_result(verdict)
+
+    def _accept(
+        self, promise: Promise, verdict: Verdict, standings: tuple[Standing, ...], now_s: float
+    ) -> None:
+        promise.made_s, promise.standings = now_s, standings
+        promise.foreseen = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
+        promise.expected = promise.foreseen
+        promise.num_new = max(standing.num_new for standing in standings)
+        promise.stream.due_s = min(standing.due_s for standing in standings)
+        self._open.append(promise)
+
+    def _decide(
+        self,
+        seen: _Seen,
+        asking: list[Promise],
+        times: StepTime,
+        began_s: float,
+        refuse: Callable[[int, Verdict], None],
+    ) -> tuple[list[Verdict | None], int, dict[int, tuple[float, float]]]:
+        """Decide by forecasts, in the thread for them.
+
+        Returns verdicts, how many others may enter, and how much both delay each promise.
+        """
+        thread_s, now_s = time.thread_time(), seen.copy.now_s
+        asked = [
+            Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s))
+            for promise, standings in zip(asking, seen.asked, strict=True)
+        ]
+        for i, one in enumerate(asked):
+            seen.asked[i] = one.standings
+        promised = {
+            i: Asked(standings, Due(*(at_s - now_s for at_s in promise.left())))
+            for i, (promise, standings) in enumerate(seen.promised)
+        }
+        book = Book(
+            seen.copy.state,
+            times,
+            self._safety,
+            promised,
+            seen.lag_s,
+            has_time=lambda: time.monotonic() < began_s + _ROUND_S,
+            under_way_s=began_s - now_s,
+            # Not in time for the step that the copy was made before.
+            coming=tuple((_SOON_S, one) for one in seen.coming),
+        )
+        verdicts = book.decide(asked, refuse)
+        num_may_enter = book.num_may_enter(seen.queued)
+        self._cost_s = time.thread_time() - thread_s
+        return verdicts, num_may_enter, book.delays_s()
+
+    async def _newest_copy(self) -> Copy:
+        """Return the copy made before the step under way, or one that is made now."""
+        if self._copy is not None and self._bridge.step_began_s is not None:
+            return self._copy
+        looked, copies = asyncio.Event(), list[Copy]()
+
+        def take_copy() -> None:
+            try:
+                copies.append(self._take_copy())
+            finally:
+                self._bridge.call(looked.set)
+
+        self._bridge.between_steps(take_copy)
+        await looked.wait()
+        if not copies:
+            raise ApiError(500, "nothing can be promised now; the server's log says why")
+        return copies[0]
+
+    def _take_copy(self) -> Copy:
+        """Copy what a forecast needs; in the engine's thread."""
+        copy = copy_of(self._bridge)
+        max_num_seqs = copy.state.settings.max_num_seqs
+        self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
+        return self._copy
+
+    def _seen(self, copy: Copy, asking: list[Promise], lag_s: float) -> _Seen:
+        """Return what a round decides about."""
+        here = {standing.number: standing for standing in copy.state.requests}
+        known, coming = [], list[Standing]()
+        for promise in self._open:
+            standings = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
+            if not standings and not promise.begun and promise.stream not in copy.numbers:
+                standings = list(promise.standings)
+                coming += standings
+            if standings:
+                known.append((promise, tuple(standings)))
+        taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
+        new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
+        queued = [
+            standing_of(self._bridge.engine, stream, index, taken + (1 << 32) + i)
+            for i, (stream, index) in enumerate(copy.waiting)
+        ]
+        return _Seen(copy, lag_s, new, known, coming, queued)
+
+    def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
+        """Return the lengths of a request that asks, and what the cache has of it."""
+        stream, engine = promise.stream, self._bridge.engine
+        standings = []
+        for i in range(len(stream.prompts)):
+            one = standing_of(engine, stream, i, number + i)
+            if promise.deadline.length == "expected":
+                num_new = self._lengths.expected(stream.tenant, one.num_new)
+                one = one._replace(num_new=num_new)
+            standings.append(with_cached(engine, stream, i, one))
+        return tuple(standings)
+
+
+def _refuse(
+    promise: Promise, future: asyncio.Future[Verdict], verdict: Verdict, now_s: float
+) -> None:
+    """Give a verdict to who asks; its times count from the arrival."""
+    if not future.done():
+        since_s = now_s - promise.stream.arrived_s
+        stretched = Foreseen(*(since_s + seconds for seconds in verdict.stretched))
+        future.set_result(verdict._replace(stretched=stretched))
+
+
+def _from(promise: Promise, now_s: float) -> Due:
+    return Due(*(at_s - now_s for at_s in promise.due))
+
+
+def _ranked(standing: Standing, promise: Promise, times: StepTime) -> Standing:
+    """Give a request its place among those with a deadline."""
+    now_s = promise.stream.arrived_s
+    due = _from(promise, now_s)
+    slack_s = latest_start_s(times, standing.num_prompt, standing.num_new, due)
+    return standing._replace(due_s=now_s + slack_s)

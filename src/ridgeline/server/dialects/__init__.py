@@ -1,0 +1,1 @@
+"""The APIs that clients know, each as names over one path."""

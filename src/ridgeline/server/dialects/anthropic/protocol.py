@@ -1,0 +1,204 @@
+"""What clients may ask of POST /v1/messages: every field, honoured or refused by name.
+
+``server.dialects.anthropic.request`` makes a chat request of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, LiteralString
+
+from pydantic import Discriminator, Field, Tag
+
+from ridgeline.server.http.request_model import Strict, kind_of, typed
+
+_INT64 = 1 << 63
+_MAX_MESSAGES = 1 << 13
+_MAX_TOOLS = 128
+_CACHE = "cache_control"  # prefixes are cached here without being asked
+_BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+_ONLY_TEXT: LiteralString = (
+    "is not supported: this model reads only text, so send what matters as a text block"
+)
+
+
+class TextBlock(Strict):
+    """A piece of text."""
+
+    droppable = (_CACHE, "citations")
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Strict):
+    """A call that the model made."""
+
+    droppable = (_CACHE, "caller")
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+_Text = Annotated[TextBlock, typed(("text",), _ONLY_TEXT)]
+_Texts = Annotated[list[_Text], Field(fail_fast=True)]
+
+
+class ToolResultBlock(Strict):
+    """What a call returned. A template shows no sign of ``is_error``: its text says it."""
+
+    droppable = (_CACHE, "is_error")
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | _Texts | None = None
+
+
+class ThinkingBlock(Strict):
+    """What the model thought."""
+
+    droppable = ("signature",)
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedBlock(Strict):
+    """Thoughts that cannot be read here; dropped."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+_Block = Annotated[
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedBlock, Tag("[redacted_thinking]")],
+    Discriminator(kind_of("text")),
+    typed(_BLOCKS, _ONLY_TEXT),
+]
+
+
+class InputMessage(Strict):
+    """A turn of one side."""
+
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[_Block], Field(fail_fast=True)]
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        blocks = self.content if isinstance(self.content, list) else []
+        inside = dict.fromkeys(name for block in blocks for name in block.ignored())
+        return [*self._dropped, *(f"content.{name}" for name in inside)]
+
+
+class ToolParam(Strict):
+    """A tool that the client runs."""
+
+    droppable = (_CACHE, "eager_input_streaming")
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": ([],),
+    }
+
+    type: Literal["custom"] | None = None
+    name: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+_Tool = Annotated[
+    ToolParam,
+    typed(
+        ("custom",),
+        "is not supported: tools are run by the client here, so give a name and an input_schema",
+        "custom",
+    ),
+]
+
+
+class ToolChoice(Strict):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """Whether the model thinks first. How long it may is not limited."""
+
+    droppable = ("budget_tokens", "display")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputConfig(Strict):
+    """The form of the answer, and how much effort goes into it."""
+
+    format: dict[str, Any] | None = None
+    effort: str | None = None
+
+
+class Metadata(Strict):
+    """Who asks: written to the log."""
+
+    user_id: str | None = Field(None, max_length=256)
+
+
+class Conversation(Strict):
+    """What both routes take."""
+
+    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "context_management": (),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+    }
+    droppable = (
+        *(_CACHE, "diagnostics", "service_tier", "speed"),
+        *("user_profile_id", "workspace_id"),
+    )
+
+    model: str
+    messages: list[InputMessage] = Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
+    system: str | _Texts | None = None
+    tools: Annotated[list[_Tool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def ignored(self) -> list[str]:
+        """Return the names of what was dropped, each once."""
+        return [*self._dropped, *dict.fromkeys(self._inside())]
+
+    def _inside(self) -> Iterator[str]:
+        yield from (f"messages.{name}" for one in self.messages for name in one.ignored())
+        parts = self.system if isinstance(self.system, list) else []
+        yield from (f"system.{name}" for part in parts for name in part.ignored())
+        yield from (f"tools.{name}" for tool in self.tools or () for name in tool.ignored())
+        yield from (
+            f"thinking.{name}" for name in (self.thinking and self.thinking.ignored()) or ()
+        )
+
+
+class CountTokensRequest(Conversation):
+    """POST /v1/messages/count_tokens."""
+
+
+class MessagesRequest(Conversation):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1, lt=_INT64)
+    metadata: Metadata | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=_INT64)
+    top_p: float | None = Field(None, ge=0, le=1)

@@ -1,0 +1,165 @@
+"""POST /v1/messages: what was asked, as a chat request; and errors in Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from ridgeline.server.dialects.anthropic.protocol import (
+    Conversation,
+    InputMessage,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from ridgeline.server.dialects.openai.protocol import ChatRequest
+from ridgeline.server.http import errors
+from ridgeline.server.http.errors import ApiError, validation_error
+
+# What the names of a chat request's fields are here, for errors.
+_NAMES = {
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "tool_choice.function.name": "tool_choice.name",
+    ".function.parameters": ".input_schema",
+    ".function.": ".",
+}
+_NAME = re.compile(
+    r"'[^']*'|^stop(?=[\[ ]|$)|" + "|".join(map(re.escape, _NAMES))
+)  # words in quotes are the client's own, and stay
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(asked: Conversation) -> ChatRequest:
+    """Return the same as a chat request. Raises ApiError, which names a field of the chat's."""
+    messages = list(_messages(asked))
+    goes_on = asked.messages[-1].role == "assistant"  # the answer continues it
+    if goes_on and "tool_calls" in messages[-1]:
+        why = "the last message calls a tool: its result must follow"
+        raise ApiError(400, f"messages is wrong: {why}", param="messages", code="invalid_value")
+    config, choice = asked.output_config, asked.tool_choice
+    fields: dict[str, Any] = {
+        "model": asked.model,
+        "messages": messages,
+        "continue_final_message": goes_on or None,
+        "tools": [_tool(one.model_dump(exclude_none=True)) for one in asked.tools or ()] or None,
+        "tool_choice": _choice(choice),
+        "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
+        "reasoning_effort": config.effort if config else None,
+    }
+    if config and config.format:
+        fields["response_format"] = _format(config.format)
+    if asked.thinking is None or asked.thinking.type == "disabled":
+        fields["reasoning_effort"] = fields["reasoning_effort"] or "none"
+    if isinstance(asked, MessagesRequest):
+        fields |= {
+            "max_tokens": asked.max_tokens,
+            "stop": asked.stop_sequences,
+            "stream": asked.stream,
+            "temperature": asked.temperature,
+            "top_k": asked.top_k or None,  # 0 is no limit
+            "top_p": asked.top_p,
+            "user": asked.metadata.user_id if asked.metadata else None,
+        }
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from None
+
+
+def renamed(error: ApiError) -> ApiError:
+    """Return an error about a chat request with the names of this API."""
+    return errors.renamed(error, _NAME, _NAMES | {"stop": "stop_sequences"})
+
+
+def _format(form: dict[str, Any]) -> dict[str, Any]:
+    match form:
+        case {"type": "json_schema", "schema": {**schema}}:
+            wanted = {"name": "answer", "schema": schema, "strict": True}
+            return {"type": "json_schema", "json_schema": wanted}
+    message = 'output_config.format is wrong: send {"type": "json_schema", "schema": {...}}'
+    raise ApiError(400, message, param="output_config.format", code="invalid_value")
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
+
+
+def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    return {"type": "function", "function": {"name": choice.name or ""}}
+
+
+def _messages(asked: Conversation) -> Iterator[dict[str, Any]]:
+    if asked.system:
+        yield {"role": "system", "content": _text(asked.system)}
+    for message in asked.messages:
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+        elif message.role == "assistant":
+            yield _assistant(message)
+        else:
+            yield from _user(message)
+
+
+def _assistant(message: InputMessage) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant"}
+    texts, thoughts, calls = [], [], []
+    for block in message.content:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": json.dumps(block.input)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                raise _misplaced("tool_result", "user")
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    if texts or not calls:
+        said["content"] = "\n".join(texts)
+    return said
+
+
+def _user(message: InputMessage) -> Iterator[dict[str, Any]]:
+    """Yield results of tools, each a message of its own, and what the user says, in order."""
+    texts: list[str] = []
+    for block in message.content:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                if texts:
+                    yield {"role": "user", "content": "\n".join(texts)}
+                    texts = []
+                content = _text(block.content or "")
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            case ToolUseBlock() | ThinkingBlock():
+                raise _misplaced(block.type, "assistant")
+    if texts:
+        yield {"role": "user", "content": "\n".join(texts)}
+
+
+def _misplaced(kind: str, role: str) -> ApiError:
+    message = f"messages is wrong: {kind} belongs into a message whose role is {role}"
+    return ApiError(400, message, param="messages", code="invalid_value")
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)

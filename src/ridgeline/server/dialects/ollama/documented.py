@@ -1,0 +1,131 @@
+"""The shapes of Ollama's answers, for the OpenAPI document; tests hold real answers to them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ridgeline.server.dialects.openai.documented import Shaped
+
+LINES = "Lines of JSON, each with a piece; the last has done: true, or error."
+
+
+class CalledFunction(Shaped):
+    """What is called, with what."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class CalledTool(Shaped):
+    """A call."""
+
+    id: str
+    function: CalledFunction
+
+
+class SaidMessage(Shaped):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | None = None
+    tool_calls: list[CalledTool] | None = None
+
+
+class Answered(Shaped):
+    """What all answers have; times in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: Literal[True]
+    done_reason: Literal["stop", "length", "load", "unload"]
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class ChatAnswered(Answered):
+    """The answer of /api/chat."""
+
+    message: SaidMessage
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class GenerateAnswered(Answered):
+    """The answer of /api/generate."""
+
+    response: str
+    thinking: str | None = None
+
+
+class Embedded(Shaped):
+    """The answer of /api/embed; times in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddedOne(Shaped):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
+class ModelDetails(Shaped):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ModelEntry(Shaped):
+    """A model in a list."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class LoadedEntry(ModelEntry):
+    """A model that is loaded."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class ModelList(Shaped):
+    """The answer of /api/tags."""
+
+    models: list[ModelEntry]
+
+
+class LoadedList(Shaped):
+    """The answer of /api/ps."""
+
+    models: list[LoadedEntry]
+
+
+class Shown(Shaped):
+    """The answer of /api/show."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str

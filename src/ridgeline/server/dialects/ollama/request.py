@@ -1,0 +1,163 @@
+"""Ollama's requests as OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ridgeline.server.dialects.ollama.protocol import (
+    Asked,
+    ChatAsked,
+    GenerateAsked,
+    Message,
+    Options,
+)
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.http import errors
+from ridgeline.server.http.errors import ApiError, validation_error
+
+Made = TypeVar("Made", ChatRequest, CompletionRequest)
+
+_SAME = (
+    *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("presence_penalty", "frequency_penalty", "stop"),
+)
+# What the names of OpenAI's fields are here, for errors.
+_NAMES = {
+    "response_format.json_schema": "format",
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "reasoning_effort": "think",
+    "truncate_prompt_tokens: -1": "truncate: true",
+    **{name: f"options.{name}" for name in _SAME},
+}
+_NAME = re.compile(r"'[^']*'|options\.\w+|\b(" + "|".join(map(re.escape, _NAMES)) + r")\b")
+
+
+def chat_request(asked: ChatAsked) -> ChatRequest:
+    """Return a conversation as a chat request. Raises ApiError."""
+    fields = {
+        **_common(asked),
+        **_form(asked),
+        "messages": list(_messages(asked.messages)),
+        "tools": asked.tools or None,
+        "tool_choice": asked.tool_choice,
+        "logprobs": asked.logprobs,
+        "top_logprobs": asked.top_logprobs if asked.logprobs else None,
+    }
+    return _made(ChatRequest, fields)
+
+
+def prompt_request(asked: GenerateAsked) -> ChatRequest:
+    """Return a prompt as a conversation of one message. Raises ApiError."""
+    messages = [{"role": "system", "content": asked.system}] if asked.system else []
+    messages.append({"role": "user", "content": asked.prompt})
+    return _made(ChatRequest, {**_common(asked), **_form(asked), "messages": messages})
+
+
+def raw_request(asked: GenerateAsked) -> CompletionRequest:
+    """Return a prompt that is continued as it stands. Raises ApiError."""
+    for name in ("system", "think"):
+        if getattr(asked, name):
+            why = f"{name} needs the model's template: leave out raw and suffix"
+            raise ApiError(400, why, param=name, code="invalid_value")
+    form = _form(asked) | {"reasoning_effort": None}
+    fields = {**_common(asked), **form, "prompt": asked.prompt, "suffix": asked.suffix}
+    return _made(CompletionRequest, fields)
+
+
+def _made(kind: type[Made], fields: dict[str, Any]) -> Made:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error(error.errors()) from None
+
+
+def _common(asked: Asked) -> dict[str, Any]:
+    """Return what both kinds of request have in common."""
+    options = asked.options or Options.model_validate({})
+    length = options.num_predict
+    return {
+        "model": asked.model,
+        "stream": asked.is_streamed,
+        "max_tokens": length if length is not None and length >= 0 else None,
+        "repetition_penalty": _repetition_penalty(options),
+        **{name: getattr(options, name) for name in _SAME},
+    }
+
+
+def _repetition_penalty(options: Options) -> float | None:
+    """Return the penalty. Ollama's is the same, but on the last 64 tokens unless it is told."""
+    penalty, last_n = options.repeat_penalty, options.repeat_last_n
+    if penalty in (None, 1) or last_n == 0:
+        return None
+    if last_n != -1:
+        raise ApiError(
+            400,
+            "options.repeat_penalty is supported for all tokens alone: set options.repeat_last_n "
+            "to -1, or use options.presence_penalty",
+            param="options.repeat_penalty",
+            code="unsupported_parameter",
+        )
+    return penalty
+
+
+def _form(asked: Asked) -> dict[str, Any]:
+    """Return the form of the answer, and whether it is thought about first."""
+    effort = {False: "none", True: None}.get(asked.think, asked.think)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"reasoning_effort": effort}
+    if asked.think is True:
+        fields["chat_template_kwargs"] = {"enable_thinking": True}
+    if asked.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif isinstance(asked.format, dict):
+        wanted = {"name": "answer", "schema": asked.format}
+        fields["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    elif asked.format:
+        message = f"format is {asked.format!r:.40}: send 'json' or a JSON schema"
+        raise ApiError(400, message, param="format", code="invalid_value")
+    return fields
+
+
+def _messages(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    """Yield the messages; results of tools belong to the calls before them, in their order."""
+    open_calls: deque[tuple[str, str]] = deque()  # id and name
+    count = 0
+    for message in messages:
+        said: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking:
+            said["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                name, call_id = call.function.name, call.id or f"call_{count}"
+                count += 1
+                open_calls.append((call_id, name))
+                function = {"name": name, "arguments": json.dumps(call.function.arguments)}
+                calls.append({"id": call_id, "type": "function", "function": function})
+            said["tool_calls"] = calls
+        if message.role == "tool":
+            said["tool_call_id"] = message.tool_call_id or _answered(open_calls, message.tool_name)
+            if message.tool_name:
+                said["name"] = message.tool_name
+        yield said
+
+
+def _answered(calls: deque[tuple[str, str]], name: str | None) -> str:
+    """Return the id of the call that a result is for: the first one of its name, if it has one."""
+    for call in calls:
+        if name in (None, call[1]):
+            calls.remove(call)
+            return call[0]
+    return "call"
+
+
+def renamed(error: ApiError) -> ApiError:
+    """Return an error about a request of OpenAI's with the names of this API."""
+    return errors.renamed(error, _NAME, _NAMES)

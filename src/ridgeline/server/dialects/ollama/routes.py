@@ -1,0 +1,169 @@
+"""Ollama's routes over the one path."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from ridgeline import __version__
+from ridgeline.api.vectors import shaped
+from ridgeline.machine import memory_of
+from ridgeline.server.dialects.ollama import documented as answers
+from ridgeline.server.dialects.ollama import models
+from ridgeline.server.dialects.ollama.protocol import (
+    Asked,
+    ChatAsked,
+    EmbedAsked,
+    EmbeddingAsked,
+    GenerateAsked,
+    ShowAsked,
+)
+from ridgeline.server.dialects.ollama.request import (
+    chat_request,
+    prompt_request,
+    raw_request,
+    renamed,
+)
+from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, now
+from ridgeline.server.dialects.openai.documented import documented, errors_of
+from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.service import Service
+
+_TEXT = {"type": "string"}
+_ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": _TEXT}})
+_LINES = partial(documented, stream=answers.LINES, media=OllamaShape.stream_type)
+
+
+def add_ollama(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    _add_answers(app, service)
+    _add_vectors(app, service)
+    _add_models(app, service)
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    @app.post("/api/chat", responses=_ERRORS | _LINES(answers.ChatAnswered))
+    async def chat(body: ChatAsked, request: Request) -> Response:
+        """Answer a conversation, as Ollama does."""
+        service.check_open(body.model)
+        if not body.messages:
+            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+        try:
+            asked, prompt = await service.prompts.of_converted(partial(chat_request, body))
+            shape = partial(OllamaShape, is_chat=True)
+            return await service.reply(request, asked, [prompt], "messages", new_shape=shape)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    @app.post("/api/generate", responses=_ERRORS | _LINES(answers.GenerateAnswered))
+    async def generate(body: GenerateAsked, request: Request) -> Response:
+        """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
+        service.check_open(body.model)
+        if not body.prompt and not body.suffix:
+            return _loaded(body, {"response": ""})
+        shape = partial(OllamaShape, is_chat=False)
+        try:
+            if body.suffix:
+                middle = raw_request(body)
+                prompt = await service.prompts.of_middle(body.prompt, body.suffix)
+                return await service.reply(
+                    request, middle, [prompt], "prompt", is_middle=True, new_shape=shape
+                )
+            if body.raw or not service.text.can_chat:
+                text = raw_request(body)
+                prompt = await service.prompts.of_text(body.prompt)
+                return await service.reply(request, text, [prompt], "prompt", new_shape=shape)
+            asked = prompt_request(body)
+            prompt = await service.prompts.of_chat(asked)
+            return await service.reply(request, asked, [prompt], "prompt", new_shape=shape)
+        except ApiError as error:
+            raise renamed(error) from None
+
+
+def _add_vectors(app: FastAPI, service: Service) -> None:
+    @app.post("/api/embed", responses=_ERRORS | {200: {"model": answers.Embedded}})
+    async def embed(body: EmbedAsked, request: Request) -> Response:
+        """Return the vectors of texts, as Ollama does."""
+        service.check_open(body.model)
+
+        def answer(vectors: Vectors | None) -> dict[str, Any]:
+            values = vectors.values if vectors else []
+            prompt_ms = vectors.timings().get("time_to_first_token_ms", 0.0) if vectors else 0.0
+            return {
+                "model": body.model,
+                "embeddings": [shaped(vector, body.dimensions) for vector in values],
+                "total_duration": int(prompt_ms * NS_PER_MS),
+                "load_duration": 0,
+                "prompt_eval_count": vectors.usage()["prompt_tokens"] if vectors else 0,
+            }
+
+        check_dimensions(service, body.dimensions)
+        if not body.texts:
+            return JSONResponse(answer(None))
+        try:
+            return await vectors_of(service, request, body, body.texts, "input", answer)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    @app.post("/api/embeddings", responses=_ERRORS | {200: {"model": answers.EmbeddedOne}})
+    async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
+        """Return the vector of one text as the model makes it, as Ollama once did."""
+        service.check_open(body.model)
+
+        def answer(vectors: Vectors) -> dict[str, Any]:
+            return {"embedding": shaped(vectors.values[0], normalises=False)}
+
+        if not body.prompt:
+            return JSONResponse({"embedding": []})
+        return await vectors_of(service, request, body, [body.prompt], "prompt", answer)
+
+
+def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
+    """Answer a request for nothing, by which clients load a model or let it go."""
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    end = {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}
+    if not body.is_streamed:
+        return JSONResponse(end | answer)
+    return Response(json.dumps(end | answer) + "\n", media_type=OllamaShape.stream_type)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    summary, text = service.summary, service.text
+
+    @app.get("/api/tags", responses=_ERRORS | {200: {"model": answers.ModelList}})
+    async def tags() -> dict[str, Any]:
+        """List the one model, as Ollama does."""
+        return {"models": [models.entry(service.name, summary)]}
+
+    @app.get("/api/ps", responses=_ERRORS | {200: {"model": answers.LoadedList}})
+    async def ps() -> dict[str, Any]:
+        """List it as loaded."""
+        num_bytes = memory_of(os.getpid()).resident_bytes
+        one = models.loaded(service.name, summary, num_bytes, service.max_model_len, None)
+        return {"models": [one]}
+
+    @app.post("/api/show", responses=_ERRORS | {200: {"model": answers.Shown}})
+    async def show(body: ShowAsked) -> dict[str, Any]:
+        """Say what the model is and can."""
+        service.check_open(body.model)
+        can = {
+            "completion": text.has_head,
+            "embedding": not text.has_head,
+            "tools": text.can_chat,
+            "insert": text.fim is not None,
+        }
+        can["thinking"] = text.reasoning is not None
+        names = [name for name, has in can.items() if has]
+        template = text.chat_template.source if text.can_chat else "{{ .Prompt }}"
+        return models.shown(summary, template, text.generation_defaults, names)
+
+    @app.get("/api/version")
+    async def version() -> dict[str, str]:
+        """Say which version this is."""
+        return {"version": __version__}

@@ -1,0 +1,46 @@
+"""An assistant's message as OpenAI writes it, whole or in deltas, from what was read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from ridgeline.decoding.messages.calls import Piece
+
+_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
+
+
+def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Return a whole message. Its content is null if it has calls and no text."""
+    calls: list[dict[str, Any]] = []
+    texts = {"content": "", "reasoning": ""}
+    for kind, text in pieces:
+        if kind == "call":
+            calls.append(_call(text))
+        elif kind == "arguments":
+            calls[-1]["function"]["arguments"] += text
+        else:
+            texts[kind] += text
+    content = texts["content"] or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if texts["reasoning"]:
+        message["reasoning_content"] = texts["reasoning"]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def delta_of(piece: Piece, call: int) -> dict[str, Any]:
+    """Return the delta of one piece; ``call`` is the index of the latest call."""
+    kind, text = piece
+    if kind == "call":
+        return {"tool_calls": [{"index": call, **_call(text)}]}
+    if kind == "arguments":
+        return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+    return {_FIELDS[kind]: text}
+
+
+def _call(name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": ""}
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}

@@ -1,0 +1,378 @@
+"""What clients may ask: every field of OpenAI's requests, honoured or refused by name.
+
+Types and OpenAI's own limits are checked here, what depends on the model elsewhere. It computes
+nothing and renders no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Text
+from ridgeline.decoding.messages.tools import ToolUse
+from ridgeline.decoding.search import check_search
+from ridgeline.server.deadlines.field import Deadline
+from ridgeline.server.dialects.openai import samplers
+from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
+from ridgeline.server.dialects.openai.response_format import FIELDS
+from ridgeline.server.dialects.openai.tools import wanted_tools
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.request_model import Strict, contradiction, wrong
+
+NewText = Callable[[tuple[int, ...], SamplingParams], Text]
+
+_INT64 = 1 << 63
+_MAX_METADATA = 16
+_MAX_BIASES = 1 << 15
+_MAX_STOP_IDS = 1 << 12
+_MAX_STOP_CHARS = 1 << 10
+
+# Fields that other servers know and this one does not, yet: values that change nothing pass.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "priority": (0,),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+# Fields that mean the same to the engine.
+_PLAIN = (
+    *("best_of", "early_stopping", "length_penalty", "penalty_alpha", "use_beam_search"),
+    *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
+    *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
+)
+
+
+def _check_metadata(pairs: Any) -> Any:
+    """Drop nulls, and raise for too many pairs, before each of them is looked at."""
+    if not isinstance(pairs, dict):
+        return pairs
+    if len(pairs) > _MAX_METADATA:
+        raise ValueError(f"it has {len(pairs)} pairs, at most {_MAX_METADATA} are allowed")
+    return _without_nulls(pairs)
+
+
+def _check_biases(biases: Any) -> Any:
+    """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
+    if not isinstance(biases, dict):
+        return biases
+    if len(biases) > _MAX_BIASES:
+        raise ValueError(f"it has {len(biases)} tokens, at most {_MAX_BIASES} are allowed")
+    biases = _without_nulls(biases)
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ValueError(f"it has the key {key!r:.40}, keys are token ids")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
+    return biases
+
+
+def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in pairs.items() if value is not None}
+
+
+class StreamOptions(Strict):
+    """What a stream sends besides the answer."""
+
+    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+_StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
+
+
+class _Sampled(samplers.WithSamplers):
+    """The fields that both kinds of completion share."""
+
+    not_yet = _NOT_YET
+
+    model: str | None = None
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)] | None],
+            BeforeValidator(_check_biases),
+            Field(max_length=_MAX_BIASES),
+        ]
+        | None
+    ) = None
+    max_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    n: int | None = Field(None, ge=1, le=128)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stop: _StopString | Annotated[list[_StopString], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    # Written to the log and used for nothing else:
+    metadata: (
+        Annotated[
+            dict[str, str | None], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)
+        ]
+        | None
+    ) = None
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=64)
+    user: str | None = Field(None, max_length=256)
+    # What vLLM's users send as well:
+    ignore_eos: bool | None = None
+    include_timings: bool | None = None
+    deadline: Deadline | None = None  # ours alone
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS, fail_fast=True)] | None = (
+        None
+    )
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    # Samplers of llama.cpp and vLLM:
+    typical_p: samplers.Share | None = None
+    top_n_sigma: samplers.Sigmas | None = None
+    xtc_probability: samplers.Share | None = None
+    xtc_threshold: samplers.Share | None = None
+    dry_multiplier: samplers.Multiplier | None = None
+    dry_base: samplers.Base | None = None
+    dry_allowed_length: samplers.AllowedLength | None = None
+    dry_penalty_last_n: samplers.LastN | None = None
+    dry_sequence_breakers: samplers.Breakers | None = None
+    allowed_token_ids: samplers.TokenIds | None = None
+    bad_words: samplers.Words | None = None
+    # Answers that are chosen among others; OpenAI has the first in its older completions:
+    best_of: int | None = Field(None, ge=1, le=128)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-10, le=10)
+    early_stopping: bool | Literal["never"] | None = None
+    penalty_alpha: float | None = Field(None, ge=0, le=1)
+    # The form of the answer, under all names that clients use (``openai.response_format``):
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise contradiction("stream_options", "it needs stream: true")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with a chunk that counts tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether each chunk of the stream counts the tokens so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def form_fields(self) -> dict[str, Any]:
+        """What was said of the answer's form."""
+        names = (*FIELDS, "guided_whitespace_pattern")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def length_field(self) -> str:
+        """Where the request says how long an answer may be."""
+        return "max_tokens"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
+        return False
+
+    def watched(self, new_text: NewText) -> NewText:
+        """Return what makes the texts of answers, of what makes them without rules of their own."""
+        return new_text
+
+    def sampling(
+        self, default: Callable[..., SamplingParams], vocab_size: int, **overrides: Any
+    ) -> SamplingParams:
+        """Return the parameters for the engine: from ``overrides`` and here, else defaults.
+
+        Raises ApiError that names the field at fault.
+        """
+        values = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | overrides
+        values = {name: value for name, value in values.items() if value is not None}
+        values["max_tokens"] = overrides["max_tokens"]  # None means: to the model's length
+        if self.top_k is not None:
+            values["top_k"] = min(self.top_k, 1 << 31)  # more than any model has means all
+        if self.logit_bias:
+            values["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+        try:
+            params = default(**values)
+            params.validate_ids(vocab_size)
+            check_search(params, is_stream=bool(self.stream))
+        except ValueError as error:  # begins with the field's name
+            name, _, problem = str(error).partition(" ")
+            name = self.length_field if name == "max_tokens" else name
+            raise ApiError(400, f"{name} {problem}", param=name, code="invalid_value") from None
+        return params
+
+
+_KNOWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+_OF_CHAT = {name: void for name, void in _NOT_YET.items() if name not in _KNOWN}
+
+
+class ChatRequest(Rendering, _Sampled):
+    """POST /v1/chat/completions."""
+
+    not_yet = _OF_CHAT
+
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+
+    logprobs: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def length_field(self) -> str:
+        """Where the request says how long an answer may be."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def use(self) -> ToolUse | None:
+        """What may be called; raises ApiError."""
+        is_parallel = self.parallel_tool_calls is not False
+        tools = [one.tool for one in self.tools or ()]
+        return wanted_tools(tools, self.tool_choice, is_parallel)
+
+    def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
+        """Return the parameters for the engine; raises ApiError."""
+        longest = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(longest) > 1:
+            raise contradiction("max_tokens", "max_completion_tokens says something else")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise contradiction("top_logprobs", "it needs logprobs: true")
+        return self.sampling(
+            default,
+            vocab_size,
+            max_tokens=min(longest, default=None),  # type: ignore[type-var]
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+_Ids = Annotated[list[int], Field(fail_fast=True)]
+EACH = Field(fail_fast=True, max_length=1 << 14)  # more prompts would take too long to check
+
+
+def kind_of_prompt(prompt: Any) -> str:
+    """Return which kind a prompt is, by its first element, so that only that kind is validated."""
+    if not isinstance(prompt, list):
+        return "[text]"
+    first = prompt[0] if prompt else ""
+    if isinstance(first, str):
+        return "[texts]"
+    return "[lists of ids]" if isinstance(first, list) else "[ids]"
+
+
+TextOrIds = Annotated[
+    Annotated[str, Tag("[text]")]
+    | Annotated[list[str], EACH, Tag("[texts]")]
+    | Annotated[_Ids, Tag("[ids]")]
+    | Annotated[list[_Ids], EACH, Tag("[lists of ids]")],
+    Discriminator(kind_of_prompt),
+]
+
+
+class CompletionRequest(_Sampled):
+    """POST /v1/completions."""
+
+    not_yet = _NOT_YET | {"prediction": ()}
+
+    prompt: TextOrIds
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=5)
+    suffix: str | None = None  # empty: the answer just continues the prompt
+
+    @model_validator(mode="after")
+    def _echoes_no_middle(self) -> Self:
+        if self.suffix and self.echo:
+            raise contradiction("echo", "an answer in front of a suffix cannot be echoed")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, also where one stands alone."""
+        prompt: Any = self.prompt
+        alone = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        return [prompt] if alone else prompt
+
+    def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
+        """Return the parameters for the engine; raises ApiError.
+
+        The engine cannot generate zero tokens: it generates one, which the answer drops.
+        """
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise contradiction("echo", "use_beam_search excludes logprobs of the prompt")
+        return self.sampling(
+            default,
+            vocab_size,
+            max_tokens=max(1, max_tokens),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize of a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(Rendering):
+    """POST /tokenize of a conversation."""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+def _kind_of_text(body: Any) -> str:
+    """Return which kind of request to tokenise this is, also where it is one already."""
+    if isinstance(body, dict):
+        return "[text]" if body.get("messages") is None else "[chat]"
+    return "[chat]" if isinstance(body, Rendering) else "[text]"
+
+
+AnyTokenizeRequest = Annotated[
+    Annotated[TokenizeRequest, Tag("[text]")] | Annotated[TokenizeChatRequest, Tag("[chat]")],
+    Discriminator(_kind_of_text),
+]
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    tokens: list[int] = Field(fail_fast=True)
+    model: str | None = None

@@ -1,0 +1,289 @@
+"""Responses over ASGI: a stream's events as server-sent events or as one JSON document.
+
+A reply runs its stream, and ends it when the client is gone, reads nothing, or gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.core.records import RequestRecord
+from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.request_model import Strict
+from ridgeline.server.http.turns import Turns
+
+SSE = "text/event-stream; charset=utf-8"
+_JSON = {"content-type": "application/json"}
+_MANY_PROMPTS, _MANY_TOKENS = 8, 1 << 10  # an answer with more takes milliseconds to write
+_CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
+_CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
+
+
+class Shape(Protocol):
+    """How the objects of an answer are written.
+
+    Attributes:
+        stream_type: content type of a stream.
+    """
+
+    stream_type: str
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def chunk(self, choice: Choice) -> bytes:
+        """Return the new part of an answer as a server-sent event, or nothing."""
+
+    def ending(self) -> bytes:
+        """Return the server-sent events that end a stream."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the server-sent event of a stream that fails."""
+
+
+class Results(Protocol):
+    """What becomes of a stream: answers, or vectors.
+
+    Attributes:
+        promise: when it was promised to be there, if it was.
+        records: of the prompts that have ended.
+    """
+
+    promise: Promise | None
+    records: list[RequestRecord]
+
+    def take(self, event: StreamEvent) -> list[Choice]:
+        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+
+    @property
+    def finish_reasons(self) -> str:
+        """How it ended, each way once."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+
+    def timings(self) -> dict[str, Any]:
+        """Return the engine's times, nothing if nothing came."""
+
+
+class OpenAiShape:
+    """OpenAI's objects."""
+
+    stream_type = SSE
+
+    def __init__(
+        self,
+        answers: Answers,
+        body: ChatRequest | CompletionRequest,
+        request_id: str,
+        model: str,
+        fingerprint: str,
+    ) -> None:
+        """Write ``answers`` as ``body`` wants; the names stand in each object."""
+        self._answers, self._body = answers, body
+        names = {True: ("chatcmpl-", "chat.completion"), False: ("cmpl-", "text_completion")}
+        prefix, kind = names[isinstance(body, ChatRequest)]
+        if body.stream and isinstance(body, ChatRequest):
+            kind += ".chunk"
+        self._start: dict[str, Any] = {"id": prefix + request_id, "object": kind}
+        self._start |= {"created": int(time.time()), "model": model}
+        self._start["system_fingerprint"] = fingerprint
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        return self._closing(self._answers.whole())
+
+    def chunk(self, choice: Choice) -> bytes:
+        """Return the new part of an answer as a server-sent event."""
+        chunk: dict[str, Any] = {**self._start, "choices": [choice]}
+        if self._body.wants_continuous_usage:
+            chunk["usage"] = self._answers.usage()
+        elif self._body.wants_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def ending(self) -> bytes:
+        """Return the server-sent events that end a stream."""
+        last = b"data: [DONE]\n\n"
+        if self._body.wants_usage or self._body.include_timings:
+            last = event(self._closing([])) + last
+        return last
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the server-sent event of a stream that fails."""
+        return event(error.body())
+
+    def _closing(self, choices: list[Choice]) -> dict[str, Any]:
+        closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
+        if self._body.include_timings:
+            closing["metrics"] = self._answers.timings()
+        return closing
+
+
+class Reply(Response):
+    """The response to a completion, or to texts that become vectors."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        limits: Limits,
+        stream: Stream,
+        answers: Results,
+        body: Strict,
+        shape: Shape,
+        options: ServeOptions,
+        turns: Turns,
+        promising: Callable[[], Awaitable[Promise]] | None = None,
+        note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
+    ) -> None:
+        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
+
+        A long answer is written when its key has one of ``turns``.
+        ``promising`` waits until that is promised to be in time, and raises ApiError if it cannot
+        be; ``note_lengths`` is told how long the answers were.
+        """
+        super().__init__()
+        del self.headers["content-length"]  # of the body that is still to come
+        self._bridge, self._limits, self._stream = bridge, limits, stream
+        self._answers, self._body, self._shape = answers, body, shape
+        self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
+        self._turns, self._log_content, self._content = turns, options.log_content, b""
+        self._stall_timeout_s = options.stall_timeout
+        self._promising, self._note_lengths = promising, note_lengths
+        self.renamed: Callable[[ApiError], ApiError] = lambda error: error  # to its API's names
+        self._has_begun = False
+        self._is_streamed = bool(getattr(body, "stream", False))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises ApiError for a failure before the answer has begun."""
+        tenant, self._note = self._stream.tenant, scope["state"]["note"]
+        self._limits.take(tenant, sum(map(len, self._stream.prompts)))
+        watcher = asyncio.ensure_future(self._watch(receive))
+        try:
+            if self._promising is not None:
+                self._note["promise"] = "refused"
+                self._answers.promise = await self._promising()
+                if self._stream.is_over:
+                    raise ClientGone
+            self._bridge.submit(self._stream)
+            await (self._send_chunks(send) if self._is_streamed else self._send_whole(send))
+        except ClientGone:
+            self._note["finish"] = "abort"
+        except TimeoutError:  # no error event would reach it
+            self._note["finish"], self._note["error"] = "error", "the client reads too slowly"
+            scope["state"]["cut"]()
+            await watcher  # until the connection is gone: uvicorn takes it for a bug otherwise
+        except StreamError as error:
+            await self._fail(send, error)
+        finally:
+            watcher.cancel()
+            self._bridge.abandon(self._stream, ClientGone())
+            self._limits.charge(tenant, self._answers.num_tokens)
+            self._note_lengths(tenant, self._answers.records)
+            self._finish_note()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._bridge.abandon(self._stream, ClientGone())
+
+    async def _send_whole(self, send: Send) -> None:
+        while batch := await self._stream.events():
+            for one in batch:
+                for choice in self._answers.take(one):
+                    self._shape.chunk(choice)
+        num_prompts = len(self._stream.prompts)
+        is_long = num_prompts > _MANY_PROMPTS or self._num_tokens() > _MANY_TOKENS
+        data = await self._turns.run(self._whole) if is_long else self._whole()
+        await self._send(send, data, _JSON, more_body=False)
+
+    def _whole(self) -> bytes:
+        return _encode(self._shape.whole())
+
+    def _num_tokens(self) -> int:
+        return sum(map(len, self._stream.prompts)) + self._answers.num_tokens
+
+    async def _send_chunks(self, send: Send) -> None:
+        while batch := await self._stream.events():  # the first may be an error, before any header
+            frames: list[bytes] = []
+            try:
+                for one in batch:
+                    frames += map(self._shape.chunk, self._answers.take(one))
+            finally:
+                if frames:
+                    await self._send(send, b"".join(frames), self._of_stream)
+        await self._send(send, self._shape.ending(), self._of_stream, more_body=False)
+
+    async def _fail(self, send: Send, error: StreamError) -> None:
+        """Say what went wrong: with a status, or where the answer has begun as its last event.
+
+        No [DONE] follows: a stream that failed must not look complete.
+        """
+        self._note["finish"], self._note["error"] = "error", str(error)
+        headers = {"retry-after": "5"} if error.status == 503 else {}
+        code = "invalid_value" if error.status == 400 else "generation_failed"
+        shown = self.renamed(
+            ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
+        )
+        if not self._has_begun:
+            raise shown
+        await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)
+
+    async def _send(
+        self, send: Send, data: bytes, headers: dict[str, str], *, more_body: bool = True
+    ) -> None:
+        if self._log_content:
+            self._content += data
+        async with asyncio.timeout(self._stall_timeout_s):
+            if not self._has_begun:
+                self._has_begun = True
+                pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
+                pairs += self.raw_headers
+                if not more_body:
+                    pairs.append((b"content-length", str(len(data)).encode()))
+                await send({"type": "http.response.start", "status": 200, "headers": pairs})
+            await send({"type": "http.response.body", "body": data, "more_body": more_body})
+
+    def _finish_note(self) -> None:
+        self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))
+        self._note["cached_tokens"] = self._answers.num_cached
+        self._note["completion_tokens"] = self._answers.num_tokens
+        self._note.setdefault("finish", self._answers.finish_reasons)
+        timings = self._answers.timings()
+        for name in ("queue_time_ms", "time_to_first_token_ms"):
+            self._note[name] = round(timings[name], 1) if timings else None
+        if self._answers.promise is not None:
+            self._note["promise"] = self._answers.promise.outcome or "open"
+        for name in ("user", "safety_identifier", "prompt_cache_key", "metadata"):
+            self._note[name] = getattr(self._body, name, None)
+        if self._log_content:
+            asked = self._body.model_dump(include=_CONTENT, exclude_none=True)
+            self._note |= asked | {"response": self._content.decode()}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """Return an object as a server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

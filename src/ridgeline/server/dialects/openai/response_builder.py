@@ -1,0 +1,349 @@
+"""Answers in the making: events become the choices of OpenAI's objects.
+
+One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
+the logprobs of a token are written. It knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ridgeline.api.outputs import likeliest
+from ridgeline.api.text_side import TextSide
+from ridgeline.core.records import RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.step import (
+    MASKED_OUT,
+    RULED_OUT,
+    TOO_FEW,
+    Event,
+    FinishReason,
+    TokenLogprobs,
+)
+from ridgeline.decoding.messages.calls import Piece
+from ridgeline.decoding.messages.message import MessageForm, MessageReader
+from ridgeline.decoding.text import HeldEntries
+from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects.openai.message import delta_of, message_of
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.dialects.openai.tools import is_named
+from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+
+Choice = dict[str, Any]
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
+
+
+@dataclass
+class _Answer:
+    """One of the choices: the part of it that is known and not yet shown."""
+
+    index: int
+    reader: MessageReader | None = None  # of a message that may have more than text
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
+    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
+    num_tokens: int = 0
+    cumulative_logprob: float = 0.0  # if tokens are ranked
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    has_begun: bool = False  # a token came
+    has_role: bool = False  # a chunk of a chat named the role
+    num_reasoning: int = 0  # tokens
+    num_calls: int = 0  # shown
+    offset: int = 0  # characters of the tokens shown, for ``text_offset``
+    decode: Callable[[int], str] | None = None
+
+
+class Answers:
+    """The answers to one request."""
+
+    def __init__(
+        self,
+        text: TextSide,
+        body: ChatRequest | CompletionRequest,
+        stream: Stream,
+        form: MessageForm | None = None,
+    ) -> None:
+        """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
+        self._text, self._body, self._stream, self._form = text, body, stream, form
+        self.in_chunks = bool(body.stream)  # whether events give chunks
+        self._is_chat = isinstance(body, ChatRequest)
+        self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
+        self._with_logprobs = stream.params.logprobs is not None
+        self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
+        self._reasons = form is not None and form.reasoning is not None
+        self._answers = [
+            _Answer(i, MessageReader(form) if form else None)
+            for i in range(stream.params.num_answers * len(stream.prompts))
+        ]
+        self._requests: dict[int, Request] = {}  # by prompt
+        self.records: list[RequestRecord] = []
+        self.promise: Promise | None = None
+
+    def take(self, event: StreamEvent) -> list[Choice]:
+        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+        index, payload = event
+        if isinstance(payload, Request):
+            self._requests[index] = payload
+            return []
+        if isinstance(payload, RequestRecord):
+            self.records.append(payload)
+            return []
+        if payload.finish_reason is FinishReason.ERROR:
+            status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
+            param = self._stream.form_param if payload.error == MASKED_OUT else None
+            raise StreamError(payload.error or "the model failed on this request", status, param)
+        answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
+        if self._echo and not answer.has_begun:
+            self._add_prompt(answer, index)
+        answer.has_begun = True
+        self._add_event(answer, payload, index)
+        return self._chunks(answer) if self.in_chunks else []
+
+    def _chunks(self, answer: _Answer) -> list[Choice]:
+        """Return the new part of a streamed answer, its end apart from its text.
+
+        Clients may stop reading at ``finish_reason``, so no text may come with it.
+        """
+        has_news = bool(answer.pieces or answer.logprobs)
+        chunks = []
+        if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
+            answer.has_role = True
+            delta = {"role": "assistant", "content": ""}
+            chunks.append(self._choice(answer, {"delta": delta}, None))
+        if has_news:
+            chunks += self._news(answer)
+        if answer.finish_reason:
+            form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
+            chunks.append(self._ended(answer, self._choice(answer, form, None)))
+        return chunks
+
+    def _add_event(self, answer: _Answer, event: Event, prompt: int) -> None:
+        answer.finish_reason = event.finish_reason and event.finish_reason.value
+        if self._body.max_tokens == 0:  # the engine had to generate one: it is not shown
+            answer.finish_reason = answer.finish_reason and "length"
+            return
+        answer.stop_reason = event.stop_reason
+        answer.num_tokens += event.token is not None
+        self._add_text(answer, event)
+        if event.logprobs:
+            answer.cumulative_logprob += event.logprobs.logprob
+        if self._with_logprobs:
+            self._add_logprobs(answer, event, prompt)
+
+    def _add_text(self, answer: _Answer, event: Event) -> None:
+        if answer.reader is None:
+            answer.pieces += [Piece("content", event.text)] if event.text else []
+            return
+        was_reasoning = answer.reader.is_reasoning
+        answer.pieces += answer.reader.feed(event.text)
+        is_reasoning = was_reasoning or answer.reader.is_reasoning
+        answer.num_reasoning += event.token is not None and is_reasoning
+        if event.finish_reason:
+            answer.pieces += answer.reader.finish()
+
+    def _add_logprobs(self, answer: _Answer, event: Event, prompt: int) -> None:
+        """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
+        if answer.held is None:
+            params = replace(self._stream.params, stop=())
+            ids = self._stream.prompts[prompt]
+            answer.held = HeldEntries(self._text.new_text(ids, params, self._form))
+        if event.logprobs:
+            answer.held.feed(event.logprobs.token, event.logprobs)
+        num_unread = answer.reader.num_held if answer.reader else 0
+        is_over = event.finish_reason is not None
+        answer.logprobs += answer.held.take(len(event.text), num_unread, is_over=is_over)
+
+    def _add_prompt(self, answer: _Answer, index: int) -> None:
+        prompt = self._stream.prompts[index]
+        answer.pieces.append(Piece("content", self._text.tokenizer.decode(prompt)))
+        if self._with_logprobs:
+            prompt_logprobs = self._requests[index].prompt_logprobs
+            answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
+
+    def whole(self) -> list[Choice]:
+        """Return all choices, with everything that has not been shown.
+
+        Of more than ``n`` answers to a prompt these are the likeliest per token, best first.
+        """
+        params, answers = self._stream.params, self._answers
+        if params.num_answers > params.n:
+            groups = zip(*[iter(answers)] * params.num_answers, strict=True)
+            best = [[group[i] for i in likeliest(_means(group), params.n)] for group in groups]
+            answers = [answer for group in best for answer in group]
+            for index, answer in enumerate(answers):
+                answer.index = index
+        return [self._ended(answer, self._shown(answer)) for answer in answers]
+
+    def _shown(self, answer: _Answer) -> Choice:
+        """Return a choice with its new part, which then counts as shown."""
+        pieces, logprobs = answer.pieces, self._logprobs(answer)
+        answer.pieces, answer.logprobs = [], []
+        form: Choice = {"text": "".join(text for _, text in pieces)}
+        if self._is_chat:
+            form = {"message": message_of(pieces)}
+            answer.num_calls += sum(kind == "call" for kind, _ in pieces)
+        return self._choice(answer, form, logprobs)
+
+    def _news(self, answer: _Answer) -> list[Choice]:
+        """Return the new parts of a streamed answer, which then count as shown."""
+        if not self._is_chat:
+            return [self._shown(answer)]
+        deltas = []
+        for piece in answer.pieces:
+            answer.num_calls += piece.kind == "call"
+            deltas.append(delta_of(piece, answer.num_calls - 1))
+        logprobs = self._logprobs(answer)
+        answer.pieces, answer.logprobs = [], []
+        first, *later = deltas or [{}]
+        return [
+            self._choice(answer, {"delta": first}, logprobs),
+            *(self._choice(answer, {"delta": delta}, None) for delta in later),
+        ]
+
+    @staticmethod
+    def _choice(answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
+        return {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+
+    def _ended(self, answer: _Answer, choice: Choice) -> Choice:
+        """Return a choice that also says how the answer ended."""
+        calls = answer.num_calls and answer.finish_reason == "stop" and not self._is_named
+        choice["finish_reason"] = "tool_calls" if calls else answer.finish_reason
+        if answer.stop_reason is not None:
+            choice["stop_reason"] = answer.stop_reason
+        return choice
+
+    # --- logprobs ------------------------------------------------------------------------------
+
+    def _logprobs(self, answer: _Answer) -> Choice | None:
+        if not self._with_logprobs:
+            return None
+        if not self._is_chat:
+            return self._completion_logprobs(answer)
+        content = []
+        for entry in answer.logprobs:
+            assert isinstance(entry, TokenLogprobs)  # only an echo has bare tokens
+            top = [self._chat_logprob(*ranked) for ranked in entry.top]
+            content.append({**self._chat_logprob(entry.token, entry.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._text.tokenizer.token_bytes(token))
+        logprob = max(logprob, _LOWEST_LOGPROB)
+        return {"token": self._text.spell(token), "logprob": logprob, "bytes": data}
+
+    def _completion_logprobs(self, answer: _Answer) -> Choice:
+        """Return four parallel lists; offsets count the characters of all tokens before."""
+        answer.decode = answer.decode or self._text.tokenizer.new_decoder()
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        out: dict[str, list[Any]] = {name: [] for name in names}
+        for entry in answer.logprobs:
+            token = entry if isinstance(entry, int) else entry.token
+            name, end = self._name(token), answer.offset + len(answer.decode(token))
+            out["tokens"].append(name)  # before it may come the remains of a broken character
+            out["text_offset"].append(max(answer.offset, end - len(name)))
+            answer.offset = end
+            if isinstance(entry, int):
+                out["token_logprobs"].append(None)
+                out["top_logprobs"].append(None)
+                continue
+            ranked = ((token, entry.logprob), *entry.top)
+            tops = {
+                self._name(top_token): max(logprob, _LOWEST_LOGPROB)
+                for top_token, logprob in ranked
+            }
+            out["token_logprobs"].append(max(entry.logprob, _LOWEST_LOGPROB))
+            out["top_logprobs"].append(tops)
+        return out
+
+    def _name(self, token: int) -> str:
+        data = self._text.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # a part of a character, spelled as OpenAI does
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    # --- numbers -------------------------------------------------------------------------------
+
+    @property
+    def finish_reasons(self) -> str:
+        """How the answers ended, each way once."""
+        return "+".join(sorted({a.finish_reason for a in self._answers if a.finish_reason}))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated, but for one that only the engine needed."""
+        return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens of reasoning among them."""
+        return sum(answer.num_reasoning for answer in self._answers)
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return sum(r.num_cached_tokens for r in self._requests.values())
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's count of tokens; a prompt counts once, however many its answers.
+
+        All answers that were drawn count, of ``best_of`` also those not shown. Of a beam search the
+        answers count, not the beams.
+        """
+        prompt, generated = sum(map(len, self._stream.prompts)), self.num_tokens
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+        if details := self._details():
+            usage["completion_tokens_details"] = details
+        return usage
+
+    def _details(self) -> dict[str, int]:
+        details = {}
+        if self._reasons:
+            details["reasoning_tokens"] = self.num_reasoning
+        if self._stream.prediction:
+            right = sum(r.num_accepted_tokens for r in self._requests.values())
+            made = sum(r.num_draft_tokens for r in self._requests.values())
+            details["accepted_prediction_tokens"] = right
+            details["rejected_prediction_tokens"] = made - right
+        return details
+
+    def timings(self) -> dict[str, Any]:
+        """Return the engine's times, nothing if no token came.
+
+        Of several prompts: until the last began, until the first token of any, until all ended.
+        """
+        firsts = [r.first_token_s for r in self.records if r.first_token_s is not None]
+        starts = [r.scheduled_s for r in self.records if r.scheduled_s is not None]
+        if not firsts or not starts:
+            return {}
+        arrival_s, end_s = self._stream.arrival_s, max(r.finish_s for r in self.records)
+        generation_s = end_s - min(firsts)
+        num_gaps = max(max(r.num_generated) for r in self.records) - 1
+        num_generated = sum(sum(r.num_generated) for r in self.records)
+        promise = {"promise": self.promise.timings()} if self.promise else {}
+        return promise | {
+            "queue_time_ms": 1e3 * (max(starts) - arrival_s),
+            "time_to_first_token_ms": 1e3 * (min(firsts) - arrival_s),
+            "generation_time_ms": 1e3 * generation_s,
+            "mean_itl_ms": 1e3 * generation_s / num_gaps if num_gaps > 0 else None,
+            "tokens_per_second": num_generated / (end_s - min(starts)),
+            "cached_tokens": self.num_cached,
+            "num_preemptions": sum(r.num_preemptions for r in self.records),
+            "speculative_decoding": {
+                name: sum(getattr(r, name) for r in self.records)
+                for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            },
+        }
+
+
+def _means(answers: Iterable[_Answer]) -> list[float]:
+    """Return the mean log-probability of each answer's tokens."""
+    return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

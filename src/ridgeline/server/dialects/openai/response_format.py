@@ -1,0 +1,99 @@
+"""The form that a client wants an answer to have, under each of the names that clients use.
+
+OpenAI's ``response_format``, vLLM's ``structured_outputs`` and the ``guided_`` fields before it,
+llama.cpp's ``grammar`` and ``json_schema``. One kind of constraint for a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from ridgeline.core.structured import KINDS, StructuredOutputsParams
+from ridgeline.server.http.errors import ApiError
+
+_NAMES = {
+    "guided_json": "json", "guided_json_object": "json_object", "guided_regex": "regex",
+    "guided_choice": "choice", "guided_grammar": "grammar", "grammar": "grammar",
+    "json_schema": "json",
+}  # fmt: skip
+FIELDS = ("response_format", "structured_outputs", *_NAMES)
+_SCHEMA_KEYS = ("name", "description", "schema", "strict")
+_KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
+
+
+class Form(NamedTuple):
+    """What was asked for, and which field says so."""
+
+    structured_outputs: StructuredOutputsParams
+    param: str
+
+
+def wanted_form(form_fields: dict[str, Any]) -> Form | None:
+    """Return the form that a request's fields ask for, if they do.
+
+    Args:
+        form_fields: those of ``FIELDS`` that a request sets, and ``guided_whitespace_pattern``.
+
+    Raises ApiError, which names the field, for what is not understood and for more than one form.
+    """
+    forms = list(_forms_in(form_fields))
+    if not forms:
+        return None
+    (param, values), *others = forms
+    if others:
+        raise _bad(others[0][0], f"{param} asks for another form already: leave one of them out")
+    try:
+        return Form(StructuredOutputsParams(**values), param)
+    except ValueError as error:
+        raise _bad(param.split(".")[0], str(error)) from None
+
+
+def _forms_in(form_fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each form that is asked for: the field that says so, and its values."""
+    if (form := form_fields.get("response_format")) is not None:
+        yield from _of_openai(form)
+    if (form := form_fields.get("structured_outputs")) is not None:
+        for key in form:
+            if key not in _KEYS:
+                raise _bad(f"structured_outputs.{key}", f"it is not one of {', '.join(_KEYS)}")
+        values = {key: value for key, value in form.items() if value is not None}
+        kinds = [kind for kind in KINDS if kind in values]
+        yield f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs", values
+    pattern = form_fields.get("guided_whitespace_pattern")
+    for name, kind in _NAMES.items():
+        if (value := form_fields.get(name)) is not None and value is not False:
+            spaced = {"whitespace_pattern": pattern} if pattern is not None else {}
+            yield name, {kind: value, **spaced}
+
+
+def _of_openai(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what ``response_format`` asks for, if it is not plain text."""
+    kind, schema = form.get("type"), form.get("json_schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise _bad("response_format.type", "it must be text, json_object or json_schema")
+    for key in form:
+        if key not in ("type", *(["json_schema"] if kind == "json_schema" else [])):
+            raise _bad(f"response_format.{key}", f"it is not a field of type {kind}")
+    if kind == "json_object":
+        yield "response_format", {"json_object": True}
+    if kind != "json_schema":
+        return
+    where = "response_format.json_schema"
+    if not isinstance(schema, dict):
+        raise _bad(where, "it must be an object with name and schema")
+    for key in schema:
+        if key not in _SCHEMA_KEYS:
+            raise _bad(f"{where}.{key}", f"it is not one of {', '.join(_SCHEMA_KEYS)}")
+    if not isinstance(schema.get("name"), str):
+        raise _bad(f"{where}.name", "it must be text")
+    if not isinstance(schema.get("strict"), bool | None):
+        raise _bad(f"{where}.strict", "it must be true or false")
+    if not isinstance(schema.get("schema"), dict | bool):
+        raise _bad(f"{where}.schema", "it must be a JSON schema")
+    yield f"{where}.schema", {"json": schema["schema"]}
+
+
+def _bad(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param} is wrong: {why}", param=param, code="invalid_value")

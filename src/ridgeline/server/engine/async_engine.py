@@ -1,0 +1,389 @@
+"""Between asyncio and the engine: one thread runs the engine, streams carry its events to the loop.
+
+All streams' events of one step wake the loop once; an idle engine sleeps on a condition. Requests
+wait here, in fair order, until the engine could start them, so that its own queue stays short.
+Those with a promise enter at once; while there are any, others enter only as they are permitted,
+or where they have less than their share of the engine.
+The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
+engine until the reader has caught up.
+Whatever fails here ends requests with an error, never the thread; should that end or hang all the
+same, ``trouble`` says so at once, and nobody waits for it.
+This module knows nothing of HTTP and text: token ids go in, events come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+
+from ridgeline.core.engine import Engine
+from ridgeline.core.records import Record, RequestRecord
+from ridgeline.core.request import Request
+from ridgeline.core.scheduling.admission import Admission
+from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.step import Event
+from ridgeline.server.engine.bisect_faults import ContainedRunner, StepLost
+from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+
+_log = logging.getLogger("ridgeline.server")
+_WATCH_S = 0.5  # between two looks whether the thread is well
+
+
+class Bridge:
+    """Runs an engine in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take over ``engine``: after ``start`` only this thread may touch it."""
+        self.engine = engine
+        self.listeners = engine.listeners  # called in the engine's thread
+        self.error: str | None = None  # why the engine stopped for good
+        self.step_began_s: float | None = None  # while a step is under way
+        self.step_timeout_s = inf  # after which a step hangs
+        self._turn_began_s: float | None = None  # a turn is a step and all around it
+        self.before_step: Callable[[], object] | None = None  # called in the engine's thread
+        self.on_submit: Callable[[Stream], None] = lambda stream: None  # on the loop
+        engine.runner = ContainedRunner(engine.runner, self._note_failure)
+        self.listeners.append(self._note_end)
+        self._wake = threading.Condition()
+        self._queue: Admission[tuple[Stream, int]] = Admission()
+        self._promised: list[Stream] = []
+        self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
+        self._gone: list[Stream] = []
+        self._pauses: dict[Stream, bool] = {}  # whether it is to be paused from now on
+        self._callbacks: list[Callable[[], None]] = []
+        self._stopping = False
+        self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
+        self._held: Counter[Stream] = Counter()  # sequences in the engine
+        self._unseen: dict[int, Request] = {}  # of which no event was sent yet
+        self._closed: list[RequestRecord] = []
+        self._streams: set[Stream] = set()  # on the loop's side
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- the loop's side -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; to be called on the loop that streams live on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._watch()
+
+    def trouble(self) -> str | None:
+        """Return why the engine takes no requests now, if so."""
+        if self.error:
+            return self.error
+        if self._thread.ident and not self._thread.is_alive() and not self._stopping:
+            return "the engine has stopped: its thread has ended"
+        began_s = self._turn_began_s
+        if began_s and time.monotonic() - began_s > self.step_timeout_s:
+            return f"a step has taken more than {self.step_timeout_s:g} s"
+        return None
+
+    def _watch(self) -> None:
+        """Let nobody wait for an engine that has stopped, or hangs."""
+        if self._streams and (why := self.trouble()):
+            self.abandon_all(StreamError(why, 503))
+        if not self._stopping:
+            self._loop.call_later(_WATCH_S, self._watch)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are not over."""
+        return len(self._streams)
+
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait before the engine."""
+        return len(self._queue)
+
+    def submit(self, stream: Stream) -> None:
+        """Queue all prompts of a stream. Raises StreamError if the engine takes none."""
+        if why := "the server is stopping" if self._stopping else self.trouble():
+            raise StreamError(why, 503)
+        self._streams.add(stream)
+        with self._wake:
+            if stream.due_s < inf:
+                self._promised.append(stream)
+            else:
+                prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
+                self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
+            self._wake.notify()
+        self.on_submit(stream)
+
+    def abandon(self, stream: Stream, why: Exception) -> None:
+        """End a stream before its time; its requests end before the next step."""
+        if not stream.is_over:
+            stream.end(why)
+            with self._wake:
+                self._gone.append(stream)
+                self._wake.notify()
+        self._streams.discard(stream)
+
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called in the engine's thread, where it may read the engine.
+
+        A stream that was submitted before waits or is in the engine by then, unless it is over.
+        """
+        with self._wake:
+            self._callbacks.append(callback)
+            self._wake.notify()
+
+    def permit(self, num_prompts: float) -> None:
+        """Let this many prompts of the queue enter from now on; inf lets all."""
+        with self._wake:
+            self._num_permitted = num_prompts
+            self._wake.notify()
+
+    def abandon_all(self, why: StreamError) -> None:
+        """End every stream."""
+        for stream in list(self._streams):
+            self.abandon(stream, why)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop the thread after the step under way; return whether it has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _deliver(self, batch: list[tuple[Stream, list[StreamEvent]]]) -> None:
+        for stream, events in batch:
+            try:
+                is_behind = not stream.deliver(events)
+            except (
+                Exception
+            ):  # what is told of its end failed: the others' events are still to come
+                _log.exception("a stream failed")
+                self.abandon(stream, StreamError("the answer failed; the server's log says more"))
+                continue
+            if is_behind:
+                stream.resume = functools.partial(self._pause, stream, False)
+                self._pause(stream, True)
+
+    def _pause(self, stream: Stream, is_paused: bool) -> None:
+        """Pause a stream's requests before the next step, or let them go on."""
+        with self._wake:
+            self._pauses[stream] = is_paused
+            self._wake.notify()
+
+    # --- the engine's side ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = self._turn()
+            except BaseException:  # panics of compiled libraries are no Exceptions
+                _log.exception("the engine failed; all its requests end")
+                goes_on = self._clear()
+            self._turn_began_s = None
+
+    def _turn(self) -> bool:
+        """Wait until something is to be done, and do it; return False at the end."""
+        with self._wake:
+            self._wake.wait_for(self._is_wanted)
+            if self._stopping:
+                return False
+            self._turn_began_s = time.monotonic()
+            arrivals = self._arrivals()
+            gone, self._gone = self._gone, []
+            pauses, self._pauses = self._pauses, {}
+            callbacks, self._callbacks = self._callbacks, []
+            # Now: who comes from here on was not seen. Who is held back is not waited for.
+            num_outside = int(min(len(self._queue), self._num_permitted))
+        try:
+            num_outside = self._enter(gone, arrivals, pauses, num_outside)
+        finally:  # each is waited for
+            for callback in callbacks:
+                self._call_back(callback)
+        self._step(num_outside)
+        return True
+
+    @staticmethod
+    def _call_back(callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except BaseException:
+            _log.exception("a look at the engine failed")
+
+    def _is_wanted(self) -> bool:
+        asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
+        return bool(asked or self._promised) or self.engine.has_work()
+
+    def _arrivals(self) -> list[tuple[Stream, int]]:
+        """Return who enters now: those with a promise, else as many as there is room for.
+
+        Who has less than its share of the engine has room beside promises to others.
+        """
+        room, promised = self.engine.scheduler.room(), self._promised
+        if promised:
+            self._promised, room = [], room._replace(num_seqs=0)
+            for stream in promised:
+                self._queue.charge(stream.tenant, sum(map(len, stream.prompts)))
+        elif self._num_permitted < inf and self.engine.has_work():  # else none is held up
+            room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
+        taken = self._queue.take(room, held=lambda item: self._held[item[0]])
+        self._num_permitted = max(0, self._num_permitted - len(taken))
+        return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
+
+    def entered(self) -> dict[int, tuple[Stream, int]]:
+        """Return whose each of the engine's requests is, and which of its prompts.
+
+        Call this, and ``waiting``, in the engine's thread alone.
+        """
+        return self._owners
+
+    def waiting(self) -> list[tuple[Stream, int]]:
+        """Return which prompts wait before the engine, in the order in which they came."""
+        with self._wake:
+            return list(self._queue)
+
+    def _enter(
+        self,
+        gone: list[Stream],
+        arrivals: list[tuple[Stream, int]],
+        pauses: dict[Stream, bool],
+        num_outside: int,
+    ) -> int:
+        """Bring the engine up to date; return how many are left outside."""
+        if gone:
+            with self._wake:
+                left = self._queue.remove(lambda item: item[0].is_over)
+            arrivals += left
+            num_outside = max(0, num_outside - len(left))
+        for stream, index in arrivals:
+            self._add(stream, index)
+        if gone:
+            for request_id, (stream, _) in list(self._owners.items()):
+                if stream.is_over:
+                    self.engine.abort(request_id)
+        if pauses:
+            for request_id, (stream, _) in self._owners.items():
+                if stream in pauses:
+                    (self.engine.pause if pauses[stream] else self.engine.resume)(request_id)
+        return num_outside
+
+    def _step(self, num_outside: int) -> None:
+        """Run a step, if there is work for one, and hand out its events."""
+        events: list[Event] = []
+        if self.engine.has_work():
+            is_read = any(stream.is_read for stream, _ in self._owners.values())
+            if (before_step := self.before_step) is not None:
+                before_step()
+            self.step_began_s = time.monotonic()
+            try:
+                events = self.engine.step(Load(num_outside, is_read))
+            except StepLost as lost:  # the engine has taken it back, and goes on from there
+                self._note_failure(lost.__cause__ or lost)
+            self.step_began_s = None
+        self._send(events)
+        if not self.engine.has_work():
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self.engine.check()
+        except AssertionError:  # a leak must be known, but is no reason to refuse requests
+            _log.exception("the engine's own check fails")
+
+    def _add(self, stream: Stream, index: int) -> None:
+        prompt, params = stream.prompts[index], stream.params
+        try:
+            request_id = self.engine.add(
+                prompt,
+                params,
+                new_text=lambda: stream.new_text(prompt, params),
+                arrival_s=stream.arrival_s,
+                name=stream.name,
+                cache_root=stream.cache_root,
+                adapter=stream.adapter,
+                prediction=stream.prediction,
+                owner=stream.tenant,
+                new_constraint=stream.new_constraint,
+                token_rules=stream.token_rules,
+                due_s=stream.due_s,
+            )
+        except ValueError as error:  # it can never run
+            name = str(error).split(" ")[0]
+            param = name if hasattr(params, name) else None
+            self.call(self.abandon, stream, StreamError(str(error), 400, param))
+            return
+        except BaseException:  # such as no memory for its text: the engine knows nothing of it
+            _log.exception("a request cannot enter the engine")
+            why = StreamError("the request failed; the server's log says more")
+            self.call(self.abandon, stream, why)
+            return
+        self._held[stream] += params.num_seqs
+        self._owners[request_id] = stream, index
+        self._unseen[request_id] = self.engine.requests[request_id]
+
+    def _send(self, events: list[Event]) -> None:
+        """Hand a step's events to the loop, all at once."""
+        batch: dict[Stream, list[StreamEvent]] = {}
+        for event in events:
+            request_id = event.seq_id[0]
+            stream, index = self._owners[request_id]
+            of_stream = batch.setdefault(stream, [])
+            if request_id in self._unseen:
+                of_stream.append((index, self._unseen.pop(request_id)))
+            of_stream.append((index, event))
+            if event.token is not None:
+                self._queue.charge(stream.tenant, 1)
+        closed, self._closed = self._closed, []
+        for record in closed:
+            stream, index = self._owners.pop(record.request_id)
+            if stream.params.searches:  # of the beams that were not chosen nobody hears
+                num_all = stream.params.num_seqs * max(record.num_generated)
+                self._queue.charge(stream.tenant, num_all - sum(record.num_generated))
+            self._held[stream] -= stream.params.num_seqs
+            if not self._held[stream]:
+                del self._held[stream]
+            self._unseen.pop(record.request_id, None)
+            batch.setdefault(stream, []).append((index, record))
+        if batch:
+            self.call(self._deliver, list(batch.items()))
+
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have ``function`` called on the loop."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: there are no listeners left
+            _log.debug("an event after the end")
+
+    def _clear(self) -> bool:
+        """After a fault in the engine itself: end everything; return whether it may go on."""
+        self.step_began_s = None
+        try:
+            with self._wake:
+                self._queue.remove(lambda _: True)
+                self._promised.clear()
+            for request_id in list(self.engine.requests):
+                self.engine.abort(request_id)
+            self.engine.check()
+        except BaseException as error:
+            _log.exception("the engine cannot go on")
+            self.error = f"the engine has stopped: {type(error).__name__}"
+        self._owners.clear()
+        self._held.clear()
+        self._unseen.clear()
+        self._closed.clear()
+        self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
+        return self.error is None
+
+    def tenant_of(self, request_id: int) -> str:
+        """Return whose request this is; for listeners, and until the step that ends it is over."""
+        owner = self._owners.get(request_id)
+        return owner[0].tenant if owner else ""
+
+    def _note_end(self, record: Record) -> None:
+        if isinstance(record, RequestRecord):
+            self._closed.append(record)
+
+    def _note_failure(self, error: BaseException) -> None:
+        _log.error("the backend failed", exc_info=error)

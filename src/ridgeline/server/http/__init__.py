@@ -1,0 +1,1 @@
+"""What every request passes, whatever it asks: sockets, keys, limits, bodies, errors, the log."""

@@ -1,0 +1,46 @@
+"""All errors of an application, in the form of the API that the path belongs to."""
+
+from __future__ import annotations
+
+import difflib
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ridgeline.server.http.errors import ApiError, body_at
+
+_STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+
+
+def add_errors(app: FastAPI) -> None:
+    """Let an application answer all errors in the form of the API that the path belongs to."""
+
+    async def api(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        request.scope["state"]["note"].setdefault("error", str(error))
+        shown = body_at(request.url.path, error, request.state.request_id)
+        return JSONResponse(shown, error.status, error.headers)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:80]
+        text = f"{request.method} {path!r}: {error.detail}"
+        headers = dict(error.headers or {})
+        if error.status_code == 404:
+            shown = [one for one in app.routes if getattr(one, "include_in_schema", True)]
+            known = [getattr(route, "path", "") for route in shown]
+            near = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+            text += f"; did you mean {near[0]}?" if near else ""
+        if "GET" in headers.get("Allow", ""):
+            headers["Allow"] = "GET, HEAD"  # the gate makes one the other
+        code = _STATUS.get(error.status_code)
+        return await api(request, ApiError(error.status_code, text, code=code, headers=headers))
+
+    async def bug(request: Request, error: Exception) -> Response:
+        return await api(request, ApiError(500, "something went wrong; the server's log says what"))
+
+    app.exception_handler(Exception)(bug)  # the gate logs it
+    app.exception_handler(ApiError)(api)
+    app.exception_handler(HTTPException)(http)

@@ -1,0 +1,157 @@
+"""Errors as OpenAI's, Anthropic's and Ollama's clients expect them. It knows nothing of engines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_CODES = {  # where the raising code gives none
+    400: "invalid_request",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "head_too_large",
+    500: "internal_error",
+}
+_NAMED = (
+    "unknown_parameter",
+    "unsupported_parameter",
+    "invalid_value",
+)  # ``server.dialects.openai.protocol``'s own
+
+_SUBJECT = re.compile("^(Input|String|List|Dictionary) should")
+_OF_NAMES = ("literal_error", "string_pattern_mismatch")  # problems of what is no free text
+_MOST_SHOWN = 64  # characters
+_LONG_VALUES = re.compile(
+    r"""(?<!\w)(?:'([^']{80})[^']+'|"([^"]{80})[^"]+")(?!\w)|(?<!\S)(\S{80})\S{120,}"""
+)
+_MOST_LETTERS = 1000  # of a message
+
+
+def shortened(message: str) -> str:
+    """Return a message without the rest of values that are longer than about 80 letters.
+
+    Such values come from requests, and each would stand in the answer and in the log.
+    """
+    message = _LONG_VALUES.sub(_begin, _ends(message, 100 * _MOST_LETTERS))
+    return _ends(message, _MOST_LETTERS)
+
+
+def _begin(value: re.Match[str]) -> str:
+    quote = "" if value[3] else value[0][0]
+    return f"{quote}{value[1] or value[2] or value[3]}...{quote}"
+
+
+def _ends(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
+class ApiError(Exception):
+    """Ends a request with a status and an error object; its words go to the client, shortened."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(shortened(message))
+        self.status = status
+        self.param = param and shortened(param)
+        self.code = code or _CODES.get(status)
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, kind)
+        fields = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
+
+    def encode(self) -> bytes:
+        """Return the error object as JSON."""
+        return json.dumps(self.body()).encode()
+
+
+def renamed(error: ApiError, pattern: re.Pattern[str], names: Mapping[str, str]) -> ApiError:
+    """Return an error with other names of fields, for an API that is made of another one.
+
+    ``pattern`` finds the names, and whatever must stay as it is.
+    """
+
+    def rename(text: str) -> str:
+        return pattern.sub(lambda match: names.get(match[0], match[0]), text)
+
+    param = error.param and rename(error.param)
+    return ApiError(
+        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
+    )
+
+
+def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error as Anthropic writes it."""
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": str(error)}
+    return {"type": "error", "error": fields, "request_id": request_id}
+
+
+def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error in the form of the API that ``path`` belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(error, request_id)
+    if path.startswith("/api/"):
+        return {"error": str(error)}
+    return error.body()
+
+
+def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Turn pydantic's list of problems into one error about the deepest of them.
+
+    A value of the wrong type counts less: a list that is too long is no text either.
+    """
+    problem = max(problems, key=lambda one: (len(_path(one)), not one["type"].endswith("_type")))
+    path = _path(problem)
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in path)[1:]
+    if problem["type"] == "missing":
+        return ApiError(400, f"{param} is missing", param=param, code="missing_parameter")
+    if problem["type"] in _NAMED:
+        code, text = problem["type"], f"{param} {problem['msg']}"
+        return ApiError(400, text, param=param, code=code)
+    text = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    text = _SUBJECT.sub("it must", text)
+    value = _shown(problem) or "wrong"
+    return ApiError(400, f"{param} is {value}: {text}", param=param, code="invalid_value")
+
+
+def _shown(problem: Mapping[str, Any]) -> str:
+    """Return the value at fault if it can be no part of a prompt, which logs must not have."""
+    value = problem.get("input")
+    is_name = isinstance(value, str) and problem["type"] in _OF_NAMES and len(value) <= _MOST_SHOWN
+    is_number = isinstance(value, bool | int | float) and abs(value) < 1e18  # else long to read
+    return json.dumps(value) if is_name or is_number else ""
+
+
+def _path(problem: Mapping[str, Any]) -> list[str | int]:
+    """Return where in the body something is, without the names of a union's members.
+
+    A problem that ``openai.protocol`` raised names in its context the field that it is about.
+    """
+    types = {"str", "int", "bool", "float"}
+    steps = [s for s in problem["loc"] if s not in types and not {"[", "-"} & set(str(s))]
+    if field := problem.get("ctx", {}).get("field"):
+        steps.append(field)
+    return steps if steps and isinstance(steps[0], str) else ["body"]

@@ -1,0 +1,301 @@
+"""The gate before every route: key, origin and size; and one log line for each request.
+
+It decides by the ASGI scope alone, and refuses a route unless it is known to be open. It reads the
+whole body, bounded, before a route runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from email.utils import formatdate
+from functools import partial
+from typing import Any
+
+from starlette.datastructures import State
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.http.errors import ApiError, body_at
+from ridgeline.server.http.keys import ANYONE, Keys
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.static import FILES
+from ridgeline.server.http.turns import CALLER
+
+OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
+_log = logging.getLogger("ridgeline.server")
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        hosts: Collection[str] | None,
+        origins: Collection[str],
+        limits: Limits,
+        max_body_bytes: int,
+        root_path: str,
+        routes: Sequence[BaseRoute],
+        log: Callable[[dict[str, Any]], object],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        """Guard ``app``.
+
+        Args:
+            app: what runs behind.
+            keys: the keys that open the server.
+            hosts: names that a Host header may have, perhaps as ``*.example.org``; None allows any.
+            origins: web origins that may call besides our own pages; "*" is any.
+            limits: what each key may send; every POST counts, whatever becomes of it.
+            max_body_bytes: longest body.
+            root_path: what a proxy may leave before each path.
+            routes: those of ``app``; requests for other paths are counted as one.
+            log: takes the fields of each request's line.
+            count: takes path, method and status of each request.
+        """
+        self._app = app
+        self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
+        self._inner: ASGIApp = self._enter
+        if origins:
+            self._inner = CORSMiddleware(
+                self._enter,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+                allow_private_network=True,
+            )
+        self._limits = limits
+        self._max_body_bytes, self._root_path = max_body_bytes, root_path
+        self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
+        self._log, self._count = log, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http":
+            return  # no lifespan, no websockets
+        start_s = time.monotonic()
+        sent_id = _first(scope).get(b"x-request-id", b"")
+        request_id = sent_id if _SANE_ID.fullmatch(sent_id) else uuid.uuid4().hex.encode()
+        extra = [(b"x-request-id", request_id), (b"date", formatdate(usegmt=True).encode())]
+        note: dict[str, Any] = {}
+        status = 499  # the client left before there was an answer
+        is_head, is_over = scope["method"] == "HEAD", False
+
+        async def answer(message: Message) -> None:
+            nonlocal status, is_over
+            if is_over:
+                return
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                left = scope["state"].get("left", dict)()
+                told = [(name.encode(), value.encode()) for name, value in left.items()]
+                message["headers"] = [*message.get("headers", ()), *extra, *told]
+            elif is_head:  # some bodies have no end
+                message, is_over = {"type": "http.response.body"}, True
+            await send(message)
+
+        scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path)
+        try:
+            await self._inner(scope, receive, answer)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except asyncio.CancelledError:  # at the server's end: its body is still to come, or rests
+            if status == 499:
+                stopping = ApiError(503, "the server is stopping", code="stopping")
+                note["error"] = str(stopping)
+                shown = body_at(scope["path"], stopping, request_id.decode())
+                await refuse(answer, stopping, shown)
+        except BaseException:  # panics of compiled libraries are no Exceptions
+            _log.exception("a request failed")
+            if status == 499:
+                error = ApiError(500, "something went wrong; the server's log says what")
+                note["error"] = str(error)
+                await refuse(answer, error, body_at(scope["path"], error, request_id.decode()))
+            elif status < 500:
+                scope["state"].get("cut", lambda: None)()
+        finally:
+            if refused := scope["state"].get("refused"):  # by the protocol, while it ran
+                status = refused[0] if status == 499 else status
+                note["error"] = refused[1]
+            elif status == 400 and scope["method"] == "OPTIONS":  # starlette's words have no flag
+                note.setdefault("error", _foreign(_first(scope)))
+            self._count(*self._labels(scope["method"], scope["path"]), status)
+            line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
+            if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
+                line["trace_id"] = trace[1].decode()  # W3C's Trace Context
+            line |= {"method": scope["method"], "path": scope["path"][:256]}
+            line |= {"status": status, **note}
+            self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
+
+    def on_refused(self, status: int, reason: str, method: str, path: str) -> None:
+        """Log and count what the protocol has refused before it was a request.
+
+        ``method`` and ``path`` are empty where they are not known.
+        """
+        self._count(*self._labels(method, path), status)
+        line = {"method": method or None, "path": path[:256] or None}
+        self._log(line | {"status": status, "error": reason})
+
+    def _labels(self, method: str, path: str) -> tuple[str, str]:
+        """Return path and method as they are counted."""
+        return (
+            path if path in self._paths else "other",
+            method if method in _METHODS else "other",
+        )
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check key and origin, and read the whole body, before the request goes on."""
+        headers = _first(scope)
+        try:
+            self._check_origin(headers)
+            tenant = self._tenant(scope, headers)
+            is_operator = self._keys.is_operator(tenant)
+            scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
+            CALLER.set(tenant)  # of all that this request has done for it
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            with self._counted(tenant, scope):
+                await self._app(asked, await self._bounded(scope, headers, receive), send)
+        except ApiError as error:
+            scope["state"]["note"].setdefault("error", str(error))
+            if error.status != 499:
+                request_id = scope["state"]["request_id"]
+                await refuse(send, error, body_at(scope["path"], error, request_id))
+
+    def _counted(self, tenant: str, scope: Scope) -> AbstractContextManager[None]:
+        """Count a request if it asks for something; its answer says what is left."""
+        if scope["method"] != "POST":
+            return nullcontext()
+        scope["state"]["left"] = partial(self._limits.headers, tenant)
+        return self._limits.counted(tenant)
+
+    def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Return the label of the caller's key; raises ApiError 401."""
+        if not self._keys.are_needed:
+            return ANYONE
+        label = self._keys.label_of(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        if label is None and scope["path"] not in OPEN_PATHS:
+            raise ApiError(
+                401,
+                "this server needs a key: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return label or ANYONE
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse names that are not ours: a web page may have made its own name point to us."""
+        if self._hosts is None:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not _is_among(_name(host), self._hosts):
+            message = f"this server is not {host[:80]!r}: see --allowed-host"
+            raise ApiError(403, message, code="unknown_host")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        is_named = origin in self._origins or "*" in self._origins
+        if origin and not is_named and origin.partition("://")[2] != host:
+            raise ApiError(403, _foreign(headers), code="origin")
+
+    async def _bounded(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
+    ) -> Receive:
+        """Read the body, and return a ``receive`` that gives it once more."""
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        has_more = True
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client left")
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                raise self._too_large()
+            has_more = message.get("more_body", False)
+        self._check_type(scope, headers)
+        unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def again() -> Message:
+            return unread.pop() if unread else await receive()
+
+        return again
+
+    def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_said = kind not in (b"", b"application/x-www-form-urlencoded") or b"origin" in headers
+        if not is_said and scope["path"].startswith("/api/"):  # as curl -d, and as litellm does
+            kind = b"application/json"
+            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", kind)]
+        if scope["method"] == "POST" and kind != b"application/json":
+            problem = "the body must be JSON: send Content-Type: application/json"
+        elif headers.get(b"content-encoding", b"identity") != b"identity":
+            problem = "a compressed body is not supported: send it as it is"
+        else:
+            return
+        if any(route.matches(scope)[0] is Match.FULL for route in self._routes):
+            raise ApiError(415, problem)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
+
+
+def check_operator(state: State) -> None:
+    """Raise ApiError 403 unless a request's key is an operator's."""
+    if not state.is_operator:
+        message = "this needs the key of an operator: one with admin behind it in --api-key-file, "
+        raise ApiError(403, f"{message}or of --admin-api-key", code="not_allowed")
+
+
+def own_view(state: State) -> str | None:
+    """Return the label of the key whose requests alone a caller may see; None sees all."""
+    return None if state.is_operator else state.tenant
+
+
+async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:
+    """Send an error as a whole response, in the form ``shown``."""
+    body = json.dumps(shown).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    pairs = [(k.encode(), v.encode()) for k, v in (error.headers | headers).items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _first(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers; if one is repeated, the first counts."""
+    return dict(reversed(scope["headers"]))
+
+
+def _foreign(headers: dict[bytes, bytes]) -> str:
+    """Say that pages of an origin are not let in."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    return f"pages of {origin[:80]!r} may not call this: see --cors-origin"
+
+
+def _is_among(name: str, hosts: Collection[str]) -> bool:
+    """Whether a name is one of ``hosts``, or below one that begins with ``*.``."""
+    return name in hosts or any(one[0] == "*" and name.endswith(one[1:]) for one in hosts)
+
+
+def _name(host: str) -> str:
+    """Return a Host header's value without the port."""
+    name, _, port = host.rpartition(":")
+    return name.lower() if name and port.isdigit() and not host.endswith("]") else host.lower()

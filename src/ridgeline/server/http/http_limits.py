@@ -1,0 +1,247 @@
+"""uvicorn's HTTP protocol with the limits that it lacks.
+
+These are a deadline for a request to arrive, a bound on its head, OpenAI's error object for bytes
+that are not HTTP, and a way to cut a client that does not read.
+
+It sees bytes and connections, never what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from math import inf
+from typing import ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ridgeline.server.http.errors import ApiError
+
+_MAX_HEAD_BYTES = 64 << 10
+_HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
+_MAX_LINGER_S = 60.0
+_FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one is ten times as long
+
+
+class _Parser(httptools.HttpRequestParser):
+    """A parser that takes an offer of another protocol as an ordinary request (RFC 9110, 7.8).
+
+    httptools stops after its head, although a body may follow: Java's HttpClient offers HTTP/2 with
+    its first POST. A stopped parser cannot go on, so another one takes the head without the offer,
+    and the rest.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        """Parse the next bytes. Raises HttpParserError."""
+        unparsed, parser, protocol = memoryview(data), self, self._protocol
+        while True:  # many offers may come at once
+            try:
+                return super(_Parser, parser).feed_data(unparsed)
+            except httptools.HttpParserUpgrade as stop:
+                if parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("tunnels are not supported") from None
+                version = parser.get_http_version().encode()
+                head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
+                kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
+                head += b"".join(b"%b: %b\r\n" % pair for pair in kept)
+                unparsed = unparsed[stop.args[0] :]
+                protocol.parser = parser = _Parser(protocol)
+                parser.feed_data(head + b"\r\n")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    # Set on the subclass that a server makes. The second is told status, reason, method and path
+    # (empty as far as they are not known) of what is refused before it is a request. The last are
+    # those connections that no request came of yet, or none since; the first waits longest.
+    receive_timeout_s = 30.0
+    on_refused: Callable[[int, str, str, str], None] = staticmethod(lambda *_: None)
+    most_connections = inf
+    waiting: ClassVar[dict[BoundedProtocol, None]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline for the first request."""
+        super().connection_made(transport)
+        self.parser = _Parser(self)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes, self._is_ignored, self.url = 0, False, b""
+        self.waiting[self] = None
+        self._await_request()
+        if len(self.connections) > self.most_connections:
+            next(iter(self.waiting))._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self.waiting.pop(self, None)
+        self._drop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the deadline with the first byte that follows an answer."""
+        if not self._is_answering():
+            if self._deadline is None:
+                self.url = b""  # that of the request before
+            self._await_request()
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Go on for a client that has only shut its sending side, not for one that has left.
+
+        They look the same until something is sent: then the system of a client that has left resets
+        the connection, and the next send fails. Before an answer begins, an interim response can be
+        sent to find out. HTTP/1.0 has none. A client that shuts during an answer has left it.
+        """
+        is_whole = self._is_answering() and not self.cycle.more_body
+        if not is_whole or self.cycle.response_started or self.cycle.scope["http_version"] == "1.0":
+            return False
+        self.cycle.keep_alive = False
+        self._probe(_FIRST_PAUSE_S)
+        return True
+
+    def on_message_begin(self) -> None:
+        """Begin to count the head."""
+        super().on_message_begin()
+        self._head_bytes, self._is_ignored = 0, self.transport.is_closing()
+        self.scope["state"]["cut"] = self.transport.abort
+        self._await_request()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
+        self._count(len(name) + len(value) + _HEADER_COST_BYTES)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the request, if it may.
+
+        A request that comes while another is answered is not taken, and the connection ends with
+        that answer: uvicorn would stop reading, and not see the client leave.
+        """
+        if self._is_answering():
+            self.cycle.keep_alive, self._is_ignored = False, True
+        if self.parser.should_upgrade():
+            self._is_ignored = True  # it comes again, without the offer
+        if not self._is_ignored:
+            self._take_host_of_target()
+        if not self._is_ignored and (fault := self._fault()):
+            self._is_ignored = True
+            self._refuse(*fault)
+        if not self._is_ignored:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body of a request that was started."""
+        if not self._is_ignored:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has arrived."""
+        self._drop_deadline()
+        if not self._is_ignored:
+            self.waiting.pop(self, None)
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.waiting[self] = None
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP."""
+        self._refuse(400, "this is not a valid HTTP request")
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, and do not wait for ever for a client that does not read."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(_MAX_LINGER_S, self.transport.abort)
+
+    def _fault(self) -> tuple[int, str] | None:
+        """Return why a head is refused that the parser accepts (RFC 9112, 3.2 and 6.1).
+
+        Another server on the way may read it differently: see another host, or another end.
+        """
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value.strip() for name, value in self.headers if name == b"transfer-encoding"]
+        if num_hosts > 1 or (num_hosts == 0 and version != "1.0"):
+            return 400, f"the request has {num_hosts} Host headers: it must have one"
+        if codings and version == "1.0":
+            return 400, "HTTP/1.0 has no Transfer-Encoding: send a Content-Length"
+        if codings and [coding.lower() for coding in codings] != [b"chunked"]:
+            return 501, "the only Transfer-Encoding that is understood is chunked"
+        return None
+
+    def _take_host_of_target(self) -> None:
+        """Let the host of an absolute target count, not the header's (RFC 9112, 3.2.2)."""
+        if self.url.startswith((b"/", b"*")):
+            return
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            return  # it is refused as what it is
+        host = (target.host or b"") + (b":%d" % target.port if target.port else b"")
+        kept = [pair for pair in self.headers if pair[0] != b"host"]
+        self.headers[:] = [*kept, *[(b"host", host)] * max(1, len(self.headers) - len(kept))]
+
+    def _make_room(self) -> None:
+        """Give this connection's place to one that may have something to ask."""
+        del self.waiting[self]
+        self._refuse(503, "there are as many connections as there may be; this one waited longest")
+
+    def _count(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._is_ignored:
+            self._is_ignored = True
+            self._refuse(431, f"the head of the request exceeds {_MAX_HEAD_BYTES} bytes")
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _probe(self, pause_s: float) -> None:
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(pause_s, self._probe, 10 * pause_s)
+
+    def _await_request(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.receive_timeout_s, self._too_slow)
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._refuse(408, f"the request took more than {self.receive_timeout_s:g} s to arrive")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without a request and close the connection; an answer under way is cut instead."""
+        if self._is_answering():
+            self.cycle.scope["state"]["refused"] = (status, message)  # its log line says so
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        elif not self.transport.is_closing():
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            method = self.parser.get_method().decode("latin-1") if path else ""
+            self.on_refused(status, message, method, path)
+        body = ApiError(status, message).encode()
+        reason = HTTPStatus(status).phrase.encode()
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, reason)
+        head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(head + body)
+        self.transport.close()

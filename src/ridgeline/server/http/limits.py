@@ -1,0 +1,118 @@
+"""How much a caller may use. It knows nothing of routes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ridgeline.server.http.errors import ApiError
+
+
+class _Bucket:
+    """A rate per minute, on average; what is unused is kept for a minute. It may go into debt."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._left = float(per_minute)
+        self._at_s = clock()
+
+    def left(self) -> float:
+        now_s = self._clock()
+        self._left += (now_s - self._at_s) * self.per_minute / 60
+        self._left, self._at_s = min(self._left, float(self.per_minute)), now_s
+        return self._left
+
+    def take(self, amount: int) -> None:
+        self._left = self.left() - amount
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until this amount is available."""
+        return max(0.0, (amount - self.left()) * 60 / self.per_minute)
+
+
+@dataclass
+class _Account:
+    requests: _Bucket | None
+    tokens: _Bucket | None
+    num_running: int = 0
+
+
+class Limits:
+    """What each key may use; the same for all of them."""
+
+    def __init__(
+        self,
+        max_requests_per_minute: int | None = None,
+        max_tokens_per_minute: int | None = None,
+        max_concurrent_requests: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Limit each key; None means no limit."""
+        self._per_minute = (max_requests_per_minute, max_tokens_per_minute)
+        self._max_running = max_concurrent_requests
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def _account(self, label: str) -> _Account:
+        if label not in self._accounts:
+            buckets = [per and _Bucket(per, self._clock) for per in self._per_minute]
+            self._accounts[label] = _Account(buckets[0] or None, buckets[1] or None)
+        return self._accounts[label]
+
+    @contextmanager
+    def counted(self, label: str) -> Iterator[None]:
+        """Count a request, whatever becomes of it, and as running until the block ends.
+
+        Raises ApiError 429, and then nothing was counted.
+        """
+        account = self._account(label)
+        if self._max_running is not None and account.num_running >= self._max_running:
+            raise _refusal(f"{account.num_running} requests of this key run already", 1.0)
+        if account.requests:
+            if account.requests.left() < 1:
+                reason = f"this key may send {account.requests.per_minute} requests per minute"
+                raise _refusal(reason, account.requests.wait_s(1))
+            account.requests.take(1)
+        account.num_running += 1
+        try:
+            yield
+        finally:
+            account.num_running -= 1
+
+    def take(self, label: str, num_prompt_tokens: int) -> None:
+        """Count the tokens of prompts. Raises ApiError 429, and then nothing was counted."""
+        tokens = self._account(label).tokens
+        if tokens:
+            need = min(num_prompt_tokens, tokens.per_minute)
+            if tokens.left() < need:
+                reason = f"this key may use {tokens.per_minute} tokens per minute"
+                raise _refusal(reason, tokens.wait_s(need))
+            tokens.take(num_prompt_tokens)
+
+    def charge(self, label: str, num_tokens: int) -> None:
+        """Count tokens that were generated, however many."""
+        tokens = self._account(label).tokens
+        if tokens:
+            tokens.take(num_tokens)
+
+    def headers(self, label: str) -> dict[str, str]:
+        """Return the headers that tell what is left."""
+        account, headers = self._account(label), dict[str, str]()
+        for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
+            if bucket:
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.left())))
+                wait_s = bucket.wait_s(bucket.per_minute)
+                headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(wait_s)}s"
+        return headers
+
+
+def _refusal(reason: str, wait_s: float) -> ApiError:
+    seconds = max(1, math.ceil(wait_s))
+    message = f"{reason}: try again in {seconds} s"
+    headers = {"retry-after": str(seconds)}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)

@@ -1,0 +1,162 @@
+"""The flags of ``ridgeline serve`` beside the engine's, checked once. It opens nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ridgeline.api.text_side import REASONING_PARSERS
+from ridgeline.decoding.messages.tools import format_named
+from ridgeline.engine_setup.options import flag_field, parse_bytes
+
+_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Address, keys, limits and logs."""
+
+    host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 is all of them.")
+    port: int = flag_field(8000, "Port to listen on; 0 takes a free one.")
+    uds: Path | None = flag_field(None, "Unix socket to listen on, in place of host and port.")
+    allowed_host: list[str] | None = flag_field(
+        None, "Name that clients may call this server by, as *.example.org; repeatable; '*' is any."
+    )
+    root_path: str = flag_field("", "Prefix of all paths behind a proxy, as /llm.")
+    ssl_certfile: Path | None = flag_field(None, "Certificate in PEM form, for HTTPS.")
+    ssl_keyfile: Path | None = flag_field(None, "Its key, unless that is in the same file.")
+    ssl_keyfile_password: str | None = flag_field(None, "Password of that key.")
+    models_dir: Path | None = flag_field(
+        None, "Folder of models to serve: .gguf files and directories, each under its name."
+    )
+    keep_alive: str = flag_field(
+        "5m", "Of several models: how long one stays loaded after its last request; -1 is for ever."
+    )
+    models_memory: str | None = flag_field(
+        None, "Memory that several models may take together, as 8GiB. Default: what is free."
+    )
+    allow_lora_loading: Path | None = flag_field(
+        None, "Folder below which adapters may be loaded from over HTTP. Default: no loading."
+    )
+    served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
+    api_key: list[str] | None = flag_field(
+        None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"
+    )
+    api_key_file: Path | None = flag_field(
+        None, "File with a key a line, or a label and a key, and admin; read again on SIGHUP."
+    )
+    admin_api_key: list[str] | None = flag_field(
+        None, "An operator's key: sees all metrics, loads adapters; a server's only key is one."
+    )
+    isolate_keys: bool = flag_field(
+        True, "Keep the cached prefixes of each key apart: no key can tell what another sent."
+    )
+    max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
+    max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
+    max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
+    max_queued_requests: int = flag_field(1000, "Prompts that may wait for the engine.")
+    max_n: int = flag_field(128, "Answers that one prompt may ask for.")
+    max_stop: int = flag_field(64, "Stop strings that a request may have.")
+    max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
+    max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
+    max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
+    max_grammar_bytes: int = flag_field(65536, "Bytes of text that a schema or grammar may have.")
+    grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
+    tool_call_parser: str = flag_field(
+        "auto",
+        "How the model writes calls: gemma4, hermes, llama3_json, mistral, phi4_mini_json, "
+        "qwen3_xml.",
+    )
+    reasoning_parser: str = flag_field(
+        "auto", "How it marks reasoning: deepseek_r1, gemma4, qwen3, or none."
+    )
+    max_body: str = flag_field("8MiB", "Largest body of a request.")
+    receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
+    stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
+    step_timeout: float = flag_field(
+        300.0, "Seconds of one step after which it counts as hung: /health says no."
+    )
+    shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
+    cors_origin: list[str] | None = flag_field(
+        None, "Origin whose pages may call, as https://page.example; repeatable; '*' is any."
+    )
+    log_format: Literal["text", "json"] = flag_field("text", "Form of the log's lines.")
+    log_content: bool = flag_field(False, "Log prompts and answers too.")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        for name in ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests"):
+            _positive(name, getattr(self, name))
+        for name in ("max_grammar_bytes", "grammar_timeout"):
+            _positive(name, getattr(self, name))
+        for name in ("max_queued_requests", "max_n", "receive_timeout"):
+            _positive(name, getattr(self, name))
+        for name in ("max_stop", "max_logprobs", "max_temperature", "max_logit_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
+        for name in ("stall_timeout", "step_timeout"):
+            _positive(name, getattr(self, name))
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ValueError(f"--root-path is {self.root_path!r}: write it as /llm or /a/b")
+        if (self.ssl_keyfile or self.ssl_keyfile_password) and not self.ssl_certfile:
+            raise ValueError("--ssl-keyfile and --ssl-keyfile-password need --ssl-certfile")
+        for host in self.allowed_host or ():
+            if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_.:\[\]-]+", host):
+                raise ValueError(
+                    f"--allowed-host is {host!r}: write a name alone, as chat.example.org, or with "
+                    f"*. before it"
+                )
+        format_named(self.tool_call_parser, "")
+        if self.reasoning_parser not in REASONING_PARSERS:
+            known = ", ".join(REASONING_PARSERS)
+            raise ValueError(
+                f"there is no reasoning parser {self.reasoning_parser!r}: use one of {known}"
+            )
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")
+        if self.shutdown_timeout < 0:
+            raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
+        parse_bytes(self.max_body)
+        for name, parse in (("keep_alive", parse_seconds), ("models_memory", parse_bytes)):
+            try:
+                parse(getattr(self, name) or 1)
+            except ValueError as error:
+                raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
+
+    @property
+    def max_body_bytes(self) -> int:
+        """``max_body`` as a number."""
+        return parse_bytes(self.max_body)
+
+    @property
+    def keep_alive_s(self) -> float:
+        """``keep_alive`` in seconds; below 0 for ever."""
+        return parse_seconds(self.keep_alive)
+
+    @property
+    def models_memory_bytes(self) -> int | None:
+        """``models_memory`` as a number."""
+        return parse_bytes(self.models_memory) if self.models_memory else None
+
+
+def parse_seconds(time: str | float) -> float:
+    """Return a time in seconds: a number, or text such as "30s", "5m" or "1h30m".
+
+    Raises ValueError if it is neither.
+    """
+    text = str(time).strip().lower()
+    if re.fullmatch(r"-?\d{1,12}(\.\d+)?", text):
+        return float(text)
+    sign, number = "-?", r"\d{1,12}(?:\.\d+)?"
+    if isinstance(time, bool) or not re.fullmatch(f"{sign}(?:{number}(?:ms|s|m|h))+", text):
+        raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m or h")
+    parts = re.findall(f"({number})(ms|s|m|h)", text)
+    total_s = sum(float(value) * _SECONDS[unit] for value, unit in parts)
+    return -total_s if text[0] == "-" else total_s
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be above 0")

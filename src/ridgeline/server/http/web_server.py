@@ -1,0 +1,184 @@
+"""The web server around an application: its gate, uvicorn as this project wants it, open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from ridgeline.machine import max_open_files
+from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.http_limits import BoundedProtocol
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.listening import certificate_settings
+from ridgeline.server.http.logs import log_line
+from ridgeline.server.http.options import ServeOptions
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_FLUSH_S = 2.0  # for last words to reach their clients
+_KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
+_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
+_ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
+_OTHER_FILES = 128  # that stay free for all but connections
+_QUIET_S = 60.0  # between two warnings that connections wait
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handlers, and without its ten checks a second for the end.
+
+    Attributes:
+        on_started: called once it listens.
+        ended: set to end it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[BaseRoute],
+        options: ServeOptions,
+        keys: Keys,
+        limits: Limits,
+        write: Callable[[str], object],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        """Put the gate before ``app``, which has ``routes``.
+
+        ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
+        method and status of each request.
+        """
+        self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        gate = Gate(
+            app,
+            keys=keys,
+            hosts=_hosts(options),
+            root_path=options.root_path,
+            origins=options.cors_origin or (),
+            limits=limits,
+            max_body_bytes=options.max_body_bytes,
+            routes=routes,
+            log=self._log_request,
+            count=count,
+        )
+        own = {
+            "receive_timeout_s": options.receive_timeout,
+            "on_refused": staticmethod(gate.on_refused),
+            "most_connections": _most_connections(),
+            "waiting": {},
+        }
+        protocol = type("Protocol", (BoundedProtocol,), own)
+        super().__init__(
+            uvicorn.Config(
+                gate,
+                http=protocol,
+                backlog=_ACCEPTS_PER_TURN,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(_FLUSH_S) + 1,
+                **certificate_settings(options),
+            )
+        )
+        self.on_started: Callable[[], None] = lambda: None
+        self.ended = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
+        self.on_started()  # it listens: not a moment earlier
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Run until ``ended``."""
+        await self.ended.wait()
+
+    async def serve_on(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until ``ended``."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        await self.serve([listener])
+
+    def _log_request(self, fields: dict[str, Any]) -> None:
+        is_well = fields["path"] == "/health" and fields["status"] == 200  # probes ask each second
+        if not is_well and not fields.get("passed_on"):  # to a process with a line of its own
+            self._write(log_line(fields, self._log_format))
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say in one line, and not each second, that there is no room for connections."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._warned_s + _QUIET_S:
+            self._warned_s = loop.time()
+            reason = f"all {max_open_files()} files that may be open are"
+            self._write(f"warning: new connections wait: {reason}; raise that limit (ulimit -n)")
+
+
+def _most_connections() -> float:
+    """Return how many connections there may be, so that there is room to accept further ones."""
+    files = max_open_files()
+    return math.inf if files is None else max(files // 2, files - _OTHER_FILES)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether uvicorn says what no line of ours says: bytes that are no request have one."""
+    return record.getMessage() != "Invalid HTTP request received."
+
+
+def _hosts(options: ServeOptions) -> frozenset[str] | None:
+    """Return the names that a Host header may have; None allows any.
+
+    Who listens on this machine alone is called by its own names, or a web page has given its own
+    name our address.
+    """
+    named = frozenset(name.lower() for name in options.allowed_host or ())
+    if "*" in named:
+        return None
+    if options.uds is None and options.host in LOOPBACK:
+        return LOOPBACK | {options.host} | named
+    return LOOPBACK | named if named else None
+
+
+def address(listener: socket.socket, options: ServeOptions) -> str:
+    """Return the URL under which a server on ``listener`` can be reached from this machine."""
+    scheme = "https" if options.ssl_certfile else "http"
+    if options.uds:
+        return f"{scheme}+unix:{options.uds}{options.root_path}"
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"{scheme}://{host}:{port}{options.root_path}"
+
+
+def obey_signals(stop: Callable[[], None], reload_keys: Callable[[], None]) -> None:
+    """From now on SIGTERM and Ctrl-C call ``stop`` on the running loop, SIGHUP ``reload_keys``."""
+    loop = asyncio.get_running_loop()
+    for name, action in (("SIGTERM", stop), ("SIGINT", stop), ("SIGHUP", reload_keys)):
+        signum = getattr(signal, name, None)
+        if signum is None:  # Windows has no SIGHUP
+            continue
+        if sys.platform == "win32":  # its loops take no signals: the interpreter wakes them
+            signal.signal(signum, lambda *_, action=action: loop.call_soon_threadsafe(action))
+        else:
+            loop.add_signal_handler(signum, action)

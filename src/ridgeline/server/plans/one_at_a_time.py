@@ -1,0 +1,65 @@
+"""Plans for a load take seconds: one of a key at a time, within a limit, while a client waits.
+
+It knows nothing of plans but that they ask, at every simulated step, whether they are still wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.turns import Work
+
+MOST_S = 30.0
+_LEFT = 499  # it is not read
+
+Alive = Callable[[], None]
+
+
+async def run_long(work: Work, receive: Receive, make: Callable[[Alive], Response]) -> Response:
+    """Return what ``make`` returns, which runs in a thread and calls what it is given often.
+
+    Raises ApiError if another is at work, if it takes too long, or if the client leaves.
+    """
+    if not work.loads.is_free():
+        raise ApiError(
+            503,
+            "another plan for a load is being made, one at a time: ask again in some seconds",
+            code="plan_busy",
+            headers={"retry-after": "2"},
+        )
+    gone = threading.Event()
+    watcher = asyncio.ensure_future(_watch(receive, gone))
+    try:
+        return await work.loads.run(partial(make, _until(time.monotonic() + MOST_S, gone)))
+    finally:
+        gone.set()  # also where the server ends this request
+        watcher.cancel()
+
+
+def _until(end_s: float, gone: threading.Event) -> Alive:
+    def alive() -> None:
+        if gone.is_set():
+            raise ApiError(_LEFT, "the client has left", code="client_left")
+        if time.monotonic() > end_s:
+            raise ApiError(
+                400,
+                f"this plan takes more than {MOST_S:.0f} s, and one is made at a time: name fewer "
+                f"devices in on, or shorter answers, or use `ridgeline plan`",
+                code="plan_too_long",
+            )
+
+    return alive
+
+
+async def _watch(receive: Receive, gone: threading.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone.set()

@@ -1,0 +1,74 @@
+"""``ridgeline plan --web``: the page of plans and its routes, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+
+from fastapi import FastAPI
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
+
+from ridgeline import __version__
+from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.server.http.error_handlers import add_errors
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.listening import bind, unbound
+from ridgeline.server.http.logs import LogWriter, standard_error
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.static import FILES
+from ridgeline.server.http.turns import Work
+from ridgeline.server.http.web_server import WebServer, address
+from ridgeline.server.plans.routes import add_plans
+
+
+def plan_app(subject: Subject | None) -> FastAPI:
+    """Return the application; ``subject`` is a model that requests may name, beside configs."""
+    app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
+    app.state.work = Work()
+    add_errors(app)
+
+    def find(name: str | None) -> Subject:
+        if subject is None or name not in (None, subject.name):
+            message = "no such model is served here: give a config.json as an object"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return subject
+
+    names = [] if subject is None else [subject.name]
+    add_plans(app, find, lambda: names, has_chat=False)
+    files = {path: file for path, file in FILES.items() if path != "/"}
+    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in files.items()]
+    app.router.routes.append(Route("/", RedirectResponse("plan"), methods=["GET"]))
+    return app
+
+
+def serve_plans(subject: Subject | None, options: ServeOptions) -> None:
+    """Serve the page until a signal ends it. Raises OSError if the address cannot be had."""
+    listener = bind(options.host, options.port)
+    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+        log.take_logging()
+        asyncio.run(_serve(plan_app(subject), listener, options, log))
+
+
+async def _serve(
+    app: FastAPI, listener: socket.socket, options: ServeOptions, log: LogWriter
+) -> None:
+    server = WebServer(
+        app,
+        app.routes,
+        options,
+        Keys((), None),
+        Limits(),
+        log.line,
+        lambda path, method, status: None,
+    )
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, server.ended.set)
+    url = address(listener, options)
+    server.on_started = lambda: print(f"plans are at {url}/plan (Ctrl-C ends it)", flush=True)
+    await server.serve_on(listener)

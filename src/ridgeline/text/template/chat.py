@@ -1,0 +1,220 @@
+"""Messages to one prompt, as the model's own chat template (jinja2) writes it.
+
+A template is code from a model file and runs elsewhere (``template.renderer``). Text from users is
+shielded before the template sees it, so only the template can produce control tokens. This module
+names no model and guesses no template for a model that has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ridgeline.text.template.renderer import Renderer
+from ridgeline.text.template.tool_prompt import taught
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+_CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
+
+
+class ChatTemplate:
+    """A model's chat template with its tokenizer.
+
+    Nothing is compiled before the first rendering: a model with a broken template still completes
+    plain text.
+
+    Args:
+        source: jinja2 source, None where the model has none.
+        tokenizer: of the same model.
+        bos_token: spelling of the BOS token, for the template.
+        eos_token: spelling of the EOS token, for the template.
+    """
+
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
+    ):
+        self.source = source or ""
+        self._renderer = None if source is None else Renderer(source)
+        self._knows_developer = "developer" in (source or "")
+        self._tokenizer = tokenizer
+        self._variables = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether a prompt is another where there are tools, as far as can be seen."""
+        chat = [{"role": "user", "content": "?"}]
+        try:
+            return self._filled(chat, {}, True) != self._filled(chat, {"tools": [_PROBE]}, True)
+        except ValueError:  # it wants more than this, and its own error is the better one
+            return True
+
+    def start(self) -> None:
+        """Get ready, so that the first conversation need not wait; nothing without a template."""
+        if self._renderer:
+            self._renderer.start()
+
+    def close(self) -> None:
+        """End the process that ``start`` or a rendering began."""
+        if self._renderer:
+            self._renderer.close()
+
+    def render_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """Return the token ids of a conversation.
+
+        Control tokens come from the template only; text in ``messages`` that spells one stays
+        text. The one exception is tokens that ``decode`` shows, such as ``</think>``, in an
+        assistant's message: the model wrote them, and templates look for them.
+
+        Args:
+            messages: each with ``role`` and ``content``: a string, or parts of type text, which
+                are joined by line ends.
+            add_generation_prompt: end with the opening of the assistant's next message.
+            continue_final_message: leave the last message open instead, to be continued.
+            **variables: JSON values that the template may use (enable_thinking, ...), and
+                ``tools``, as OpenAI's API has them: a template that knows none has them in the
+                first message.
+
+        Raises:
+            ValueError: the model has no template, the messages are malformed, or the template
+                fails or refuses them.
+        """
+        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        return self._tokenizer.encode_shielded(text)
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt that ``render_ids`` tokenises, without the BOS that it may add."""
+        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        return self._tokenizer.unshield(text)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        shielded = self._checked(messages)
+        if self._renderer is None:
+            raise ValueError(
+                "this model has no chat template; use a plain completion, or an instruct model"
+            )
+        if taken := {"messages", *self._variables} & variables.keys():
+            raise ValueError(f"the template variable {min(taken)!r} is not yours to set")
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ValueError(
+                    "continue_final_message and add_generation_prompt exclude each other: set "
+                    "add_generation_prompt to false"
+                )
+            shielded[-1]["content"] += _CUT
+        shown = {name: self._shield(value, name) for name, value in variables.items()}
+        if _has_tools(shielded, variables) and not self.knows_tools:
+            shielded = taught(shielded, shown.pop("tools", None))
+        text = self._filled(shielded, shown, add_generation_prompt)
+        if not continue_final_message:
+            return text
+        text, separator, _ = text.rpartition(_CUT)
+        if not separator:
+            raise ValueError(
+                "the chat template leaves out the last message; it has no continuation"
+            )
+        return text
+
+    def _filled(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any], opens: bool
+    ) -> str:
+        """Return what the template makes of messages and variables."""
+        assert self._renderer is not None
+        context = {
+            "tools": None,
+            "documents": None,
+            **variables,
+            **self._variables,
+            "messages": messages,
+            "add_generation_prompt": opens,
+        }
+        return self._renderer.render(context)
+
+    def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages, their content one shielded string each."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise ValueError("messages must be a list of at least one message")
+        return [self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+    def _message(self, message: Any, where: str) -> dict[str, Any]:
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} must be an object with role and content")
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise ValueError(f"{where}.role is {role!r}; use one of {', '.join(_ROLES)}")
+        if content is None and message.get("tool_calls"):
+            content = ""
+        if isinstance(content, list):
+            content = "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+        if not isinstance(content, str):
+            raise ValueError(f"{where}.content must be a string or a list of text parts")
+        if role == "developer" and not self._knows_developer:
+            role = "system"  # OpenAI's newer name for it
+        own_words = role == "assistant"
+        others = {name: value for name, value in message.items() if name != "role"}
+        if calls := message.get("tool_calls"):
+            others["tool_calls"] = [_read_arguments(call) for call in calls]
+        return {
+            **{name: self._shield(value, f"{where}.{name}") for name, value in others.items()},
+            "role": role,
+            "content": self._tokenizer.shield(content, special_only=own_words),
+        }
+
+    def _shield(self, value: Any, where: str) -> Any:
+        """Return a JSON value with all its strings shielded."""
+        if isinstance(value, str):
+            return self._tokenizer.shield(value)
+        if isinstance(value, Mapping):
+            return {self._shield(k, where): self._shield(v, where) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._shield(item, where) for item in value]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise ValueError(f"{where} holds {type(value).__name__}, which is not a JSON value")
+
+
+def _has_tools(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+    return bool(variables.get("tools")) or any(one.get("tool_calls") for one in messages)
+
+
+def _read_arguments(call: Any) -> Any:
+    """Return a call whose arguments are an object, as templates expect, and not its text."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(call["function"])
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError, RecursionError):  # an object already, or cut in the middle
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        raise ValueError(f"{where} is not of type 'text'; this engine reads text only")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{where}.text must be a string")
+    return str(part["text"])

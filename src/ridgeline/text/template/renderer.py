@@ -1,0 +1,50 @@
+"""One chat template in processes of its own, with limits on its time and memory (``text.child``).
+
+This module knows nothing of jinja2 and messages: JSON values go in, text comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.text.child import Children
+
+_PROGRAM = Path(__file__).with_name("process.py")
+_MAX_RENDERING_S = 2.0
+
+
+class Renderer:
+    """Renders one template; any thread may call."""
+
+    def __init__(self, source: str) -> None:
+        """Prepare to render ``source``, in jinja2 as Hugging Face's templates are written."""
+        self._children = Children(_PROGRAM, lambda: source)
+
+    def start(self) -> None:
+        """Start the process now, so that the first rendering need not wait for it."""
+        self._children.start()
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """Return the text that the template makes of ``variables``, which are JSON values.
+
+        Raises:
+            ValueError: the template is broken, refuses, or takes more time or memory than it may.
+        """
+        try:
+            answer: dict[str, str] | None = self._children.ask(variables, _MAX_RENDERING_S)
+        except ChildProcessError as error:
+            raise ValueError(f"the chat template fails: {error}") from None
+        if answer is None:
+            raise ValueError(
+                f"the chat template fails: it takes more than {_MAX_RENDERING_S:g} s, "
+                "or more memory than any template needs"
+            )
+        if "error" in answer:
+            raise ValueError(f"the chat template fails: {answer['error']}")
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the processes, if there are such."""
+        self._children.close()

@@ -1,0 +1,1 @@
+"""Characters to token ids and back."""

@@ -1,0 +1,123 @@
+"""An explanation as people read it: sentences, a table, Markdown, JSON, a picture, advice."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.core.records import to_json
+from ridgeline.foresight.explain.explain import CAUSES, Explanation, explain
+from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
+from ridgeline.foresight.explain.picture import explain_svg
+from ridgeline.foresight.explain.what_would_help import would_help
+from ridgeline.foresight.simulator.run import Asked, simulate
+from tests.foresight.explain.test_explain import ENGINE, REQUEST, explained, step
+from tests.foresight.runs import recorded
+from tests.foresight.simulator.test_run import SETTINGS, TIMES
+
+GOLDEN = Path(__file__).with_name("explain.svg")
+Json = dict[str, Any]
+
+
+def by_hand() -> Explanation:
+    """A request of two tokens beside another, on a machine that was slow."""
+    steps = [
+        step(7, 0.0, work=[[[1, 0], 8, 1]], sampled=[[6]]),
+        step(8, 2.0, arrived=[0], work=[[[0, 0], 0, 4], [[1, 0], 9, 1]]),
+        step(9, 4.5),
+    ]
+    request = REQUEST | {
+        "name": "mine", "num_generated": [2], "finish_reasons": ["length"], "first_token_s": 3.0,
+        "error": None, "num_cached_tokens": 0,
+    }  # fmt: skip
+    engine = ENGINE | {"policy": "splitfuse", "block_size": 4}
+    return explain(engine, request, steps, lambda one: 0.3 * len(one["work"]))
+
+
+def test_a_life_in_words() -> None:
+    assert sentences(by_hand()) == [
+        "Request 0 took 5.00 s from its arrival until it reached its longest length; its first "
+        "token came after 2.50 s.",
+        "For 500 ms (10%) it waited for the step that was under way when it came.",
+        "Its prompt of 4 tokens took 600 ms (12%) in 1 step; alone it would have taken 300 ms.",
+        "Computing its answer of 2 tokens took 600 ms (12%), 600 ms a token; alone it would have "
+        "taken 300 ms.",
+        "In 2 steps the machine was slower than it usually is, by 800 ms (16%).",
+        "Between steps, 2.50 s (50%) went into committing tokens and sending text.",
+    ]
+
+
+def test_a_vector_is_no_token() -> None:
+    found = by_hand()
+    found = changed(found, request={**found.request, "num_generated": [0]})
+    assert sentences(found)[0].endswith("; its vector came after 2.50 s.")
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10_000))
+def test_whatever_happened_is_told_in_one_to_six_sentences(seed: int) -> None:
+    for found in explained(recorded(seed)):
+        told = sentences(found)
+        assert 1 <= len(told) <= 6
+        assert len(told) >= 2 or found.request["scheduled_s"] is None or len(found.causes_ns()) < 2
+        for one in told:
+            assert re.fullmatch(r"[A-Z].*\.", one)
+            assert "{" not in one
+            assert "None" not in one
+        document = as_dict(found, would_help(found))
+        total = sum(round(1e9 * one["seconds"]) for one in document["pieces"])
+        assert total == found.duration_ns == round(1e9 * document["seconds"])
+        assert sum(round(1e9 * one["seconds"]) for one in document["timeline"]) == total
+        assert json.loads(json.dumps(document)) == document
+        assert explain_svg(found).count("<rect") > len(found.causes_ns())
+        assert markdown(found, would_help(found)).count("\n| ") == len(rows(found)) + 2
+
+
+def test_the_picture_is_the_one_that_was_looked_at() -> None:
+    assert explain_svg(by_hand()) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_cause_has_a_colour_and_words() -> None:
+    found = by_hand()
+    for cause in CAUSES:
+        pieces = tuple(piece._replace(cause=cause) for piece in found.pieces)
+        assert CAUSES[cause] in explain_svg(changed(found, pieces=pieces))
+
+
+@pytest.mark.parametrize(
+    ("num_ns", "text"),
+    [
+        (3_420_000_000, "3.42 s"), (61_500_000, "61.5 ms"), (340_000_000, "340 ms"),
+        (12_345_000_000, "12.3 s"), (1_234_500_000_000, "1,234 s"), (4_000, "0.00 ms"),
+    ],
+)  # fmt: skip
+def test_times_have_the_digits_that_matter(num_ns: int, text: str) -> None:
+    assert seconds(num_ns) == text
+
+
+def test_what_would_have_helped_is_simulated() -> None:
+    """Where slots are the limit more of them help, and the gain is that of the simulation."""
+    narrow = changed(SETTINGS, max_num_seqs=2)
+    load = [Asked(prompt=(3, 4, 5, i), num_new=(16,), arrival_s=0.0) for i in range(8)]
+    records: list[Json] = [
+        json.loads(json.dumps(to_json(one))) for one in simulate(load, narrow, TIMES)
+    ]
+    last = max(explained(records), key=lambda found: found.duration_ns)
+    told = would_help(last, records)
+    assert told[0]["cause"] == "queue_max_num_seqs"
+    assert told[0]["set"] == "max_num_seqs=4"
+    wide = changed(SETTINGS, max_num_seqs=4)
+    ends = {r.request_id: r.finish_s for r in simulate(load, wide, TIMES) if hasattr(r, "finish_s")}
+    gain_s = last.request["finish_s"] - ends[last.request["request_id"]]
+    assert told[0]["gain_s"] == pytest.approx(gain_s, rel=0.2)  # the model of time is fitted
+    assert told[0]["num_others"] == 7
+    assert told[0]["text"].startswith("--max-num-seqs 4: simulated, this request ends ")
+    without = would_help(last)
+    assert (without[0]["text"], without[0]["gain_s"]) == ("--max-num-seqs 4", None)

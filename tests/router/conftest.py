@@ -1,5 +1,0 @@
-"""Fixtures of other tests."""
-
-from tests.api.test_llm import model  # noqa: F401
-from tests.router.test_router import folder  # noqa: F401
-from tests.server.browsing import browser  # noqa: F401
