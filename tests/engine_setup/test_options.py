@@ -54,6 +54,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("4096", 4096),
         ("512MiB", 512 << 20),
         ("4GiB", 4 << 30),
+        ("4TiB", 4 << 40),
         ("4 gib", 4 << 30),
         ("2G", 2 * 10**9),
         ("2gb", 2 * 10**9),
@@ -63,22 +64,22 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
 )
 def test_sizes(size: int | str, num_bytes: int) -> None:
-    assert parse_bytes(size) == num_bytes
+    assert parse_bytes(size, "--size") == num_bytes
 
 
 @pytest.mark.parametrize(
-    "size", ["", "GiB", "-4", "4 GiB free", "4TiB", "0", "0.5", 0, -1, "1e9", True, "nan", "4,5GiB"]
+    "size", ["", "GiB", "-4", "4 GiB free", "4PiB", "0", "0.5", 0, -1, "1e9", True, "nan", "4,5GiB"]
 )
 def test_what_is_no_size_is_named(size: Any) -> None:
-    with pytest.raises(ValueError, match=r"is not a size: write bytes") as caught:
-        parse_bytes(size)
+    with pytest.raises(ValueError, match=r"^--size: .* is not a size: write bytes") as caught:
+        parse_bytes(size, "--size")
     assert repr(size) in str(caught.value)
 
 
 @pytest.mark.parametrize("size", ["9" * 400, 10**400, "9" * 400 + "GiB", "0." + "1" * 400])
 def test_a_size_that_no_machine_has_is_refused_in_a_short_line(size: Any) -> None:
     with pytest.raises(ValueError, match="is not a size: write bytes") as caught:
-        parse_bytes(size)
+        parse_bytes(size, "--size")
     assert len(str(caught.value)) < 200
 
 

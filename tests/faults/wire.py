@@ -77,7 +77,7 @@ def t23(model: Path, count: int, rng: random.Random) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * count + 500)), hard))
     try:
-        with process(model) as (server, port):
+        with process(model, "--max-queued-requests", str(count)) as (server, port):
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (count + 200, count + 200))
             crowd = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(count)]
             for one in crowd:

@@ -216,6 +216,15 @@ def test_an_answer_continues_its_prompt(
             assert final + out == tokenizer.decode(ids, special)
 
 
+@pytest.mark.parametrize("answer", [b"ab", b"", b"\xc3\xa9"])
+def test_what_a_prompt_left_open_is_no_text_of_an_answer_that_does_not_go_on(answer: bytes) -> None:
+    tokenizer = ours(byte_level)
+    byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    decoder = tokenizer.new_decoder([byte_ids[b"a"], byte_ids[b"\xc2"]])
+    out = "".join(decoder(byte_ids[bytes([byte])]) for byte in answer) + decoder.flush()
+    assert out == answer.decode()
+
+
 def test_bos() -> None:
     tokenizer = Tokenizer(copy.deepcopy(sentencepiece()), bos_id=1, begin_ids=(1,))
     plain = tokenizer.encode("Hello", add_bos=False)

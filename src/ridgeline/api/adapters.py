@@ -76,7 +76,7 @@ def room_for(options: Options, weights: Sequence[AdapterWeights]) -> tuple[int, 
     if rank and options.max_lora_rank:
         rank = options.max_lora_rank
     if options.lora_memory:
-        return rank, parse_bytes(options.lora_memory)
+        return rank, parse_bytes(options.lora_memory, "--lora-memory")
     num_bytes = sum(one.num_bytes for one in weights)
     return rank, num_bytes + num_bytes // 8 + (_EXTRA_BYTES if options.enable_lora else 0)
 

@@ -94,7 +94,7 @@ class LLM:
         self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
-        limit = parse_bytes(wishes.lora_memory) if wishes.lora_memory else None
+        limit = parse_bytes(wishes.lora_memory, "--lora-memory") if wishes.lora_memory else None
         self.adapters = Adapters(
             Base.of(checkpoint), self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
         )

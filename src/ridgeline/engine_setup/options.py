@@ -12,7 +12,9 @@ from ridgeline.engine_setup.speculative import parse_speculative
 
 _MOST_BYTES = 1 << 60
 _MOST_SHOWN = 80  # letters of a value
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS = {"": 1}
+_UNITS |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
 def flag_field(default: Any, help: str, envvar: str | None = None) -> Any:
@@ -95,10 +97,7 @@ class Options:
             )
         parse_speculative(self.speculative_config)
         _at_least("max_lora_rank", self.max_lora_rank, 1)
-        try:
-            parse_bytes(self.lora_memory or 1)
-        except ValueError as error:
-            raise ValueError(f"--lora-memory: {error}") from None
+        parse_bytes(self.lora_memory or 1, "--lora-memory")
         _ = self.adapters
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
@@ -120,17 +119,19 @@ class Options:
         return by_name
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, flag: str) -> int:
     """Return a size in bytes: a number, or text such as "512MiB", "4GiB" or "2G".
 
-    Raises ValueError if it is neither, not positive, or more than any machine has.
+    Raises ValueError, which names ``flag``, if it is neither, not positive, or more than any
+    machine has.
     """
-    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmg]i?)?b?", str(size).strip().lower())
+    match = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmgt]i?)?b?", str(size).strip().lower())
     num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if not 1 <= num_bytes <= _MOST_BYTES:
         text = f"{size!r}" if len(str(size)) <= _MOST_SHOWN else f"{str(size)[:_MOST_SHOWN]}..."
         raise ValueError(
-            f"{text} is not a size: write bytes, or a number with MiB or GiB, up to 2**60 bytes"
+            f"{flag}: {text} is not a size: write bytes, or a number with MiB or GiB, "
+            "up to 2**60 bytes"
         )
     return num_bytes
 

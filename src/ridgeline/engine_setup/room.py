@@ -81,7 +81,7 @@ def fit(
         step_bytes=footprint.step_bytes + states.num_bytes,
         kv_bytes_per_block=kv_bytes_per_block,
         block_size=block_size,
-        wanted_kv_bytes=None if wanted is None else parse_bytes(wanted),
+        wanted_kv_bytes=None if wanted is None else parse_bytes(wanted, "--kv-cache-memory"),
         wanted_model_len=setup.max_model_len,
         blocks_of=lambda num_tokens: cache.most_blocks(num_tokens, batched),
         max_num_seqs=min(

@@ -102,10 +102,7 @@ class Wishes:
     def size(self, name: str) -> int | None:
         """Return a size in bytes, None where it is open. Raises ValueError, with the flag."""
         value = getattr(self, name)
-        try:
-            return None if value is None else parse_bytes(value)
-        except ValueError as error:
-            raise ValueError(f"{_flag(name)}: {error}") from error
+        return None if value is None else parse_bytes(value, _flag(name))
 
     def ranks(self, name: str, default: str) -> int | None:
         """Return the value of one of the two sizes of a division; None for auto."""

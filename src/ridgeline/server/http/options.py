@@ -118,17 +118,17 @@ class ServeOptions:
             raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")
         if self.shutdown_timeout < 0:
             raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
-        parse_bytes(self.max_body)
-        for name, parse in (("keep_alive", parse_seconds), ("models_memory", parse_bytes)):
-            try:
-                parse(getattr(self, name) or 1)
-            except ValueError as error:
-                raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
+        parse_bytes(self.max_body, "--max-body")
+        parse_bytes(self.models_memory or 1, "--models-memory")
+        try:
+            parse_seconds(self.keep_alive or 1)
+        except ValueError as error:
+            raise ValueError(f"--keep-alive: {error}") from None
 
     @property
     def max_body_bytes(self) -> int:
         """``max_body`` as a number."""
-        return parse_bytes(self.max_body)
+        return parse_bytes(self.max_body, "--max-body")
 
     @property
     def keep_alive_s(self) -> float:
@@ -138,7 +138,7 @@ class ServeOptions:
     @property
     def models_memory_bytes(self) -> int | None:
         """``models_memory`` as a number."""
-        return parse_bytes(self.models_memory) if self.models_memory else None
+        return parse_bytes(self.models_memory, "--models-memory") if self.models_memory else None
 
 
 def parse_seconds(time: str | float) -> float:

@@ -291,6 +291,7 @@ class Decoder:
         self._at_start = tokenizer._strip_space and not before
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(before)
+        self._is_begun = not self.is_whole  # what the text before left open
 
     def __call__(self, token_id: int) -> str:
         """Return the text that this token makes final; may be empty."""
@@ -300,6 +301,10 @@ class Decoder:
         if self._at_start and data:
             data = data.removeprefix(b" ")  # SentencePiece puts a space before every text
             self._at_start = False
+        if self._is_begun and data:
+            self._is_begun = False
+            if not 0x80 <= data[0] < 0xC0:  # it does not go on: what was begun is no text of ours
+                self._utf8.reset()
         return self._utf8.decode(data)
 
     @property
@@ -308,5 +313,5 @@ class Decoder:
         return not self._utf8.getstate()[0]
 
     def flush(self) -> str:
-        """Return U+FFFD for a character that was begun and will not be completed, or nothing."""
-        return self._utf8.decode(b"", final=True)
+        """Return U+FFFD for a character that was begun here and will not end, or nothing."""
+        return "" if self._is_begun else self._utf8.decode(b"", final=True)
