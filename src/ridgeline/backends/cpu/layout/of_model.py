@@ -92,21 +92,21 @@ def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
         return replace(feed_forward, gate_scale=ffn.gate_scale, out_scale=ffn.out_scale)
     dense = ffn.shared or ffn.beside
     experts = Experts(
-        ffn.num,
-        ffn.per_token,
-        ffn.normalised,
-        ffn.scale,
-        ffn.bias,
-        ffn.own_scales,
-        _feed_forward(dense) if dense else None,
-        ffn.shared_gated,
-        ffn.beside is not None,
-        ffn.router,
-        ffn.choice_bias,
-        ffn.num_groups,
-        ffn.groups_met,
-        ffn.jitter,
-        ffn.scales_input,
+        num=ffn.num,
+        per_token=ffn.per_token,
+        normalised=ffn.normalised,
+        scale=ffn.scale,
+        bias=ffn.bias,
+        own_scales=ffn.own_scales,
+        dense=_feed_forward(dense) if dense else None,
+        dense_gated=ffn.shared_gated,
+        dense_apart=ffn.beside is not None,
+        router=ffn.router,
+        choice_bias=ffn.choice_bias,
+        num_groups=ffn.num_groups,
+        groups_met=ffn.groups_met,
+        jitter=ffn.jitter,
+        scales_input=ffn.scales_input,
     )
     return replace(feed_forward, experts=experts)
 
@@ -115,7 +115,17 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
     """Return the padded shape of a layer's heads, and the cache's format."""
     attention, pairs = layer.attention, rotating_pairs(arch, layer)
     if attention is None:
-        return Heads(0, 0, 0, 0, 0, cache, qkv_bias=False, qk_norm="", eps=arch.norm_eps)
+        return Heads(
+            num_heads=0,
+            num_kv_heads=0,
+            half=0,
+            rest=0,
+            num_channels=0,
+            cache=cache,
+            qkv_bias=False,
+            qk_norm="",
+            eps=arch.norm_eps,
+        )
     latent = latent_heads(attention, dtype)
     return Heads(
         num_heads=attention.num_heads,
