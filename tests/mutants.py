@@ -28,16 +28,10 @@ NEEDED = (
     "src",
     *PURE_TESTS,
     *PLANNER_TESTS,
-    "tests/__init__.py",
-    "tests/conftest.py",
-    "tests/data/configs.json",
-    "tests/data/decisions.json",
-    "tests/fakes.py",
-    "tests/physics/__init__.py",
-    "tests/physics/published.py",
-    "tests/foresight/__init__.py",
-    "tests/foresight/explain/__init__.py",
-    "tests/planner/__init__.py",
+    *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py"),
+    *("tests/data/configs.json", "tests/data/decisions.json"),
+    *("tests/physics/__init__.py", "tests/physics/published.py", "tests/planner/__init__.py"),
+    *("tests/foresight/__init__.py", "tests/foresight/explain/__init__.py"),
     "tests/foresight/runs.py",
 )
 WORKERS = 2
@@ -462,7 +456,8 @@ def tests_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the tests that must notice a mutant."""
     if mutant is UNBROKEN:
         return *PURE_TESTS, *PLANNER_TESTS
-    return PLANNER_TESTS if mutant.file.startswith("planner/") else PURE_TESTS
+    is_pure = mutant.file.startswith(("core/", "decoding/"))
+    return PURE_TESTS if is_pure else PLANNER_TESTS
 
 
 def judge(mutant: Mutant) -> tuple[str, float]:
