@@ -102,3 +102,14 @@ def test_a_start_waits_for_no_library_that_it_does_not_use() -> None:
     code = "import ridgeline, sys; ridgeline.LLM; print(*sys.modules)"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert late.isdisjoint(seen.stdout.split())
+
+
+def test_a_backend_is_imported_when_it_is_named() -> None:
+    code = (
+        "import sys; from ridgeline.backends import BACKENDS\n"
+        "of = lambda: [name for name in BACKENDS if f'ridgeline.backends.{name}' in sys.modules]\n"
+        "before, _ = of(), BACKENDS['reference']; print(before, of(), len(BACKENDS))\n"
+        "print('cuda' in BACKENDS)"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.split("\n")[:2] == ["[] ['reference'] 2", "False"]

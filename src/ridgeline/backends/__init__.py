@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from ridgeline.backends import cpu, reference
 from ridgeline.backends.interface import Backend
 
+
+def _cpu() -> Backend:
+    from ridgeline.backends import cpu
+
+    return cpu
+
+
+def _reference() -> Backend:
+    from ridgeline.backends import reference
+
+    return reference
+
+
+_IMPORTS = {"cpu": _cpu, "reference": _reference}
+
+
+class _Backends(Mapping[str, Backend]):
+    """A backend is imported when it is asked for: others may need what is not installed here."""
+
+    def __getitem__(self, name: str) -> Backend:
+        return _IMPORTS[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_IMPORTS)
+
+    def __len__(self) -> int:
+        return len(_IMPORTS)
+
+
 # The first is the meaning of "auto".
-BACKENDS: Mapping[str, Backend] = {"cpu": cpu, "reference": reference}
+BACKENDS: Mapping[str, Backend] = _Backends()
