@@ -32,6 +32,7 @@ from ridgeline.planner.memory.model_spec import Subject, subject_of
 from ridgeline.server.dialects.ollama.models import entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
@@ -161,7 +162,7 @@ class _PassedOn(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
         working = asyncio.ensure_future(self._try(scope, send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(client_left(receive))
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -224,11 +225,6 @@ class _PassedOn(Response):
 def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
     """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
     return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def new_app(router: Router) -> FastAPI:

@@ -258,6 +258,12 @@ class Gate:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
 
 
+async def client_left(receive: Receive) -> None:
+    """Wait until the client of a request whose body was read has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def check_operator(state: State) -> None:
     """Raise ApiError 403 unless a request's key is an operator's."""
     if not state.is_operator:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.turns import Work
 
 MOST_S = 30.0
@@ -60,6 +61,5 @@ def _until(end_s: float, gone: threading.Event) -> Alive:
 
 
 async def _watch(receive: Receive, gone: threading.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await client_left(receive)
     gone.set()

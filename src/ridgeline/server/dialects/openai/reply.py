@@ -21,6 +21,7 @@ from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.engine.async_engine import Bridge
 from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import Strict
@@ -202,8 +203,7 @@ class Reply(Response):
             self._finish_note()
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await client_left(receive)
         self._bridge.abandon(self._stream, ClientGone())
 
     async def _send_whole(self, send: Send) -> None:
