@@ -52,7 +52,7 @@ def measure(calibration: Calibration, num_seqs: int, num_steps: int = 2000) -> d
     score = Score(calibration, start=lambda work: None)
     # All that a history asks of an engine's thread.
     bridge: Any = SimpleNamespace(
-        engine=SimpleNamespace(describe=lambda: settings),
+        settings=settings,
         listeners=[],
         tenant_of=lambda number: "-",
     )

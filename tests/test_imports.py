@@ -66,6 +66,16 @@ def test_every_room_that_could_knows_the_face_of_a_backend_alone() -> None:
     assert others <= set(contract["source_modules"])
 
 
+def test_the_server_reads_values_of_its_engine_and_none_of_its_parts() -> None:
+    """What a contract of imports cannot see: a way through attributes, such as engine.scheduler."""
+    for path in sorted((PACKAGE / "server").rglob("*.py")):
+        if path.parent.name == "engine":
+            continue
+        nodes = ast.walk(ast.parse(path.read_text()))
+        read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert read.isdisjoint({"scheduler", "queues", "kv"}), path
+
+
 def test_no_circle_of_files_stands_in_the_house() -> None:
     """Imports inside of functions and for types alone count too (Tarjan, 1972)."""
     graph = grimp.build_graph("ridgeline", cache_dir=None)

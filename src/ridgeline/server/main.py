@@ -8,7 +8,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.foresight.step_time.monitor import Score
 from ridgeline.machine import raise_file_limit
 from ridgeline.server.app import new_app
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.async_engine import AsyncEngine
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
@@ -52,13 +52,13 @@ class Running:
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
         """
         self.options, self.keys, self._write = options, keys, write
-        self.bridge = Bridge(llm.engine)
+        self.bridge = AsyncEngine(llm.engine)
         trace = llm.trace
         self.score = Score(known(home, llm.path, llm.arch, llm.config), home)
         self.bridge.listeners.append(self.score.on_record)
         self.metrics = Metrics(
             name,
-            self._gauges,
+            self.bridge.gauges,
             lambda: trace.num_lost if trace else 0,
             self.score,
             keys.labels or (ANYONE,),
@@ -93,16 +93,6 @@ class Running:
             self.metrics.count_http,
         )
         self._drain: asyncio.Task[None] | None = None
-
-    def _gauges(self) -> Mapping[str, float]:
-        queues = self.bridge.engine.scheduler.queues
-        pool = queues.kv.pool
-        resting = len(queues.waiting) + len(queues.paused)
-        return {
-            "num_requests_running": len(queues.running),
-            "num_requests_waiting": resting + self.bridge.num_queued,
-            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
-        }
 
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it."""

@@ -30,7 +30,7 @@ from ridgeline.server.dialects.openai.protocol import (
 )
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, Shape
 from ridgeline.server.dialects.openai.response_builder import Answers
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import Stream
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import note_ignored
@@ -53,7 +53,7 @@ class Service:
     def __init__(
         self,
         text: TextSide,
-        bridge: Bridge,
+        bridge: EngineClient,
         metrics: Metrics,
         options: ServeOptions,
         *,

@@ -38,9 +38,9 @@ from ridgeline.foresight.deadline_admission import (
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, Score
-from ridgeline.server.deadlines.engine_snapshot import Copy, copy_of, standing_of, with_cached
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.deadlines.standings import standing_of, with_cached
+from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.server.http.errors import ApiError
 
@@ -104,7 +104,7 @@ class Promise:
 class _Seen(NamedTuple):
     """What a round decides about; seconds count from the copy."""
 
-    copy: Copy
+    copy: EngineSnapshot
     lag_s: float  # until who is promised something now is in the engine
     asked: list[tuple[Standing, ...]]
     promised: list[tuple[Promise, tuple[Standing, ...]]]
@@ -116,7 +116,7 @@ class Promises:
     """Who was promised what, and whether it was kept."""
 
     def __init__(
-        self, bridge: Bridge, score: Score, text: TextSide, count: Callable[[str], None]
+        self, bridge: EngineClient, score: Score, text: TextSide, count: Callable[[str], None]
     ) -> None:
         """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
 
@@ -131,7 +131,7 @@ class Promises:
         self._measuring: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "forecast")
         self._cost_s = 0.0  # of the processor, in the last round
-        self._copy: Copy | None = None
+        self._copy: EngineSnapshot | None = None
         # From the begin of each of the last rounds until its verdicts were there.
         self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
 
@@ -235,7 +235,7 @@ class Promises:
 
         Else a server whose clients all have deadlines would never learn how fast it is.
         """
-        num_wave, longest = 0, self._bridge.engine.max_model_len // 2
+        num_wave, longest = 0, self._bridge.settings.max_model_len // 2
         words = self._text.tokenizer.encode(_WORDS)
         while not self._score.is_calibrated and num_wave < _MOST_WAVES:
             sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
@@ -387,11 +387,11 @@ class Promises:
         self._cost_s = time.thread_time() - thread_s
         return verdicts, num_may_enter, book.delays_s()
 
-    async def _newest_copy(self) -> Copy:
+    async def _newest_copy(self) -> EngineSnapshot:
         """Return the copy made before the step under way, or one that is made now."""
         if self._copy is not None and self._bridge.step_began_s is not None:
             return self._copy
-        looked, copies = asyncio.Event(), list[Copy]()
+        looked, copies = asyncio.Event(), list[EngineSnapshot]()
 
         def take_copy() -> None:
             try:
@@ -405,14 +405,14 @@ class Promises:
             raise ApiError(500, "nothing can be promised now; the server's log says why")
         return copies[0]
 
-    def _take_copy(self) -> Copy:
+    def _take_copy(self) -> EngineSnapshot:
         """Copy what a forecast needs; in the engine's thread."""
-        copy = copy_of(self._bridge)
+        copy = self._bridge.snapshot()
         max_num_seqs = copy.state.settings.max_num_seqs
         self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
 
-    def _seen(self, copy: Copy, asking: list[Promise], lag_s: float) -> _Seen:
+    def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _Seen:
         """Return what a round decides about."""
         here = {standing.number: standing for standing in copy.state.requests}
         known, coming = [], list[Standing]()
@@ -426,14 +426,14 @@ class Promises:
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
-            standing_of(self._bridge.engine, stream, index, taken + (1 << 32) + i)
+            standing_of(self._bridge, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
         return _Seen(copy, lag_s, new, known, coming, queued)
 
     def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
-        stream, engine = promise.stream, self._bridge.engine
+        stream, engine = promise.stream, self._bridge
         standings = []
         for i in range(len(stream.prompts)):
             one = standing_of(engine, stream, i, number + i)

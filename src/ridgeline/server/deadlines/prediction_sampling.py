@@ -22,8 +22,8 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import Score, lower_priority
-from ridgeline.server.deadlines.engine_snapshot import Copy, copy_of, standing_of, with_cached
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.deadlines.standings import standing_of, with_cached
+from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import Stream, StreamEvent
 
 _log = logging.getLogger("ridgeline.server")
@@ -62,7 +62,7 @@ class Arrivals:
     All but the forecasts and the copies lives on the event loop.
     """
 
-    def __init__(self, bridge: Bridge, score: Score, every: int = EVERY) -> None:
+    def __init__(self, bridge: EngineClient, score: Score, every: int = EVERY) -> None:
         """Watch who is submitted to ``bridge``."""
         self.every = every
         self._bridge, self._score = bridge, score
@@ -94,7 +94,7 @@ class Arrivals:
         stream.on_events = take
 
         def copy() -> None:
-            self._bridge.call(self._begin, sample, copy_of(self._bridge))
+            self._bridge.call(self._begin, sample, self._bridge.snapshot())
 
         self._bridge.between_steps(copy)
 
@@ -105,9 +105,9 @@ class Arrivals:
         is_time = not self._is_closed and time.monotonic() >= self._next_s
         return is_plain and is_free and is_time and self._score.is_calibrated
 
-    def _begin(self, sample: _Sample, copy: Copy) -> None:
+    def _begin(self, sample: _Sample, copy: EngineSnapshot) -> None:
         """Let a forecast begin at a copy of the engine's state."""
-        engine, stream = self._bridge.engine, sample.stream
+        engine, stream = self._bridge, sample.stream
         queued = [
             standing_of(engine, one, index, _WAITING + i)
             for i, (one, index) in enumerate(copy.waiting)

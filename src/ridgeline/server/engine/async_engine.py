@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record, RequestRecord
@@ -28,19 +29,23 @@ from ridgeline.core.request import Request
 from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event
+from ridgeline.foresight.simulator.forecast import state_of
 from ridgeline.server.engine.bisect_faults import ContainedRunner, StepLost
+from ridgeline.server.engine.interface import EngineSnapshot
 from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
 _WATCH_S = 0.5  # between two looks whether the thread is well
 
 
-class Bridge:
-    """Runs an engine in a thread of its own."""
+class AsyncEngine:
+    """Runs an engine in a thread of its own: an ``interface.EngineClient``."""
 
     def __init__(self, engine: Engine) -> None:
         """Take over ``engine``: after ``start`` only this thread may touch it."""
-        self.engine = engine
+        self._engine = engine
+        self.settings = engine.describe()
         self.listeners = engine.listeners  # called in the engine's thread
         self.error: str | None = None  # why the engine stopped for good
         self.step_began_s: float | None = None  # while a step is under way
@@ -172,6 +177,55 @@ class Bridge:
             self._pauses[stream] = is_paused
             self._wake.notify()
 
+    # --- what others may read of it ------------------------------------------------------------
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return what the engine is at. To be called in its thread alone, between two steps."""
+        numbers: dict[Stream, list[int]] = {}
+        is_read = False
+        for number, (stream, _) in self._owners.items():
+            numbers.setdefault(stream, []).append(number)
+            is_read = is_read or stream.is_read
+        state = state_of(self.settings, self._engine.scheduler, is_read)
+        return EngineSnapshot(time.monotonic(), state, numbers, self._waiting())
+
+    def view(self, owner: str | None = None) -> dict[str, Any]:
+        """Return ids and numbers for a page, as JSON; of one owner's requests, if one is given.
+
+        To be called in the engine's thread alone, between two steps.
+        """
+        shown = view(self._engine, owner)
+        shown["num_waiting"] += sum(owner in (None, one.tenant) for one, _ in self._waiting())
+        return shown
+
+    def num_cached(self, stream: Stream, index: int) -> int:
+        """Return how many tokens of a stream's prompt the prefix cache has now."""
+        request = Request(
+            0,
+            stream.prompts[index],
+            stream.params,
+            max_model_len=self._engine.max_model_len,
+            cache_root=stream.cache_root,
+            adapter=stream.adapter,
+        )
+        # Meanwhile the engine may change what is cached: it is only asked for single blocks.
+        return self._engine.scheduler.queues.kv.num_cached(request.sequences[0])
+
+    def gauges(self) -> dict[str, float]:
+        """Return how full the engine is now, by the names of metrics. Any thread may call."""
+        queues = self._engine.scheduler.queues
+        pool = queues.kv.pool
+        resting = len(queues.waiting) + len(queues.paused)
+        return {
+            "num_requests_running": len(queues.running),
+            "num_requests_waiting": resting + self.num_queued,
+            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
+        }
+
+    def _waiting(self) -> list[tuple[Stream, int]]:
+        with self._wake:
+            return list(self._queue)
+
     # --- the engine's side ---------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -214,35 +268,23 @@ class Bridge:
 
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
-        return bool(asked or self._promised) or self.engine.has_work()
+        return bool(asked or self._promised) or self._engine.has_work()
 
     def _arrivals(self) -> list[tuple[Stream, int]]:
         """Return who enters now: those with a promise, else as many as there is room for.
 
         Who has less than its share of the engine has room beside promises to others.
         """
-        room, promised = self.engine.scheduler.room(), self._promised
+        room, promised = self._engine.scheduler.room(), self._promised
         if promised:
             self._promised, room = [], room._replace(num_seqs=0)
             for stream in promised:
                 self._queue.charge(stream.tenant, sum(map(len, stream.prompts)))
-        elif self._num_permitted < inf and self.engine.has_work():  # else none is held up
+        elif self._num_permitted < inf and self._engine.has_work():  # else none is held up
             room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
         taken = self._queue.take(room, held=lambda item: self._held[item[0]])
         self._num_permitted = max(0, self._num_permitted - len(taken))
         return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
-
-    def entered(self) -> dict[int, tuple[Stream, int]]:
-        """Return whose each of the engine's requests is, and which of its prompts.
-
-        Call this, and ``waiting``, in the engine's thread alone.
-        """
-        return self._owners
-
-    def waiting(self) -> list[tuple[Stream, int]]:
-        """Return which prompts wait before the engine, in the order in which they came."""
-        with self._wake:
-            return list(self._queue)
 
     def _enter(
         self,
@@ -262,40 +304,40 @@ class Bridge:
         if gone:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
-                    self.engine.abort(request_id)
+                    self._engine.abort(request_id)
         if pauses:
             for request_id, (stream, _) in self._owners.items():
                 if stream in pauses:
-                    (self.engine.pause if pauses[stream] else self.engine.resume)(request_id)
+                    (self._engine.pause if pauses[stream] else self._engine.resume)(request_id)
         return num_outside
 
     def _step(self, num_outside: int) -> None:
         """Run a step, if there is work for one, and hand out its events."""
         events: list[Event] = []
-        if self.engine.has_work():
+        if self._engine.has_work():
             is_read = any(stream.is_read for stream, _ in self._owners.values())
             if (before_step := self.before_step) is not None:
                 before_step()
             self.step_began_s = time.monotonic()
             try:
-                events = self.engine.step(Load(num_outside, is_read))
+                events = self._engine.step(Load(num_outside, is_read))
             except StepLost as lost:  # the engine has taken it back, and goes on from there
                 self._note_failure(lost.__cause__ or lost)
             self.step_began_s = None
         self._send(events)
-        if not self.engine.has_work():
+        if not self._engine.has_work():
             self._check()
 
     def _check(self) -> None:
         try:
-            self.engine.check()
+            self._engine.check()
         except AssertionError:  # a leak must be known, but is no reason to refuse requests
             _log.exception("the engine's own check fails")
 
     def _add(self, stream: Stream, index: int) -> None:
         prompt, params = stream.prompts[index], stream.params
         try:
-            request_id = self.engine.add(
+            request_id = self._engine.add(
                 prompt,
                 params,
                 new_text=lambda: stream.new_text(prompt, params),
@@ -321,7 +363,7 @@ class Bridge:
             return
         self._held[stream] += params.num_seqs
         self._owners[request_id] = stream, index
-        self._unseen[request_id] = self.engine.requests[request_id]
+        self._unseen[request_id] = self._engine.requests[request_id]
 
     def _send(self, events: list[Event]) -> None:
         """Hand a step's events to the loop, all at once."""
@@ -363,9 +405,9 @@ class Bridge:
             with self._wake:
                 self._queue.remove(lambda _: True)
                 self._promised.clear()
-            for request_id in list(self.engine.requests):
-                self.engine.abort(request_id)
-            self.engine.check()
+            for request_id in list(self._engine.requests):
+                self._engine.abort(request_id)
+            self._engine.check()
         except BaseException as error:
             _log.exception("the engine cannot go on")
             self.error = f"the engine has stopped: {type(error).__name__}"

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator
 
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.foresight.step_time.monitor import Score
-from ridgeline.server.engine.async_engine import Bridge
-from ridgeline.server.observe.live_snapshot import view
+from ridgeline.server.engine.interface import EngineClient
 
 _PERIOD_S = 0.25  # from a change to the next view
 
@@ -23,7 +22,7 @@ _PERIOD_S = 0.25  # from a change to the next view
 class Live:
     """Views of one engine as server-sent events."""
 
-    def __init__(self, bridge: Bridge, score: Score) -> None:
+    def __init__(self, bridge: EngineClient, score: Score) -> None:
         self._bridge, self._score = bridge, score
         self._watchers: Counter[str | None] = Counter()  # by whose requests they see
         self._views: dict[str | None, bytes] = {}
@@ -89,10 +88,8 @@ class Live:
 
     def _take_view(self) -> None:
         steps, self._steps, views = self._steps, [], dict[str | None, bytes]()
-        waiting = Counter(stream.tenant for stream, _ in self._bridge.waiting())
         for owner in tuple(self._watchers):
-            snapshot = view(self._bridge.engine, owner)
-            snapshot["num_waiting"] += waiting.total() if owner is None else waiting[owner]
+            snapshot = self._bridge.view(owner)
             snapshot["steps"] = steps if owner is None else []
             snapshot["speed"] = round(self._score.speed, 3)
             snapshot["is_calibrated"] = self._score.is_calibrated

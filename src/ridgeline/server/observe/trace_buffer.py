@@ -20,7 +20,7 @@ from ridgeline.foresight.explain.timeline import timeline
 from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND
 from ridgeline.foresight.step_time.monitor import Score
 from ridgeline.foresight.trace.reader import Json, Recorded
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.interface import EngineClient
 
 _MAX_BYTES = 16 << 20
 _NO_TOKEN = 1 << 40
@@ -40,7 +40,7 @@ class Forgotten(LookupError):
 class History:
     """The last records of one engine."""
 
-    def __init__(self, bridge: Bridge, score: Score, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, bridge: EngineClient, score: Score, max_bytes: int = _MAX_BYTES) -> None:
         """Remember what ``bridge`` reports from now on, in about ``max_bytes``.
 
         ``score`` knows how long steps take; until it does, they are compared with one another.
@@ -50,7 +50,7 @@ class History:
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._has_forgotten = False
-        self._engine = json.dumps(to_json(bridge.engine.describe())).encode()
+        self._engine = json.dumps(to_json(bridge.settings)).encode()
         bridge.listeners.append(self._on_record)
 
     def _on_record(self, record: Record) -> None:

@@ -18,7 +18,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
-from ridgeline.server.engine.async_engine import Bridge
+from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
@@ -145,7 +145,7 @@ class Reply(Response):
 
     def __init__(
         self,
-        bridge: Bridge,
+        bridge: EngineClient,
         limits: Limits,
         stream: Stream,
         answers: Results,
