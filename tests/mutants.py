@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PURE_TESTS = ("tests/core", "tests/decoding")
-PLANNER_TESTS = ("tests/planner/test_ledger.py", "tests/foresight/explain/test_explain.py")
+PLANNER_TESTS = ("tests/planner/memory/test_ledger.py", "tests/foresight/explain/test_explain.py")
 NEEDED = (
     "src",
     *PURE_TESTS,

@@ -57,6 +57,25 @@ def test_the_readme_has_no_link_that_a_package_page_cannot_follow(project: dict[
         assert text.count(f"[{name}]") > 1, f"nothing links to {name}"
 
 
+def test_tests_stand_in_the_folders_of_what_they_test() -> None:
+    rooms = {path.parent.name for path in ROOT.glob("src/ridgeline/*/*.py")}
+    folders = {
+        path.parent.relative_to(ROOT / "tests") for path in ROOT.glob("tests/*/**/test_*.py")
+    }
+    of_rooms = {folder for folder in folders if folder.parts[0] in rooms}
+    assert len(of_rooms) > 30
+    assert {f for f in of_rooms if not (ROOT / "src" / "ridgeline" / f).is_dir()} == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_that_a_document_names_exist(path: Path) -> None:
+    if path.name in ("LOG.md", "CHANGELOG.md"):  # they name files as they were then
+        return
+    named = re.findall(r"(?:\w+/)*test_\w+\.py", path.read_text())
+    paths = [ROOT / "tests" / name.rpartition("tests/")[2] for name in named]
+    assert [path for path in paths if not path.exists()] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_no_line_of_a_document_is_too_long_to_read(path: Path) -> None:
     lines = enumerate(path.read_text().splitlines(), start=1)

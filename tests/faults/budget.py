@@ -21,8 +21,8 @@ from ridgeline.machine import give_back, memory_of
 from tests.api.test_llm import HELLO
 from tests.faults.oracles import CHAT, COMPLETE
 from tests.faults.process import process
+from tests.server.plans.test_routes import config
 from tests.server.serving import JSON, serving
-from tests.server.test_plans import config
 
 _GROWTH_MIB = 64
 Ask = Callable[[int], tuple[str, str, bytes | None]]  # method, path and body of the i-th request

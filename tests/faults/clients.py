@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.oracles import MARK, Watch, watched
+from tests.server.engine.test_async_engine import post, reset
 from tests.server.serving import eventually
-from tests.server.test_engine_thread import post, reset
 
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 16}  # so that some wait, and read in pieces
 LONG: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}

@@ -23,9 +23,9 @@ import ridgeline
 from ridgeline.text.child import NUM_PROCESSES
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
+from tests.server.engine.test_async_engine import post, rest
+from tests.server.http.test_http_limits import talk
 from tests.server.serving import JSON, serving
-from tests.server.test_engine_thread import post, rest
-from tests.server.test_http_limits import talk
 
 _START = """
 import contextlib, sys

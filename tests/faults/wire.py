@@ -15,8 +15,8 @@ from typing import Any
 from tests.api.test_llm import HELLO
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process
+from tests.server.http.test_http_limits import talk
 from tests.server.serving import eventually
-from tests.server.test_http_limits import talk
 
 HOST = b"host: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\n"

@@ -21,14 +21,14 @@ from schemathesis import GenerationMode
 from ridgeline import LLM, SamplingParams
 from ridgeline.server.plans.routes import PlanRequest
 from tests.api.test_llm import HELLO, POISON
-from tests.core.test_machine import Core
+from tests.core.test_any_history import Core
 from tests.faults import clients
 from tests.faults.engine import some_body
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process, send
 from tests.models.tiny import CONFIG
 from tests.server.serving import serving
-from tests.server.test_schema import OPERATIONS, test_what_the_document_allows_and_forbids
+from tests.server.test_openapi import OPERATIONS, test_what_the_document_allows_and_forbids
 
 HARD_PATTERNS = (
     *("(a+)+b", "(a|a)*b", "(a|aa)+$", "a{1,1000000}", "((a{1,100}){1,100}){1,100}", "(?=a)a"),

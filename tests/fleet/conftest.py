@@ -2,4 +2,4 @@
 
 from tests.api.test_llm import model  # noqa: F401
 from tests.fleet.test_router import folder  # noqa: F401
-from tests.server.browsing import browser  # noqa: F401
+from tests.server.page.browsing import browser  # noqa: F401

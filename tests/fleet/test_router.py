@@ -25,7 +25,7 @@ from selenium.webdriver.support.select import Select
 from ridgeline import LLM, SamplingParams
 from ridgeline.fleet.app import POSTS, merged
 from ridgeline.server.app import new_app
-from tests.server.browsing import answer, ask, find, keep
+from tests.server.page.browsing import answer, ask, find, keep
 from tests.server.serving import JSON, eventually, serving
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}

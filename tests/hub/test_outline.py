@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.planner import plan
+from tests.hub.fetch.test_repos import run
 from tests.hub.loopback import Hub, Repo, running_hub
-from tests.hub.test_repos import run
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.published import PUBLISHED
 from tests.planner.test_plan import write_safetensors

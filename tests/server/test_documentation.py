@@ -18,8 +18,8 @@ from ridgeline.server.dialects.openai import conversation, protocol
 from ridgeline.server.http import http_limits, json_body
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.text.template import process
+from tests.server.observe.test_spans import CALLER, COMPLETE
 from tests.server.serving import Served, serving
-from tests.server.test_spans import CALLER, COMPLETE
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 CONTENT = "the prompt's fields, and `response`"  # the log has these only with --log-content

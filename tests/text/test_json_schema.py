@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from ridgeline.text.grammar.grammars import Grammars, Source
 from ridgeline.text.json_schema import SchemaError, written
+from tests.text.grammar.test_grammars import EOS, Bytes
 from tests.text.schema_pairs import Maker
-from tests.text.test_grammars import EOS, Bytes
 from tests.text.test_json_schema_pairs import accepts
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from ridgeline.text.grammar.grammars import Grammars, Source
 from ridgeline.text.json_schema import SchemaError, written
+from tests.text.grammar.test_grammars import EOS, Bytes, allowed
 from tests.text.schema_pairs import Maker
-from tests.text.test_grammars import EOS, Bytes, allowed
 
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "email", "uuid"])
 NUM_SHARDS = 20  # of 500 pairs each

@@ -13,8 +13,8 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.trace.writer import Trace
 from tests.api.test_llm import write_model
+from tests.server.engine.test_async_engine import GOOD, answer_of, texts
 from tests.server.serving import serving
-from tests.server.test_engine_thread import GOOD, answer_of, texts
 
 FULL = Path("/dev/full")
 

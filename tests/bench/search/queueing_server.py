@@ -1,0 +1,36 @@
+"""A server with seats, each so long taken: ``python -m`` this module with PORT NUM SECONDS.
+
+It takes ``NUM / SECONDS`` requests a second and no more; who finds no seat waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tests.bench.scripted import DONE, JSON, Script, chat, serving, usage
+
+
+def seats(num: int, seconds: float) -> Script:
+    free = threading.Semaphore(num)
+
+    def script(number: int, body: JSON) -> Iterator[Any]:
+        with free:
+            yield seconds / 2
+            yield chat("a")
+            yield seconds / 2
+            yield chat("b")
+        yield chat(finish="stop")
+        yield usage(5, 2)
+        yield DONE
+
+    return script
+
+
+if __name__ == "__main__":
+    port, num, seconds = sys.argv[1:]
+    with serving(seats(int(num), float(seconds)), int(port)):
+        print("ready", flush=True)
+        threading.Event().wait()

@@ -1,0 +1,139 @@
+"""Grammars are kept by the memory that they take, not by their text; what is kept never waits."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ridgeline.machine import give_back, memory_in_use, memory_of
+from ridgeline.text.child import NUM_PROCESSES
+from ridgeline.text.grammar import grammars
+from ridgeline.text.grammar.error import GrammarError, NotKept
+from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
+from tests.server.serving import eventually
+from tests.text.grammar.test_grammars import EOS, Bytes, after, allowed
+
+MIB = 1 << 20
+LONG = "x" * 40_000
+
+
+@pytest.fixture
+def of_bytes() -> Iterator[Grammars]:
+    found = Grammars(Bytes(), [EOS], give_back=give_back)  # type: ignore[arg-type]
+    yield found
+    found.close()
+
+
+def schema(value: Any) -> Source:
+    return Source("json", json.dumps(value))
+
+
+def small(i: int) -> tuple[Source, bytes]:
+    name = f"p{i}"
+    wanted = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+    return schema(wanted), f'{{"{name}":"ab'.encode()
+
+
+def large(i: int) -> tuple[Source, bytes]:
+    """Its first mask takes twenty times what it was built of."""
+    return schema({"const": f"{i}{LONG}"}), b""
+
+
+def late(i: int) -> tuple[Source, bytes]:
+    """Its first mask takes little, and one behind some tokens what that of ``large`` does."""
+    name = f"p{i}"
+    wanted = {"type": "object", "properties": {name: {"const": LONG}}, "required": [name]}
+    return schema(wanted), f'{{"{name}":"'.encode()
+
+
+def use(of_bytes: Grammars, source: Source, text: bytes) -> GrammarState:
+    state = of_bytes.constraint(source)()
+    for byte in text:
+        assert byte in allowed(state.masks(())[0])
+        state.accept(byte)
+    state.masks(())
+    return state
+
+
+@pytest.mark.parametrize(("kind", "count"), [(small, 200), (large, 3), (late, 4)])
+def test_distinct_grammars_take_no_more_memory_for_ever(
+    of_bytes: Grammars, kind: Callable[[int], tuple[Source, bytes]], count: int
+) -> None:
+    for i in range(count):
+        use(of_bytes, *kind(i))
+    gc.collect()
+    before = memory_of(os.getpid()).private_bytes
+    for i in range(count, 3 * count):
+        use(of_bytes, *kind(i))
+        assert of_bytes.kept_bytes < grammars._KEPT_BYTES + 24 * MIB  # the last one has grown
+    assert memory_of(os.getpid()).private_bytes - before < 24 * MIB
+
+
+@pytest.mark.parametrize(("kind", "count"), [(small, 120), (large, 1), (late, 1)])
+def test_what_is_counted_is_what_is_taken(
+    of_bytes: Grammars, kind: Callable[[int], tuple[Source, bytes]], count: int
+) -> None:
+    use(of_bytes, *small(1000))  # builds the vocabulary
+    gc.collect()
+    give_back()
+    counted, taken = of_bytes.kept_bytes, memory_in_use()
+    for i in range(count):
+        use(of_bytes, *kind(i))
+    counted, taken = of_bytes.kept_bytes - counted, memory_in_use() - taken
+    assert counted > 8 * MIB
+    assert 0.4 * counted < taken < 1.5 * counted + 4 * MIB
+
+
+def test_what_was_used_last_is_kept(of_bytes: Grammars) -> None:
+    often = small(-1)
+    for i in range(300):
+        use(of_bytes, *often)
+        use(of_bytes, *small(i))
+    of_bytes.constraint(often[0], may_compile=False)
+    with pytest.raises(NotKept):
+        of_bytes.constraint(small(0)[0], may_compile=False)
+
+
+def test_a_refusal_is_kept_too(of_bytes: Grammars) -> None:
+    wrong = schema({"type": "integer", "minimum": 2, "maximum": 1})
+    with pytest.raises(NotKept):
+        of_bytes.constraint(wrong, may_compile=False)
+    for may_compile in (True, False):
+        with pytest.raises(GrammarError):
+            of_bytes.constraint(wrong, may_compile=may_compile)
+
+
+def test_what_is_kept_waits_for_no_compiling_and_a_second_has_a_process_of_its_own() -> None:
+    slow = Grammars(Bytes(), [EOS], timeout_s=60)  # type: ignore[arg-type]
+    kept, others = small(0)[0], [small(i)[0] for i in (1, 2)]
+    slow.constraint(kept)
+    process = slow._children._idle[-1]._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)  # it compiles for ever
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (slow.constraint(others[0]), ended.set()))
+    thread.start()
+    eventually(lambda: len(slow._children._idle) < NUM_PROCESSES)
+    after(slow.constraint(kept, may_compile=False)(), b"{")
+    slow.constraint(others[1])
+    assert not ended.is_set()
+    os.kill(process.pid, signal.SIGCONT)
+    thread.join(60)
+    assert ended.is_set()
+    slow.close()
+
+
+def test_a_question_that_takes_too_long_leaves_no_start_to_the_next(of_bytes: Grammars) -> None:
+    of_bytes._timeout_s = 0.2
+    with pytest.raises(GrammarError):
+        of_bytes.constraint(schema({"type": "integer", "multipleOf": 99_999_989}))
+    process = of_bytes._children._idle[-1]._process
+    assert process is not None
+    assert process.poll() is None
