@@ -38,9 +38,10 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.deadline_admission import Due, latest_start_s
 from ridgeline.foresight.simulator.replay_times import asked_in, settings_of
 from ridgeline.foresight.simulator.run import Asked, Clock, Course, new_replica, serve
-from ridgeline.foresight.step_time.features import Features, StepTime, of_record
+from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.least_squares import fit
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
+from ridgeline.physics.costs import Features
 
 _PROMPTS, _ANSWERS = (20, 60, 150, 400), (16, 32, 64)
 _NUM_ALONE = 12

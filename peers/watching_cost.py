@@ -21,8 +21,9 @@ from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.foresight.simulator.run import Asked, simulate
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.foresight.step_time.features import Features, StepTime
+from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.physics.costs import Features
 from ridgeline.server.observe.trace_buffer import History
 
 _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)

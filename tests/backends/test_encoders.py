@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.cpu.layout.model_weights import footprint, logits_stride
+from ridgeline.backends import cpu
+from ridgeline.backends.cpu.layout.model_weights import logits_stride
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS
 from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
@@ -121,12 +123,12 @@ def test_nothing_is_kept_for_an_output_head(make: Make, name: str) -> None:
         data.nbytes for parts in runner.weights.packed().values() for data in parts
     )
     # A model that draws keeps rows of logits and those of the proxy; and the head.
+    setup = Setup("auto", "int8", 16, 2, MAX_LEN, max_num_seqs=256, max_num_batched_tokens=512)
     mine, drawing = (
-        footprint(one, "auto", "int8", 512, MAX_LEN, 2, 256)
-        for one in (arch, replace(arch, has_head=True))
+        cpu.footprint(one, setup).step_bytes for one in (arch, replace(arch, has_head=True))
     )
     logits_bytes = 256 * logits_stride(VOCAB) + PRUNED_ROWS * runner.sizes.proxy_stride
-    assert drawing[0] - mine[0] == logits_bytes
+    assert drawing - mine == logits_bytes
     weights = packed_bytes(checkpoint(replace(arch, has_head=True)), "auto", "int8")
     assert weights["head"] > 0.8 * VOCAB * arch.hidden_size  # a byte and more a weight
 

@@ -22,8 +22,9 @@ from ridgeline.foresight.simulator import run
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
 from ridgeline.foresight.simulator.run import Clock, Course, new_replica, serve
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.foresight.step_time.features import Features, StepTime
+from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.physics.costs import Features
 
 # Of a model of 135M weights on two cores: 450 tokens/s alone, 2,700 of prompts.
 TRUTH = StepTime(

@@ -242,12 +242,12 @@ def compare(
             report(len(rows), total)
     kl, agrees, wanted_loss, loss = np.array(rows, np.float64).T
     return Quality(
-        len(rows),
-        float(kl.mean()),
-        float(kl.max()),
-        float(agrees.mean()),
-        float(np.exp(loss.mean())),
-        float(np.exp(loss.mean() - wanted_loss.mean())),
+        num_predictions=len(rows),
+        mean_kl=float(kl.mean()),
+        max_kl=float(kl.max()),
+        top1_agreement=float(agrees.mean()),
+        perplexity=float(np.exp(loss.mean())),
+        perplexity_ratio=float(np.exp(loss.mean() - wanted_loss.mean())),
     )
 
 

@@ -46,18 +46,21 @@ def new_runner(
 
 def setup_of(config: EngineConfig) -> Setup:
     """Return what a backend has to know of a configuration."""
+    num_states = (
+        0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints
+    )
     return Setup(
-        config.dtype,
-        config.kv_cache_dtype,
-        config.block_size,
-        config.threads,
-        config.max_model_len,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        config.num_blocks,
-        config.max_lora_rank,
-        0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints,
-        config.groups,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        block_size=config.block_size,
+        num_threads=config.threads,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=config.num_blocks,
+        max_lora_rank=config.max_lora_rank,
+        num_states=num_states,
+        groups=config.groups,
     )
 
 

@@ -82,8 +82,13 @@ def resolve(
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     setup = backend.check(
         Setup(
-            *(options.dtype, options.kv_cache_dtype, options.block_size, threads),
-            *(model_len, max_num_seqs, batched),
+            dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            block_size=options.block_size,
+            num_threads=threads,
+            max_model_len=model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=batched,
             max_lora_rank=max_lora_rank,
             groups=groups,
         ),

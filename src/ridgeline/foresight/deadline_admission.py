@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.foresight.simulator.run import Times
-from ridgeline.foresight.step_time.features import Features
+from ridgeline.physics.costs import Features
 
 _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
 _QUANTILE = 0.99  # of forecasts

@@ -49,10 +49,12 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
             before += (vector("relative_attention_bias", "attention", numbers),)
     heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     return Shape(
-        name, hidden, arch.vocab_size, arch.max_position, *heads[0],
-        layers,
-        before,
-        (
+        name, hidden, arch.vocab_size, arch.max_position,
+        num_heads=heads[0][0],
+        num_kv_heads=heads[0][1],
+        layers=layers,
+        embedding=before,
+        end=(
             *end(hidden, arch.vocab_size, tied=arch.tied_embeddings, norm_bias=arch.norm_bias),
             *([vector("lm_head.bias", "head", arch.vocab_size)] if arch.head_bias else []),
         ),

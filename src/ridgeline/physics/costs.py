@@ -14,11 +14,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
 from ridgeline.arch.recurrent import Recurrent, num_matrix_weights
 
 STATE_VALUE_BYTES = 4  # of recurrent layers: always float32
+
+
+class Features(NamedTuple):
+    """What a step computes, in counts.
+
+    Attributes:
+        num_tokens: rows that go through the layers; drafts are among them.
+        num_seqs: sequences.
+        num_rows: rows of which the output head is computed.
+        num_positions: keys and values that attention reads, for each sequence; the mean of layers.
+        num_pairs: pairs of a query and a key that it sees; the mean of layers.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_rows: int
+    num_positions: float
+    num_pairs: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from ridgeline.physics.costs import Features
 from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
@@ -29,30 +30,6 @@ OLDER = "trtllm-0.6.1"  # whose constants are taken for engines to which nothing
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
 _STATE_BYTES = 4  # states of sequences are kept in f32
-
-
-class Counts(Protocol):
-    """What a step computes (``foresight.step_time.features.Features``)."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows that go through the layers."""
-
-    @property
-    def num_seqs(self) -> int:
-        """Sequences."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the output head."""
-
-    @property
-    def num_positions(self) -> float:
-        """Keys and values that attention reads; the mean of layers."""
-
-    @property
-    def num_pairs(self) -> float:
-        """Pairs of a query and a key; the mean of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +267,7 @@ class DeviceTime:
         """The windows of the model's layers."""
         return self.work.windows
 
-    def parts(self, counts: Counts) -> Mapping[str, float]:
+    def parts(self, counts: Features) -> Mapping[str, float]:
         """Return the seconds of a step by what they go into, were each alone."""
         work, efficiency = self.work, self.efficiency
         tokens = max(1.0, counts.num_tokens / self.pp)
@@ -315,7 +292,7 @@ class DeviceTime:
             "link": sent,
         }
 
-    def seconds(self, counts: Counts) -> float:
+    def seconds(self, counts: Features) -> float:
         """Return the seconds of a step."""
         parts, power = self.parts(counts), self.efficiency.power
         roof: float = (parts["compute"] ** power + parts["bandwidth"] ** power) ** (1 / power)
@@ -335,36 +312,26 @@ def device_time(
     return DeviceTime(
         work_of(shape, storage, kv_value_bytes, tp),
         efficiency,
-        products,
-        attention,
-        device.read_bytes_per_s,
-        device.link_bytes_per_s if tp > 1 else 0.0,
-        tp,
-        pp,
+        ops_per_s=products,
+        attention_ops_per_s=attention,
+        read_bytes_per_s=device.read_bytes_per_s,
+        link_bytes_per_s=device.link_bytes_per_s if tp > 1 else 0.0,
+        tp=tp,
+        pp=pp,
     )
 
 
-class Batch(NamedTuple):
-    """Counts of a step; see ``Counts``."""
-
-    num_tokens: int
-    num_seqs: int
-    num_rows: int
-    num_positions: float
-    num_pairs: float
-
-
-def prefill_counts(batch: int, prompt: int) -> Batch:
+def prefill_counts(batch: int, prompt: int) -> Features:
     """Return the counts of a step that reads ``batch`` whole prompts, without windows."""
-    return Batch(batch * prompt, batch, batch, batch * prompt, batch * prompt * (prompt + 1) / 2)
+    return Features(batch * prompt, batch, batch, batch * prompt, batch * prompt * (prompt + 1) / 2)
 
 
-def decode_counts(batch: int, context: float) -> Batch:
+def decode_counts(batch: int, context: float) -> Features:
     """Return the counts of a step that adds a token to ``batch`` sequences, without windows."""
-    return Batch(batch, batch, batch, batch * context, batch * context)
+    return Features(batch, batch, batch, batch * context, batch * context)
 
 
-def batch_steps(batch: int, prompt: int, new: int) -> Iterator[tuple[int, Batch]]:
+def batch_steps(batch: int, prompt: int, new: int) -> Iterator[tuple[int, Features]]:
     """Yield (how many, counts) of a static batch's steps: all prompts in one, then all answers."""
     yield 1, prefill_counts(batch, prompt)
     for first, last in pairwise(_cuts(new - 1)):

@@ -194,7 +194,9 @@ def _of_method(method: str, config: Mapping[str, Any]) -> Format | None:
         case "gptq" | "auto-round" | "intel/auto-round":
             bits, group = int(config["bits"]), int(config.get("group_size", 128))
             order = 32 if method == "gptq" else 0
-            return Format(f"{method} {bits} bits", bits, max(group, 0), 1, 16 + bits, order)
+            return Format(
+                f"{method} {bits} bits", bits, max(group, 0), scale_bits=16 + bits, input_bits=order
+            )
         case "awq":
             bits = int(config.get("bits", config.get("w_bit", 4)))
             group = int(config.get("group_size", config.get("q_group_size", 128)))

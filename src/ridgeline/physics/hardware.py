@@ -183,14 +183,14 @@ def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
             raise _wrong(name, number, row, "kind", "on_demand or spot")
         prices.append(
             Price(
-                row["device"],
-                row["provider"],
-                row["region"],
-                row["kind"],
-                usd,
-                row["date"],
-                row["source"],
-                row["confidence"],
+                device=row["device"],
+                provider=row["provider"],
+                region=row["region"],
+                kind=row["kind"],
+                usd_per_hour=usd,
+                date=row["date"],
+                source=row["source"],
+                confidence=row["confidence"],
             )
         )
     return tuple(prices)

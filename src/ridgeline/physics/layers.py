@@ -7,6 +7,7 @@ reads no config: see ``config_shape``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from ridgeline.physics.shapes import Cache, Layer, Matrix
@@ -188,15 +189,12 @@ def _mlp(
 ) -> tuple[Matrix, ...]:  # fmt: skip
     inner = [f"{name}.gate_proj", f"{name}.up_proj"] if gated else [f"{name}.up_proj"]
     ways = width * copies  # by width, or by expert
-    matrices = [Matrix(n, group, width, hidden, ways, copies, active) for n in inner]
-    matrices.append(Matrix(f"{name}.down_proj", group, hidden, width, ways, copies, active))
+    of = partial(Matrix, copies=copies, active=active)
+    matrices = [of(n, group, width, hidden, ways=ways) for n in inner]
+    matrices.append(of(f"{name}.down_proj", group, hidden, width, ways=ways))
     if biased:
-        matrices += [
-            Matrix(f"{n}.bias", group, width, 1, ways, copies, active, False) for n in inner
-        ]
-        matrices.append(
-            Matrix(f"{name}.down_proj.bias", group, hidden, 1, copies, copies, active, False)
-        )
+        matrices += [of(f"{n}.bias", group, width, ways=ways, linear=False) for n in inner]
+        matrices.append(of(f"{name}.down_proj.bias", group, hidden, ways=copies, linear=False))
     return tuple(matrices)
 
 

@@ -13,15 +13,10 @@ from hypothesis import strategies as st
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.foresight.step_time.features import (
-    Features,
-    StepTime,
-    of_record,
-    of_step,
-    windows_of,
-)
+from ridgeline.foresight.step_time.features import StepTime, of_record, of_step, windows_of
 from ridgeline.foresight.typed import typed
 from ridgeline.physics import costs
+from ridgeline.physics.costs import Features
 from tests.core.harness import Oracle, finish, make_engine, make_scheduler
 from tests.tiny import ARCHS, PLAIN
 

@@ -24,9 +24,10 @@ from ridgeline.foresight.step_time.calibration import (
     interval_of,
     read,
 )
-from ridgeline.foresight.step_time.features import Features, StepTime, of_record
+from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.monitor import Score
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
+from ridgeline.physics.costs import Features
 from tests.foresight.simulator.test_run import SETTINGS
 from tests.foresight.simulator.test_run import TIMES as TRUE
 

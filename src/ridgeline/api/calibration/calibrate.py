@@ -20,10 +20,11 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
-from ridgeline.foresight.step_time.features import Features, windows_of
+from ridgeline.foresight.step_time.features import windows_of
 from ridgeline.foresight.step_time.refit import fitted
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
 from ridgeline.physics import costs
+from ridgeline.physics.costs import Features
 
 _MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take

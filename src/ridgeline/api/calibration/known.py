@@ -16,7 +16,7 @@ from pathlib import Path
 from ridgeline import __version__
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.interface import Setup
+from ridgeline.engine_setup.build import setup_of
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.foresight.step_time.calibration import Calibration, read
@@ -96,10 +96,7 @@ def assume(
 
 def bytes_of(arch: ModelArch, config: EngineConfig) -> tuple[int, int]:
     """Return the bytes of all weights in memory, and of a token in the cache."""
-    setup = Setup(
-        *(config.dtype, config.kv_cache_dtype, config.block_size, config.threads),
-        *(config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens),
-    )
+    setup = setup_of(config)._replace(groups=())  # in one group a token has all layers
     footprint = BACKENDS[config.backend].footprint(arch, setup)
     return config.weights_bytes, footprint.kv_bytes_per_token
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
-from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
+from ridgeline.backends.cpu.layout.model_weights import footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,
@@ -26,7 +26,7 @@ from ridgeline.backends.cpu.layout.shapes import (
     TOKENS,
 )
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.interface import Footprint, Setup, Surroundings
+from ridgeline.backends.interface import Setup, Surroundings
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.format_bytes import own_kv_dtype
 
@@ -77,24 +77,6 @@ def _cache_dtype(dtype: str, arch: ModelArch) -> str:
     if dtype == "bf16" and arch.reads_whole:
         return "f16"
     return own_kv_dtype(dtype)
-
-
-def footprint(arch: ModelArch, setup: Setup) -> Footprint:
-    """Return how much memory a setup takes."""
-    return Footprint(
-        *_footprint(
-            arch,
-            setup.dtype,
-            setup.kv_cache_dtype,
-            setup.max_num_batched_tokens,
-            setup.max_model_len,
-            setup.num_threads,
-            setup.max_num_seqs,
-            setup.max_lora_rank,
-            setup.groups,
-        ),
-        maps_weights=True,
-    )
 
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:

@@ -69,9 +69,19 @@ def arrange(
     tables, table_begins = _tables(work, records_per_block, windows)
     sequences = [[begins[i] for i in rows.sequences] for begins in table_begins]
     return Batch(
-        rows.tokens, rows.positions, sequences, rows.text_lengths, tables, rows.items, rows.blocks,
-        bounds, begins, rows.row_of_token, rows.adapters, ends,
-    )  # fmt: skip
+        tokens=rows.tokens,
+        positions=rows.positions,
+        sequences=sequences,
+        text_lengths=rows.text_lengths,
+        tables=tables,
+        items=rows.items,
+        blocks=rows.blocks,
+        block_bounds=bounds,
+        output_begins=begins,
+        row_of_token=rows.row_of_token,
+        adapters=rows.adapters,
+        ends=ends,
+    )
 
 
 @dataclass(slots=True)

@@ -125,13 +125,13 @@ def measure_phase(
     return Phase(
         shape,
         is_prefill,
-        sum(part.num_steps for part in parts),
-        sum(part.num_tokens for part in parts),
-        sum(part.num_draft_tokens for part in parts),
-        sum(part.num_accepted_tokens for part in parts),
-        sum(part.span_s for part in parts),
-        {kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
-        {
+        num_steps=sum(part.num_steps for part in parts),
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        span_s=sum(part.span_s for part in parts),
+        seconds={kind: sum(part.seconds[kind] for part in parts) for kind in first.seconds},
+        traffic={
             kind: sum((p.traffic[kind] for p in parts[1:]), traffic)
             for kind, traffic in first.traffic.items()
         },
@@ -190,9 +190,18 @@ def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_pref
     for step, num_experts in zip(steps, watch.num_experts[part], strict=True):
         for kind, one in llm.runner.traffic(step, num_experts).items():
             traffic[kind] = traffic[kind] + one if kind in traffic else one
-    num_tokens = sum(n for step in steps for _, _, n in step.work)
-    guesses = _guesses(steps)
-    return Phase(shape, is_prefill, len(steps), num_tokens, *guesses, span_s, seconds, traffic)
+    num_drafts, num_right = _guesses(steps)
+    return Phase(
+        shape,
+        is_prefill,
+        num_steps=len(steps),
+        num_tokens=sum(n for step in steps for _, _, n in step.work),
+        num_draft_tokens=num_drafts,
+        num_accepted_tokens=num_right,
+        span_s=span_s,
+        seconds=seconds,
+        traffic=traffic,
+    )
 
 
 def _guesses(steps: Sequence[StepRecord]) -> tuple[int, int]:

@@ -144,8 +144,14 @@ class Scheduler:
         short = sum(num_tokens for num_tokens in prompts if num_tokens <= short_len)
         for seq in everyone:
             inside[seq.request.owner] += max(seq.num_slots, len(seq.seeds))
-        left, most = budget - sum(prompts), queues.max_num_seqs
-        return Room(free, left, short_len, budget // 2 - short, most, inside)
+        return Room(
+            num_seqs=free,
+            num_tokens=budget - sum(prompts),
+            short_len=short_len,
+            num_short_tokens=budget // 2 - short,
+            max_num_seqs=queues.max_num_seqs,
+            inside=inside,
+        )
 
     def schedule(self, load: Load = _ALONE) -> Step:
         """Decide the next step. Nothing is final until it is committed; only blocks are taken."""

@@ -56,33 +56,35 @@ class ToolFormat(NamedTuple):
     """
 
     name: str
-    begin: str
-    opening: str
-    key: str
-    separator: str | None
-    closing: str
-    end: str
-    sign: str
+    begin: str = ""
+    opening: str = ""
+    key: str = ""
+    separator: str | None = None
+    closing: str = ""
+    end: str = ""
+    sign: str = ""
     quote: str = ""
 
 
 BARE = '{"name": "'  # a message that begins so is a call, also of models that forget the marker
 HERMES = ToolFormat(
-    "hermes", "<tool_call>", "", "arguments", None, "", "</tool_call>", sign="<tool_call>"
+    "hermes", begin="<tool_call>", key="arguments", end="</tool_call>", sign="<tool_call>"
 )
 FORMATS = (  # looked for in this order
     ToolFormat(
-        "gemma4", "<|tool_call>", "", "", None, "", "<tool_call|>", sign="<|tool_call>",
-        quote='<|"|>',
+        "gemma4", begin="<|tool_call>", end="<tool_call|>", sign="<|tool_call>", quote='<|"|>'
     ),
     ToolFormat(
-        "phi4_mini_json", "<|tool_call|>", "[", "arguments", ",", "]", "<|/tool_call|>",
-        sign="<|tool_call|>",
+        "phi4_mini_json", begin="<|tool_call|>", opening="[", key="arguments", separator=",",
+        closing="]", end="<|/tool_call|>", sign="<|tool_call|>",
     ),
-    ToolFormat("mistral", "[TOOL_CALLS]", "[", "arguments", ",", "]", "", sign="[TOOL_CALLS]"),
-    ToolFormat("qwen3_xml", "<tool_call>", "", "", None, "", "</tool_call>", sign="<function="),
+    ToolFormat(
+        "mistral", begin="[TOOL_CALLS]", opening="[", key="arguments", separator=",", closing="]",
+        sign="[TOOL_CALLS]",
+    ),
+    ToolFormat("qwen3_xml", begin="<tool_call>", end="</tool_call>", sign="<function="),
     HERMES,
-    ToolFormat("llama3_json", "", "", "parameters", ";", "", "", sign='"parameters":'),
+    ToolFormat("llama3_json", key="parameters", separator=";", sign='"parameters":'),
 )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ from ridgeline.core.cache.kvcache import hash_block
 from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.foresight.simulator.drafts import Drafts
 from ridgeline.foresight.simulator.run import Asked, Clock, Times, new_replica
-from ridgeline.foresight.step_time.features import Features, Windows
+from ridgeline.foresight.step_time.features import Windows
+from ridgeline.physics.costs import Features
 
 
 class View(NamedTuple):

@@ -89,7 +89,15 @@ def new_standing(
     owner: str = "",
 ) -> Standing:
     """Return a request that has not begun."""
-    answer = Answer(0, num_prompt, 0, 0, (), num_answers, num_cached)
+    answer = Answer(
+        place=0,
+        num_tokens=num_prompt,
+        num_computed=0,
+        capacity=0,
+        tables=(),
+        num_seeds=num_answers,
+        num_cached=num_cached,
+    )
     return Standing(number, num_prompt, num_new, (answer,), due_s, owner)
 
 
@@ -110,9 +118,16 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         num_seeds = seq.num_slots if request.search else len(seq.seeds)
         num_computed = min(seq.num_computed, len(seq.tokens) - 1)  # also of a beam that waits
         num_cached = 0 if seq.table else kv.num_cached(seq)
-        work = seq.id[1], len(seq.tokens), num_computed
-        tables = (seq.table, *seq.others) if seq.table else ()
-        answers.append(Answer(*work, seq.capacity, tables, max(1, num_seeds), num_cached))
+        answer = Answer(
+            place=seq.id[1],
+            num_tokens=len(seq.tokens),
+            num_computed=num_computed,
+            capacity=seq.capacity,
+            tables=(seq.table, *seq.others) if seq.table else (),
+            num_seeds=max(1, num_seeds),
+            num_cached=num_cached,
+        )
+        answers.append(answer)
     num_prompt = len(request.prompt)
     num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     answers_of = request.id, num_prompt, num_new, tuple(answers)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from ridgeline.core.records import EngineRecord, Record, StepRecord, to_json
 from ridgeline.foresight.simulator.replay import params_of
 from ridgeline.foresight.simulator.run import Asked, Clock, new_replica
-from ridgeline.foresight.step_time.features import Features, Windows
+from ridgeline.foresight.step_time.features import Windows
+from ridgeline.physics.costs import Features
 
 Json = Mapping[str, Any]
 

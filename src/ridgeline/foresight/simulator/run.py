@@ -31,7 +31,8 @@ from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.drafts import Drafter, Drafts
-from ridgeline.foresight.step_time.features import Features, Windows, of_step
+from ridgeline.foresight.step_time.features import Windows, of_step
+from ridgeline.physics.costs import Features
 
 _END = -1  # the token that ends an answer, where the settings name none
 _WORD = 1 << 32  # and more: the tokens of an answer; no prompt has them, so no cache finds them

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.foresight.step_time.features import Features, StepTime
+from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.sampler import After, Measured, Samples
 from ridgeline.foresight.typed import parse, typed
+from ridgeline.physics.costs import Features
 
 ONE_STREAM = Features(1, 1, 1, 128, 128)  # a step of one answer, of some length
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest

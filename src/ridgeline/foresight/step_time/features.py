@@ -11,31 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, sampled_from
+from ridgeline.physics.costs import Features
 
 Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
-
-
-class Features(NamedTuple):
-    """What a step computes, in counts.
-
-    Attributes:
-        num_tokens: rows that go through the layers; drafts are among them.
-        num_seqs: sequences.
-        num_rows: rows of which the output head is computed.
-        num_positions: keys and values that attention reads, for each sequence; the mean of layers.
-        num_pairs: pairs of a query and a key that it sees; the mean of layers.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    num_rows: int
-    num_positions: float
-    num_pairs: float
 
 
 def windows_of(arch: ModelArch) -> Windows:

@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.foresight.step_time.features import Features, StepTime, Windows
+from ridgeline.foresight.step_time.features import StepTime, Windows
 from ridgeline.foresight.step_time.sampler import After, Measured
+from ridgeline.physics.costs import Features
 
 Floats = NDArray[np.float64]
 
@@ -67,8 +68,11 @@ def fit(
     model = StepTime(
         tuple(kept),
         tuple(table.tolist()),
-        *(float(beyond), float(per_seq), float(per_row)),
-        *(float(per_position / _UNITS[2]), float(per_pair / _UNITS[3])),
+        per_token_s=float(beyond),
+        per_seq_s=float(per_seq),
+        per_row_s=float(per_row),
+        per_position_s=float(per_position / _UNITS[2]),
+        per_pair_s=float(per_pair / _UNITS[3]),
         windows=windows,
     )
     return _with_after(model, after)

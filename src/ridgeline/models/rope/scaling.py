@@ -101,7 +101,10 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     if kind == "yarn":
         divisors = _yarn(scaling, theta, dim, factor, original)
         attention_factor = scaling.number("attention_factor", _yarn_attention(scaling, factor))
-        rope = Rope(theta, dim, divisors, attention_factor, (), original, growth)
+        rope = Rope(
+            theta, dim, divisors, attention_factor,
+            original_max_position=original, query_growth=growth,
+        )  # fmt: skip
         # Published configs often leave the length as it was before the extension.
         return rope, max(max_position, int(original * factor))
     growth = max(0.0, log(factor)) / log(original)
@@ -159,7 +162,9 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
     growth = meta.number(_GROWTH) if meta.get(_GROWTH) else 0.0
     if growth and kind != "yarn":
         meta.fail(f"{meta.prefix}{_GROWTH} without yarn is not supported")
-    return Rope(theta, dim, divisors, attention_factor, (), original, growth)
+    return Rope(
+        theta, dim, divisors, attention_factor, original_max_position=original, query_growth=growth
+    )
 
 
 def yarn_score_factor(config: Facts) -> float:

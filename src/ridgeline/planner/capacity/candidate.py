@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.run import Times
-from ridgeline.foresight.step_time.features import Features
+from ridgeline.physics.costs import Features
 from ridgeline.physics.hardware import Price
 from ridgeline.planner.capacity.latency_model import Clocked
 from ridgeline.planner.capacity.load import Load

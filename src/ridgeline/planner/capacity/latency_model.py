@@ -70,9 +70,9 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
     setting, device = placement.setting, placement.device
     efficiency = efficiency_of(device, setting.engine.name, efficiencies())
     times = device_time(
-        *(subject.shape, placement.storage, setting.kv_value_bytes, device, efficiency),
-        *(setting.tp, setting.pp),
-    )
+        subject.shape, placement.storage, setting.kv_value_bytes, device, efficiency,
+        tp=setting.tp, pp=setting.pp,
+    )  # fmt: skip
     factor, first = efficiency.factor_90, efficiency.first_factor_90
     return Clocked(
         times,
@@ -117,8 +117,19 @@ def _by_roof(subject: Subject, placement: Placement) -> Clocked:
         )
     low, high = ASSUMED_FACTORS
     reached = Efficiency(
-        *("ridgeline", "cpu", LAYER_S, MEMORY_SHARE, COMPUTE_SHARE, 2, 0.0, 0.0),
-        *(0, 0.0, high, high, "assumed"),
+        "ridgeline",
+        "cpu",
+        layer_s=LAYER_S,
+        memory=MEMORY_SHARE,
+        compute=COMPUTE_SHARE,
+        power=2,
+        request_s=0.0,
+        queue_share=0.0,
+        num_points=0,
+        error=0.0,
+        factor_90=high,
+        first_factor_90=high,
+        source="assumed",
     )
     times = device_time(
         subject.shape, placement.storage, setting.kv_value_bytes, device, reached

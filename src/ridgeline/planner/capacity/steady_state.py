@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.foresight.simulator.run import Times
-from ridgeline.foresight.step_time.features import Features
+from ridgeline.physics.costs import Features
 from ridgeline.planner.capacity.load import Load
 
 _ROUNDS = 200

@@ -67,13 +67,13 @@ def published_formula(subject: Subject, context: int, concurrency: int) -> Publi
         kv = 2 * layers * tokens * (hidden / kv_heads) * 2
     flash = (32 * tokens * hidden + 4 * 128 * tokens) * 2
     return Published(
-        weights / 1e9,
-        flash / 1e9,
-        plain / 1e9,
-        kv / 1e9,
-        (weights + kv + flash) / 1e9,
-        (weights + kv + plain) / 1e9,
-        tuple(_why_wrong(subject, tokens, kv, flash)),
+        weights_gb=weights / 1e9,
+        activations_gb=flash / 1e9,
+        plain_activations_gb=plain / 1e9,
+        kv_gb=kv / 1e9,
+        total_gb=(weights + kv + flash) / 1e9,
+        plain_total_gb=(weights + kv + plain) / 1e9,
+        why_wrong=tuple(_why_wrong(subject, tokens, kv, flash)),
     )
 
 

@@ -172,13 +172,13 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
         return Known(weights=stored, weights_how=FROM_FILE, adapters=adapters)
     groups = cache_groups(checkpoint.arch)
     wanted = Setup(
-        wishes.dtype,
-        wishes.kv_cache_dtype,
-        setting.block_size,
-        usable_cpus(),
-        setting.context,
-        min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
-        setting.max_num_batched_tokens,
+        dtype=wishes.dtype,
+        kv_cache_dtype=wishes.kv_cache_dtype,
+        block_size=setting.block_size,
+        num_threads=usable_cpus(),
+        max_model_len=setting.context,
+        max_num_seqs=min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
+        max_num_batched_tokens=setting.max_num_batched_tokens,
         max_lora_rank=subject.adapters.rank,
         groups=groups,
     )

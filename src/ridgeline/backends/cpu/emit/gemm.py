@@ -121,7 +121,7 @@ def emit_matmul(module: object, kinds: Sequence[str]) -> None:
             _linear(kind).call(
                 fn, tiles=words["tiles"], first=first, last=last,
                 num_records=words["num_records"], num_rows=num_rows,
-                **Operand(*operand)._asdict(), next_address=next_address,
+                **Operand._make(operand)._asdict(), next_address=next_address,
             )  # fmt: skip
     fn.finish()
 
@@ -129,7 +129,7 @@ def emit_matmul(module: object, kinds: Sequence[str]) -> None:
 def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
     fn = _linear(kind).begin(module)
     tiles, first, last, num_records, num_rows, *of_operand, next_address = fn.args
-    operand = Operand(*of_operand)
+    operand = Operand._make(of_operand)
     packed = FORMATS[kind]
     stride = num_records * packed.record_bytes + packed.tail_bytes
     begin = fn.var(first)
@@ -169,7 +169,7 @@ def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
 def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halves: int) -> None:
     fn = _tile(kind, rows, halves).begin(module)
     weights, half, num_records, *of_operand, prefetch_at, prefetch_step = fn.args
-    operand = Operand(*of_operand)
+    operand = Operand._make(of_operand)
     act_scales = [operand.act_scales + operand.act_scales_stride * m for m in range(rows)]
     packed = FORMATS[kind]
     if packed.activations == "rows":
@@ -182,8 +182,9 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
     table = fn.load(weights + records_bytes, vec(I8, 64), 64) if packed.has_table else None
     ahead = RecordPrefetch(
-        fn, processor, packed, (rows, halves), weights, stride, half, prefetch_at, prefetch_step
-    )
+        fn, processor, packed, (rows, halves),
+        weights=weights, stride=stride, half=half, at=prefetch_at, step=prefetch_step,
+    )  # fmt: skip
     with fn.loop(num_records) as k:
         ahead.record(k)
         places = [(*_place(packed, tile, k), part) for tile, part in whence]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, one_group
+from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
@@ -33,6 +33,7 @@ from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
 from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.machine import available_bytes, give_back
@@ -113,31 +114,21 @@ def logits_stride(vocab_size: int) -> int:
     return (padded_vocab(vocab_size) + 2 * TILE) * 4
 
 
-def footprint(
-    arch: ModelArch,
-    dtype: str,
-    cache_dtype: str,
-    num_tokens: int,
-    max_model_len: int,
-    num_threads: int,
-    max_num_seqs: int,
-    max_rank: int = 0,
-    groups: tuple[CacheGroup, ...] = (),
-) -> tuple[int, int, int]:
-    """Return bytes of a step, a token in a block, and a sequence's state.
-
-    ``num_tokens`` is how many a step has.
-    """
-    sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return how much memory a setup takes."""
+    sizes = model_sizes(arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank)
     per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
-    step_bytes = num_tokens * per_row + num_threads * sizes.local_bytes(
-        scores_stride(max_model_len)
-    )
+    local_bytes = sizes.local_bytes(scores_stride(setup.max_model_len))
+    step_bytes = setup.max_num_batched_tokens * per_row + setup.num_threads * local_bytes
     if arch.has_head:
-        step_bytes += max(max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
+        step_bytes += max(setup.max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride
-    kv_bytes = part_bytes(sizes, groups or one_group(arch)) // TOKENS
-    return step_bytes, kv_bytes, 4 * sizes.state_ends[-1]
+    return Footprint(
+        step_bytes,
+        kv_bytes_per_token=part_bytes(sizes, setup.groups or one_group(arch)) // TOKENS,
+        state_bytes_per_seq=4 * sizes.state_ends[-1],
+        maps_weights=True,
+    )
 
 
 @np.errstate(all="ignore")  # values that are not finite are an error of the answers that they reach
