@@ -17,21 +17,22 @@ from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import NO_ADAPTER, Adapter, Request, Sequence
-from ridgeline.core.scheduling.policies import Load, Policy, Queue, SplitFuse, Wish
+from ridgeline.core.scheduling.policies import Load, Policy, Queue, Wish
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
-from ridgeline.decoding.policies import Orca, Static
+from ridgeline.decoding.policies import POLICIES as by_name
 from ridgeline.decoding.search import new_search
 from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
-POLICIES = (Static(), Orca(), SplitFuse())
+POLICIES = tuple(by_name.values())
 
 
 @dataclass(frozen=True)
 class YoungestFirst:
     """A policy that wishes in the worst order, so that the young are granted, then preempted."""
 
+    name: str = "youngest first"
     reserve_full: bool = False
     whole_prompts: bool = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -13,7 +13,7 @@ from ridgeline.arch.model import ModelArch
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.core.scheduling.policies import SplitFuse
-from ridgeline.decoding.policies import Orca, Static
+from ridgeline.decoding.policies import POLICIES, Orca, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
@@ -146,11 +146,16 @@ def test_wishes_are_kept_where_they_fit(memory: pytest.MonkeyPatch) -> None:
     assert (chosen.threads, chosen.seed, chosen.notes) == (3, 9, ())
 
 
+def test_the_flag_names_all_policies_as_records_do() -> None:
+    assert get_args(get_type_hints(Options)["policy"]) == tuple(POLICIES)
+    assert all(policy.name == name for name, policy in POLICIES.items())
+
+
 @pytest.mark.parametrize("policy", [Static(), Orca(), SplitFuse()])
 def test_whole_prompts_need_a_budget_for_the_longest(
     memory: pytest.MonkeyPatch, policy: Static | Orca | SplitFuse
 ) -> None:
-    name: Any = type(policy).__name__.lower()
+    name: Any = policy.name
     chosen = resolve(Options(policy=name), ARCH)
     assert chosen.policy == policy
     assert chosen.max_num_batched_tokens == (4096 if policy.whole_prompts else 2048)

@@ -311,7 +311,7 @@ class Engine:
         """Return the record of how the engine is set up."""
         scheduler, states = self.scheduler, self.scheduler.queues.kv.states
         return EngineRecord(
-            policy=type(scheduler.policy).__name__.lower(),
+            policy=scheduler.policy.name,
             block_size=scheduler.queues.kv.block_size,
             num_blocks=len(scheduler.queues.kv.pool.refs),
             max_num_batched_tokens=scheduler.max_num_batched_tokens,

@@ -12,6 +12,7 @@ from ridgeline.core.scheduling.policies import Load, Policy, Queue, SplitFuse, W
 class Static:
     """Form a batch, run it until its last member is done, then form the next."""
 
+    name: str = "static"
     reserve_full: bool = True
     whole_prompts: bool = True
 
@@ -25,6 +26,7 @@ class Static:
 class Orca:
     """Sequences join and leave at every step, prompts whole (Yu et al., Orca, OSDI 2022)."""
 
+    name: str = "orca"
     reserve_full: bool = True
     whole_prompts: bool = True
 
@@ -35,4 +37,4 @@ class Orca:
                 yield seq, seq.num_pending
 
 
-POLICIES: Mapping[str, Policy] = {"static": Static(), "orca": Orca(), "splitfuse": SplitFuse()}
+POLICIES: Mapping[str, Policy] = {one.name: one for one in (Static(), Orca(), SplitFuse())}

@@ -167,7 +167,7 @@ def _encoder(text: TextSide, endpoint: str) -> Callable[[Planned], tuple[int, ..
 def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
     """Return the settings of the engine that a configuration makes."""
     return EngineRecord(
-        policy=type(config.policy).__name__.lower(),
+        policy=config.policy.name,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_num_batched_tokens=config.max_num_batched_tokens,

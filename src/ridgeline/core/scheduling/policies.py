@@ -37,6 +37,10 @@ class Policy(Protocol):
     """What the scheduler asks of a policy."""
 
     @property
+    def name(self) -> str:
+        """What options and records call it."""
+
+    @property
     def reserve_full(self) -> bool:
         """Whether blocks for the longest possible answer are taken at admission."""
 
@@ -72,6 +76,7 @@ class SplitFuse:
     the same reason an owner decodes in a step as many as all others, or ``least``, beside them.
     """
 
+    name: str = "splitfuse"
     reserve_full: bool = False
     whole_prompts: bool = False
     least: int = 64
