@@ -34,7 +34,8 @@ from peers.serving_points import (
     read_points,
     table,
 )
-from ridgeline.physics.device_time import OLDER, DeviceTime, Efficiency, batch_steps
+from peers.static_batch import batch_steps
+from ridgeline.physics.device_time import OLDER, DeviceTime, Efficiency
 from ridgeline.planner.capacity.candidate import Candidate
 from ridgeline.planner.capacity.latency_model import efficiencies
 from ridgeline.planner.capacity.search import settled_of

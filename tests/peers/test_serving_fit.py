@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from peers import serving_fit, serving_points
+from peers.static_batch import batch_seconds
 from ridgeline.physics.config_shape import shape_of_config
-from ridgeline.physics.device_time import Efficiency, batch_seconds, device_time
+from ridgeline.physics.device_time import Efficiency, device_time
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices
 from tests.physics.published import PUBLISHED

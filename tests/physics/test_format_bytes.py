@@ -16,10 +16,10 @@ from ridgeline.physics.format_bytes import (
     kv_bytes_of,
     storage_of_config,
     storage_of_dtype,
-    stored_bytes,
 )
 from ridgeline.physics.shapes import Matrix
 from tests.physics.published import PUBLISHED
+from tests.physics.stored import stored_bytes
 
 MATRIX = Matrix("self_attn.q_proj", "attention", rows=256, columns=512)
 

@@ -10,7 +10,7 @@ from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.kv_plan import fit_kv_cache
+from ridgeline.physics.kv_plan import fit_kv_cache, gib
 
 _DEFAULT_KV_BYTES = 4 << 30
 _LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own book-keeping
@@ -106,14 +106,10 @@ def fit(
 def _larger_than_memory(read_bytes: int, held_bytes: int) -> str:
     """Return what to say where weights are read from the disk again and again."""
     return (
-        f"of {_gib(read_bytes)} of weights about {_gib(held_bytes)} fit into memory: the others "
+        f"of {gib(read_bytes)} of weights about {gib(held_bytes)} fit into memory: the others "
         f"are read from the disk whenever they are needed, which is slow; take a smaller "
         f"quantisation, or free some memory"
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 class _States(NamedTuple):

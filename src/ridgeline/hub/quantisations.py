@@ -109,18 +109,18 @@ def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[Ggu
     if not fitting:
         smallest = narrow[-1]
         raise ValueError(
-            f"the smallest, {smallest.tag}, needs about {_gb(smallest.needed_bytes)} of memory, "
-            f"and {_gb(room_bytes)} is free: free some, or take it by its name all the same "
+            f"the smallest, {smallest.tag}, needs about {gb(smallest.needed_bytes)} of memory, "
+            f"and {gb(room_bytes)} is free: free some, or take it by its name all the same "
             f"(:{smallest.tag})"
         )
     best = fitting[0]
     larger = [model for model in narrow if model.size > best.size]
     why = (
-        f"{best.tag} ({_gb(best.size)}) is the best of {len(models)} for {_gb(room_bytes)} of free "
+        f"{best.tag} ({gb(best.size)}) is the best of {len(models)} for {gb(room_bytes)} of free "
         f"memory"
     )
     if larger:
-        why += f"; {larger[-1].tag} would need about {_gb(larger[-1].needed_bytes)}"
+        why += f"; {larger[-1].tag} would need about {gb(larger[-1].needed_bytes)}"
     return best, why
 
 
@@ -138,5 +138,6 @@ def _named(models: Sequence[GgufModel], wanted: str) -> GgufModel:
     raise ValueError(f"there is no {wanted!r}; there are {tags}")
 
 
-def _gb(num_bytes: int) -> str:
+def gb(num_bytes: int) -> str:
+    """Return a size for people, in GB."""
     return f"{num_bytes / 1e9:.1f} GB"

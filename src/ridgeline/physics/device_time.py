@@ -14,9 +14,8 @@ What ranks send each other is added where the link is known. It names no device 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from ridgeline.physics.costs import Features
@@ -319,32 +318,3 @@ def device_time(
         tp=tp,
         pp=pp,
     )
-
-
-def prefill_counts(batch: int, prompt: int) -> Features:
-    """Return the counts of a step that reads ``batch`` whole prompts, without windows."""
-    return Features(batch * prompt, batch, batch, batch * prompt, batch * prompt * (prompt + 1) / 2)
-
-
-def decode_counts(batch: int, context: float) -> Features:
-    """Return the counts of a step that adds a token to ``batch`` sequences, without windows."""
-    return Features(batch, batch, batch, batch * context, batch * context)
-
-
-def batch_steps(batch: int, prompt: int, new: int) -> Iterator[tuple[int, Features]]:
-    """Yield (how many, counts) of a static batch's steps: all prompts in one, then all answers."""
-    yield 1, prefill_counts(batch, prompt)
-    for first, last in pairwise(_cuts(new - 1)):
-        context = prompt + (first + last + 1) / 2
-        yield last - first, decode_counts(batch, context)
-
-
-def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
-    """Return the seconds of a static batch."""
-    return sum(num * times.seconds(counts) for num, counts in batch_steps(batch, prompt, new))
-
-
-def _cuts(num: int) -> Iterator[int]:
-    """Yield the borders of at most eight parts of ``num`` steps, whose times are nearly linear."""
-    parts = min(num, 8)
-    yield from (num * i // parts for i in range(parts + 1)) if parts else ()

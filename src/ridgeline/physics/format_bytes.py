@@ -6,7 +6,7 @@ A format says how one matrix is stored. Which matrices a model converts stands i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,12 +243,3 @@ def _compressed(weights: Mapping[str, Any]) -> Format | None:
             outputs, inputs = weights["block_structure"]
             return Format(name, bits, int(inputs), int(outputs), scale)
     return None
-
-
-def stored_bytes(storage: Storage, matrices: Iterable[tuple[str, Matrix]]) -> int:
-    """Return the bytes of all of these matrices, with their full names."""
-    total = 0.0
-    for name, matrix in matrices:
-        matrix_format = storage.of(name, matrix)
-        total += matrix_format.values_bytes(matrix) + matrix_format.scales_bytes(matrix)
-    return round(total)

@@ -68,9 +68,9 @@ def fit_kv_cache(
     room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
     if room_blocks < min_blocks:
         raise ValueError(
-            f"not enough memory: {_size(available_bytes)} is available, and the smallest start "
-            f"needs {_size(weights_bytes)} for weights, {_size(step_bytes)} for a step, "
-            f"{_size(min_blocks * kv_bytes_per_block)} for the KV cache of "
+            f"not enough memory: {gib(available_bytes)} is available, and the smallest start "
+            f"needs {gib(weights_bytes)} for weights, {gib(step_bytes)} for a step, "
+            f"{gib(min_blocks * kv_bytes_per_block)} for the KV cache of "
             f"{least_tokens} tokens and a margin of 5 %; free some memory, raise the "
             "limit of the container, lower --max-num-batched-tokens, or take a smaller model"
         )
@@ -81,8 +81,8 @@ def fit_kv_cache(
         num_blocks = min(wanted_kv_bytes // kv_bytes_per_block, room_blocks)
         if num_blocks < min_blocks:
             raise ValueError(
-                f"--kv-cache-memory {_size(wanted_kv_bytes)} is too little: {min_blocks} blocks of "
-                f"{block_size} tokens need {_size(min_blocks * kv_bytes_per_block)}"
+                f"--kv-cache-memory {gib(wanted_kv_bytes)} is too little: {min_blocks} blocks of "
+                f"{block_size} tokens need {gib(min_blocks * kv_bytes_per_block)}"
             )
     max_model_len = wanted_model_len
     if num_blocks < blocks_per_seq:
@@ -90,7 +90,7 @@ def fit_kv_cache(
 
     given_up, flags = [], []
     if wanted_kv_bytes is not None and num_blocks < wanted_kv_bytes // kv_bytes_per_block:
-        given_up.append(f"not {_size(wanted_kv_bytes)}")
+        given_up.append(f"not {gib(wanted_kv_bytes)}")
         flags.append("--kv-cache-memory")
     if max_model_len < wanted_model_len:
         given_up.append(f"sequences of at most {max_model_len:,} tokens, not {wanted_model_len:,}")
@@ -98,12 +98,12 @@ def fit_kv_cache(
     if not given_up:
         return KVPlan(num_blocks, max_model_len)
     if num_blocks == room_blocks:
-        reason = f"of {_size(available_bytes)} available, weights and steps take the rest; change"
+        reason = f"of {gib(available_bytes)} available, weights and steps take the rest; change"
     else:
         reason = "more would not fit in --kv-cache-memory; raise it or change"
     num_tokens = num_blocks // blocks_of(1) * block_size
     note = (
-        f"KV cache of {_size(num_blocks * kv_bytes_per_block)} ({num_tokens:,} "
+        f"KV cache of {gib(num_blocks * kv_bytes_per_block)} ({num_tokens:,} "
         f"tokens), {', '.join(given_up)}: {reason} {' and '.join(flags)}"
     )
     return KVPlan(num_blocks, max_model_len, (note,))
@@ -119,7 +119,8 @@ def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) 
     return low * block_size
 
 
-def _size(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """Return a size for people, in GiB or MiB."""
     if num_bytes >= 1024 * _MIB:
-        return f"{num_bytes / (1024 * _MIB):.1f} GiB"
+        return f"{num_bytes / (1024 * _MIB):,.1f} GiB"
     return f"{num_bytes / _MIB:.1f} MiB"

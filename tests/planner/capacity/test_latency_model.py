@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections import defaultdict
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peers import fit_device_time
+from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import (
     OLDER,
     DeviceTime,
-    batch_seconds,
-    decode_counts,
     device_time,
     efficiency_of,
     ops_per_s,
     parse_efficiencies,
-    prefill_counts,
     reached_ops_per_s,
 )
 from ridgeline.physics.format_bytes import storage_of_dtype
@@ -117,12 +115,7 @@ def test_a_bare_roofline_would_not_do() -> None:
 
 @pytest.mark.full
 def test_the_table_is_what_the_tool_makes_of_the_figures(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("fit", ROOT / "tools" / "fit_device_time.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.main(tmp_path / "table.csv")
+    fit_device_time.main(tmp_path / "table.csv")
     table = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
     for made, kept in zip(
         parse_efficiencies((tmp_path / "table.csv").read_text()),

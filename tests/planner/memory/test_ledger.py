@@ -16,7 +16,6 @@ from ridgeline.physics.format_bytes import (
     Storage,
     storage_of_config,
     storage_of_dtype,
-    stored_bytes,
 )
 from ridgeline.physics.shapes import Shape
 from ridgeline.planner import plan
@@ -32,6 +31,7 @@ from ridgeline.planner.memory.ledger import (
 )
 from ridgeline.planner.memory.what_fits import max_concurrency, max_context
 from tests.physics.published import PUBLISHED
+from tests.physics.stored import stored_bytes
 
 NAMES = sorted(PUBLISHED)
 FEW = settings(max_examples=60, deadline=None)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, Outcome
+from ridgeline.foresight.explain.compare import METRICS
 
 ERROR = 0.005  # chance that a trial which ends early says what a long one would not
 _MIN_REQUESTS = 20  # fewer say nothing, however clear they are: the server may only be warming up
 _DEVIATIONS = 2.58  # of a normal mean: it is further away with a chance of ``ERROR`` on each side
-_METRICS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ def parse_slo(text: str) -> Slo:
     Raises ValueError that says what there is.
     """
     match = re.fullmatch(r"(\w+):(?:mean|p?(\d+(?:\.\d+)?)):(\d+(?:\.\d+)?)", text.strip())
-    if match and match[1] in _METRICS and float(match[3]) > 0:
+    if match and match[1] in METRICS and float(match[3]) > 0:
         percent = None if match[2] is None else float(match[2])
         if percent is None or 0 < percent < 100:
             return Slo(match[1], percent, float(match[3]))
     raise ValueError(
         f"--slo {text} is not METRIC:PERCENTILE:MS, such as ttft:p95:500; METRIC is one of "
-        f"{', '.join(_METRICS)}, the percentile between 0 and 100, or mean"
+        f"{', '.join(METRICS)}, the percentile between 0 and 100, or mean"
     )
 
 

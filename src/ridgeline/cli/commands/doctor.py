@@ -34,6 +34,7 @@ from ridgeline.machine import (
     total_bytes,
     usable_cpus,
 )
+from ridgeline.physics.kv_plan import gib
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -82,7 +83,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     cores = usable_cpus()
     yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
-    yield "memory", f"{_gib(available_bytes())} usable of {_gib(total_bytes())}"
+    yield "memory", f"{gib(available_bytes())} usable of {gib(total_bytes())}"
     yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
@@ -90,7 +91,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     name, backend = next(iter(BACKENDS.items()))
     yield "backend", f"{name} ({backend.describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
-    yield "models", f"{home / 'models'} ({_gib(disk)} free on disk)"
+    yield "models", f"{home / 'models'} ({gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"
     known = [foreseen(calibration) for calibration in all_of(home)]
     for line in known or ["nothing measured yet: ridgeline calibrate MODEL"]:
@@ -171,7 +172,7 @@ def problems(home: Path) -> Iterator[str]:
     """Yield what is wrong, and what to do about it."""
     cores = usable_cpus()
     if available_bytes() < 2 << 30:
-        yield f"only {_gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
+        yield f"only {gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
     if cores < (os.cpu_count() or 1):
         yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -195,7 +196,3 @@ def _existing(path: Path) -> Path:
 
 def _mb(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB"

@@ -16,14 +16,13 @@ from rich.table import Table
 
 from ridgeline.cli.flags import UsageError
 from ridgeline.foresight.explain.baseline import usual_steps
+from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
 from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND, would_help
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
-
-_METRICS = ("ttft", "tpot", "e2el")
 
 
 class Format(StrEnum):
@@ -100,12 +99,12 @@ def _chosen(
 def _limit(above: str) -> tuple[str, float]:
     metric, _, limit = above.partition(":")
     try:
-        if metric not in _METRICS:
+        if metric not in METRICS:
             raise ValueError
         return metric, float(limit)
     except ValueError:
         raise UsageError(
-            f"--above {above!r}: a metric ({', '.join(_METRICS)}) and milliseconds, as ttft:500"
+            f"--above {above!r}: a metric ({', '.join(METRICS)}) and milliseconds, as ttft:500"
         ) from None
 
 

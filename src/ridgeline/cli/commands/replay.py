@@ -269,7 +269,7 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
 
 def _spelled(name: str) -> str:
     name = name.removeprefix("num_").replace("_per_", "/")
-    words = [word.upper() if word in ("ttft", "tpot", "e2el") else word for word in name.split("_")]
+    words = [word.upper() if word in compare.METRICS else word for word in name.split("_")]
     unit = f", {words.pop()}" if words[-1] in ("ms", "s") else ""
     return " ".join(words) + unit
 
@@ -306,7 +306,7 @@ def _requests(title: str, listed: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for one in listed:
         cells = []
-        for name in compare.METRICS:
+        for name in compare.IN_MS:
             cells += [_ms(one["before"][name]), f"-> {_ms(one['after'][name])}"]
         table.add_row(f"request {one['request']}", *cells, f"{one['gain_ms']:,.0f} ms")
     return table

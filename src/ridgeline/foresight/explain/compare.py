@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 
-METRICS = ("ttft_ms", "tpot_ms", "e2el_ms")
+METRICS = ("ttft", "tpot", "e2el")  # time to first token, of each further one, to the end
+IN_MS = tuple(f"{metric}_ms" for metric in METRICS)
 
 
 class Change(NamedTuple):
-    """A request in two runs, by the names of ``METRICS``; None where there is no such time."""
+    """A request in two runs, by the names of ``IN_MS``; None where there is no such time."""
 
     request: int
     before: dict[str, float | None]
@@ -59,7 +60,7 @@ def totals(records: Iterable[Record]) -> dict[str, float]:
             steps.append(record)
     measured = [times_ms(one) for one in requests]
     summary: dict[str, float] = {}
-    for name in METRICS:
+    for name in IN_MS:
         values = sorted(value for one in measured if (value := one[name]) is not None)
         if values:
             summary[f"mean_{name}"] = sum(values) / len(values)

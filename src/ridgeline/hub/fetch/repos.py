@@ -18,7 +18,7 @@ from ridgeline.hub.fetch.download import WAY_OUT, Progress, download
 from ridgeline.hub.fetch.index import Source
 from ridgeline.hub.fetch.whole import git_blob_of, hidden, only_one, rename
 from ridgeline.hub.names import HubName
-from ridgeline.hub.quantisations import GgufModel, gguf_models, needed_bytes, pick
+from ridgeline.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -66,10 +66,10 @@ def fetch(
         wanted, path, why = wanted_of(name, files, room_bytes)
         total = sum(files[file].size for file in wanted)
         needed = needed_bytes(total)
-        free = "" if why else f", and {_gb(room_bytes)} is free"
+        free = "" if why else f", and {gb(room_bytes)} is free"
         announce(
             f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch; to "
-            f"run it needs about {_gb(needed)} of memory{free}"
+            f"run it needs about {gb(needed)} of memory{free}"
         )
         _check_room(target.parent, total)
         partial, before = hidden(target, "partial"), 0
@@ -130,7 +130,7 @@ def wanted_of(
         if fitting is None:
             return directory, "", ""
         model, why = fitting
-        return list(model.files), model.files[0], f"{why}; its safetensors need {_gb(needed)}"
+        return list(model.files), model.files[0], f"{why}; its safetensors need {gb(needed)}"
     if not models:
         there = "safetensors only: leave the wish out" if has_safetensors else "nothing that runs"
         raise ValueError(f"{name.repo} has no .gguf files, {there}")
@@ -149,11 +149,10 @@ def _that_fits(models: Sequence[GgufModel], room_bytes: int) -> tuple[GgufModel,
         return None
     if model is None or model.needed_bytes > room_bytes:  # an only one is taken unasked
         return None
-    return model, why or f"{model.tag} ({_gb(model.size)}) fits {_gb(room_bytes)} of free memory"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+    return (
+        model,
+        why or f"{model.tag} ({gb(model.size)}) fits {gb(room_bytes)} of free memory",
+    )
 
 
 def _behind(before: int, total: int, progress: Progress | None) -> Progress | None:
@@ -165,7 +164,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
-            f"{_gb(num_bytes)} are to be fetched, and {folder} has room for {_gb(free)}: free "
+            f"{gb(num_bytes)} are to be fetched, and {folder} has room for {gb(free)}: free "
             f"some, or set RIDGELINE_HOME to a directory elsewhere"
         )
 

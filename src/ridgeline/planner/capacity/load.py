@@ -15,12 +15,12 @@ from random import Random
 from typing import NamedTuple
 
 from ridgeline.engine_setup.options import flag_field
+from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.load_traces import Traced, parse_trace
 from ridgeline.foresight.simulator.run import Asked
 from ridgeline.foresight.simulator.workload import gamma_arrivals, lognormal_lengths, parse_length
 from ridgeline.planner.memory.flags import AUTO
 
-METRICS = ("ttft", "tpot", "e2el")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _MOST_REPLICAS = 4096
 _NOTHING = "--slo is METRIC:PERCENTILE:MILLISECONDS, such as ttft:p95:500"

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet import Ended
 from ridgeline.planner.capacity.latency_model import Clocked
-from ridgeline.planner.capacity.load import METRICS, PERCENTILES, Slo
+from ridgeline.planner.capacity.load import PERCENTILES, Slo
 from ridgeline.planner.capacity.spot import Spot
 from ridgeline.planner.memory.placement import Placement
 

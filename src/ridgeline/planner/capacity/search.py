@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import Clocked, clock_of
-from ridgeline.planner.capacity.load import METRICS, PERCENTILES, Load, LoadWishes, Slo
+from ridgeline.planner.capacity.load import PERCENTILES, Load, LoadWishes, Slo
 from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen, seen_of, with_frontier
 from ridgeline.planner.capacity.spot import SHOWN
 from ridgeline.planner.capacity.spot_option import with_spot

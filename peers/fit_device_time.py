@@ -1,6 +1,6 @@
 """Fit the constants of ``physics/device_time.py`` to published figures; print what they err by.
 
-Run as ``python tools/fit_device_time.py``. It reads tests/data/known_speed.json and writes
+Run as ``python -m peers.fit_device_time``. It reads tests/data/known_speed.json and writes
 src/ridgeline/physics/data/efficiency.csv. Errors are of figures that were left out: of each
 generation one by one, and for "all" a generation at a time, which is what a device of a new one
 has to expect. Rows of other engines stay as they are: ``peers.serving_fit`` prints those.
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from peers.static_batch import batch_seconds
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import (
     OLDER,
     DeviceTime,
     Efficiency,
-    batch_seconds,
     device_time,
 )
 from ridgeline.physics.format_bytes import storage_of_dtype
