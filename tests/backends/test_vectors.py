@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ridgeline.api.vectors import cosine, shaped
 from ridgeline.backends.reference import ReferenceRunner
-from ridgeline.backends.vectors import pooled, segments, tanh
+from ridgeline.backends.vectors import pooled, tanh
 from ridgeline.core.params import POOLINGS, SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from tests.tiny import ARCHS, checkpoint
@@ -111,8 +111,3 @@ def test_vectors_scale_with_no_logits() -> None:
 def test_tanh_is_that_of_the_library() -> None:
     x = np.concatenate([np.linspace(-30, 30, 4001), [0.0, 1e-9, -1e-9, 800.0, -800.0]])
     assert np.abs(tanh(x) - np.tanh(x)).max() < 1e-15
-
-
-def test_segments_change_behind_the_first_separator() -> None:
-    items = (work((5, 9, 6, 9), 0), work((1, 2), 4), work((9, 1), 8))
-    assert [*segments(items, 9)] == [0, 0, 1, 1, 0, 0, 0, 1]

@@ -8,13 +8,13 @@ on nothing else: not on the batch, the threads, or how its prompt was cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.core.step import Step, StepOutput, Work
+from ridgeline.core.step import Step, StepOutput
 from ridgeline.models.tensors import Checkpoint, Dense
 
 _NOT_FINITE = "the vector is not finite"
@@ -90,14 +90,6 @@ def tanh(x: Doubles) -> Doubles:
     small = np.ldexp(series, power.astype(np.int32))
     result: Doubles = np.sign(x) * (1.0 - small) / (1.0 + small)
     return result
-
-
-def segments(items: tuple[Work, ...], separator: int) -> Iterator[int]:
-    """Yield for each token of a step which segment of its text it is in: 1 behind the separator."""
-    for item in items:
-        count = len(item.tokens)
-        first = item.tokens.index(separator) + 1 if separator in item.tokens else count
-        yield from [0] * first + [1] * (count - first)
 
 
 def pooled(

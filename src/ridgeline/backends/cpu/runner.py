@@ -33,13 +33,12 @@ from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
-from ridgeline.backends.embed_norm import EmbeddingNorm
+from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import Held, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
 from ridgeline.backends.vectors import behind_pooling, pooled
-from ridgeline.backends.vectors import segments as segments_of_text
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -129,7 +128,9 @@ class CpuRunner:
         self._states = States(num_blocks, block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
-        self._embed_norm = EmbeddingNorm(checkpoint) if self.arch.embed_norm else None
+        self._embed_norm = EmbeddingNorm(checkpoint) if arch.embed_norm else None
+        positions = self.weights.positions if arch.position_rows else None
+        self._first_inputs = FirstInputs(arch, positions, self._embed_norm)
         self._inputs = checkpoint.tensors.get("inputs")
         self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
         self._start(kernels)
@@ -229,20 +230,7 @@ class CpuRunner:
         for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
             buffers.x[row] = self.weights.embedding[token]
         rows = buffers.x[: len(batch.tokens)]
-        if self._embed_norm is not None:
-            for row in rows:
-                size = self.arch.hidden_size
-                row[:size] = self._embed_norm.of(row[:size])
-        if self.arch.embed_scale != 1.0:
-            rows *= np.float32(self.arch.embed_scale)
-        if self.arch.position_rows:
-            places = np.array(batch.positions) + self.arch.position_offset
-            if self.arch.num_segments > 1:
-                size = self.arch.position_rows // self.arch.num_segments
-                of_tokens = segments_of_text(work, self.arch.separator)
-                for row, segment in zip(batch.row_of_token, of_tokens, strict=True):
-                    places[row] += segment * size
-            rows += self.weights.positions[places]
+        self._first_inputs.make(rows, batch.positions, work, batch.row_of_token)
         if self._inputs is not None:  # as they lie in the file: it is larger than all the rest
             own = self._inputs.rows(np.array(batch.tokens)).to_f32()
             size = self.arch.input_size

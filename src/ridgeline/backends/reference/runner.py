@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.cache_groups import CacheGroup, one_group
 from ridgeline.arch.model import Attention, Experts
+from ridgeline.backends.inputs import FirstInputs
 from ridgeline.backends.interface import Counters, Held, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.reference.cache import KeysAndValues
@@ -50,7 +51,7 @@ from ridgeline.backends.reference.tiles import Tiles, tiled
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import Answer, Ask, answered, finish
 from ridgeline.backends.states import States
-from ridgeline.backends.vectors import behind_pooling, pooled, segments
+from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
@@ -154,12 +155,13 @@ class ReferenceRunner:
         """Return what every array takes that is kept from step to step."""
         arrays = [layer.arrays() for layer in self._layers]
         outer = [self._norm.weight, self._norm.bias, self._head_bias]
+        positions = [] if self._positions is None else [self._positions]
         if self._embed_norm is not None:
             outer += [self._embed_norm.weight, self._embed_norm.bias]
         vectors = [array for layer in arrays for array in layer["norms"]]
         of_inputs = [] if self._inputs is None else self._inputs.arrays
         by_name = {
-            "weights.embedding": held([self._embed, *self._positions, *of_inputs]),
+            "weights.embedding": held([self._embed, *positions, *of_inputs]),
             "weights.attention": held(a for layer in arrays for a in layer["attention"]),
             "weights.mlp": held(a for layer in arrays for a in layer["mlp"]),
             "weights.norms": held([*vectors, *(a for a in outer if a is not None)]),
@@ -200,16 +202,7 @@ class ReferenceRunner:
             by_group.append((position_T, np.concatenate(slots), tiles))
         finite_T = np.ones(len(ids), bool)
         x = self._embed[ids]
-        if self._embed_norm is not None:
-            x = normalised(x, self._embed_norm, arch)
-        if arch.embed_scale != 1.0:
-            x = x * np.float32(arch.embed_scale)
-        for table in self._positions:
-            places = position_T + arch.position_offset
-            if arch.num_segments > 1:
-                segment_T = np.fromiter(segments(items, arch.separator), np.intp, len(ids))
-                places = places + segment_T * (arch.position_rows // arch.num_segments)
-            x = x + table[places]
+        self._first_inputs.make(x, position_T, items)
         own_TLC = self._inputs.of(ids, x) if self._inputs else None
         added = np.float32(arch.residual_scale)
         adapted = Adapted(arch, items, self._adapters)
@@ -381,10 +374,12 @@ class ReferenceRunner:
             return tensor.to_f32()
 
         self._embed = get("embed")
-        self._embed_norm = None
+        self._embed_norm = norm = None
         if arch.embed_norm:
             self._embed_norm = Norm(get("embedding_norm"), get("embedding_norm_bias"))
-        self._positions = [get("positions")] if arch.position_rows else []
+            norm = partial(normalised, norm=self._embed_norm, arch=arch)
+        self._positions = get("positions") if arch.position_rows else None
+        self._first_inputs = FirstInputs(arch, self._positions, norm)
         has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
         self._relative_bias = [get("relative_bias")] if has_biases else []
         self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]

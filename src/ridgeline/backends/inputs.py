@@ -1,0 +1,88 @@
+"""What stands before the layers, in every backend: an embedding's rows become the first inputs.
+
+Of learnt positions and segments the embedding is added here. What stands behind the layers is
+``sampler.step_output``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.core.step import Work
+from ridgeline.models.tensors import Checkpoint
+
+Floats = NDArray[np.float32]
+
+
+class EmbeddingNorm:
+    """A LayerNorm of rows, each by itself: a row has the same bits whatever is beside it.
+
+    Models have one where an embedding's rows enter (BLOOM, 2022).
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Decode its weight and bias."""
+        tensors = checkpoint.tensors
+        self._eps = np.float32(checkpoint.arch.norm_eps)
+        self.arrays = [tensors[n].to_f32() for n in ("embedding_norm", "embedding_norm_bias")]
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Return rows ``[tokens, hidden]`` after the norm."""
+        out, (weight, bias) = np.empty_like(rows), self.arrays
+        for i, row in enumerate(rows):
+            centred = row - row.mean()
+            out[i] = centred / np.sqrt(np.square(centred).mean() + self._eps) * weight + bias
+        return out
+
+
+class FirstInputs:
+    """Norm, scale, learnt positions and segments of a model: those that it has."""
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        positions: Floats | None,
+        norm: Callable[[Floats], Floats] | None,
+    ) -> None:
+        """Take the learnt embedding of positions, ``[positions, width]``, and the norm of rows."""
+        self._arch, self._positions, self._norm = arch, positions, norm
+
+    def make(
+        self,
+        x: Floats,
+        positions: Sequence[int] | NDArray[np.intp],
+        work: tuple[Work, ...],
+        row_of_token: Sequence[int] | slice = slice(None),
+    ) -> None:
+        """Turn a step's rows of the embedding into what the first layer reads, in place.
+
+        Args:
+            x: ``[tokens, width]``, the model's channels first and then any padding.
+            positions: of each row, in its text.
+            work: the items of the step.
+            row_of_token: of each token in the order of the work; by default its own number.
+        """
+        arch = self._arch
+        if self._norm is not None:
+            channels = x[:, : arch.hidden_size]
+            channels[:] = self._norm(channels)
+        if arch.embed_scale != 1.0:
+            x *= np.float32(arch.embed_scale)
+        if self._positions is not None:
+            places = np.array(positions) + arch.position_offset
+            if arch.num_segments > 1:
+                of_tokens = np.fromiter(segments(work, arch.separator), np.intp, len(x))
+                places[row_of_token] += of_tokens * (arch.position_rows // arch.num_segments)
+            x += self._positions[places]
+
+
+def segments(items: tuple[Work, ...], separator: int) -> Iterator[int]:
+    """Yield for each token of a step which segment of its text it is in: 1 behind the separator."""
+    for item in items:
+        count = len(item.tokens)
+        first = item.tokens.index(separator) + 1 if separator in item.tokens else count
+        yield from [0] * first + [1] * (count - first)
