@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import fit_device_time
 from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
+from peers import fit_device_time
 from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.device_time import (
     OLDER,
