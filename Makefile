@@ -1,4 +1,4 @@
-# Every target sets up what it needs. Variables: MODEL=smollm2  PORT=8000  PROMPT="..."  PYTHON=python3.12
+# Every target sets up what it needs. Variables: MODEL=smollm2  PORT=8000  FILE=tests/...  PROMPT="..."  PYTHON=python3.12
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 MODEL ?= smollm2
@@ -22,6 +22,7 @@ help:
 	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
 	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
 	@echo "make test         lint, type-check, and run every kind of test this machine can run"
+	@echo "make test FILE=tests/core/scheduling/test_scheduler.py   only the tests of a file or folder"
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
 	@echo "make test-parity-full  the same with every key of every config flipped in turn, and llama.cpp beside us (an hour)"
@@ -72,7 +73,12 @@ bench-peers: setup
 	@echo "==> Comparing with the peers: an hour, on a machine that does nothing else"
 	@$(BIN)/python -m peers --model $(MODEL) $(PEERS)
 
+ifdef FILE
+test: .venv/ready-test
+	@$(BIN)/pytest -q $(FILE)
+else
 test: lint pure engine some-mutants examples
+endif
 
 test-full: lint pure engine-full mutants examples
 
