@@ -39,10 +39,9 @@ from ridgeline.server.dialects.openai.protocol import (
     TokenizeChatRequest,
 )
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
-from ridgeline.server.dialects.responses.request import chat_request, renamed
+from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape
 from ridgeline.server.http.error_handlers import add_errors
-from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator, own_view
 from ridgeline.server.http.json_body import BodyRoute
 from ridgeline.server.http.static import FILES
@@ -109,36 +108,24 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is given as items; nothing is stored."""
         service.check_open(body.model)
-        try:
-            chat, prompt = await service.prompts.of_converted(partial(chat_request, body))
-            shape = partial(ResponseShape, asked=body)
-            reply = await service.reply(request, chat, [prompt], "messages", new_shape=shape)
-        except ApiError as error:
-            raise renamed(error) from None
-        reply.renamed = renamed
-        return reply
+        convert, shape = partial(chat_request, body), partial(ResponseShape, asked=body)
+        return await service.reply_in(RESPONSES, request, convert, shape)
 
     @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
-        try:
-            convert = partial(anthropic.chat_request, body)
-            chat, prompt = await service.prompts.of_converted(convert)
-            return await service.reply(request, chat, [prompt], "messages", new_shape=MessageShape)
-        except ApiError as error:
-            raise anthropic.renamed(error) from None
+        convert = partial(anthropic.chat_request, body)
+        return await service.reply_in(anthropic.ANTHROPIC, request, convert, MessageShape)
 
     @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
-        try:
+        with anthropic.ANTHROPIC.errors():
             convert = partial(anthropic.chat_request, body)
             _, prompt = await service.prompts.of_converted(convert)
             return {"input_tokens": len(prompt)}
-        except ApiError as error:
-            raise anthropic.renamed(error) from None
 
     @app.post("/infill", responses=ERRORS | documented(Infilled, INFILL_CHUNKS))
     async def infill(body: InfillRequest, request: Request) -> Response:

@@ -24,6 +24,7 @@ from ridgeline.planner.memory.model_spec import Subject, subject_of
 from ridgeline.server.deadlines.admission import Promises
 from ridgeline.server.deadlines.field import HEADER, deadline_of
 from ridgeline.server.deadlines.prediction_sampling import Arrivals
+from ridgeline.server.dialects.dialect import OPENAI, Dialect
 from ridgeline.server.dialects.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -45,6 +46,8 @@ from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import History
 from ridgeline.server.prompts import Ids, Prompts
+
+NewShape = Callable[[Answers, Any, str, str, str], Shape]  # of a body, and the names to show
 
 
 class Service:
@@ -133,6 +136,23 @@ class Service:
         """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
         return self.name in (name, name.removesuffix(":latest"))
 
+    async def reply_in(
+        self,
+        dialect: Dialect,
+        request: Request,
+        convert: Callable[[], ChatRequest],
+        new_shape: NewShape,
+    ) -> Reply:
+        """Return the reply to a conversation of another API, which ``convert`` makes OpenAI's.
+
+        Raises ApiError, in the names of that API.
+        """
+        with dialect.errors():
+            body, prompt = await self.prompts.of_converted(convert)
+            return await self.reply(
+                request, body, [prompt], "messages", new_shape=new_shape, dialect=dialect
+            )
+
     async def reply(
         self,
         request: Request,
@@ -142,11 +162,13 @@ class Service:
         prediction: Ids = (),
         *,
         is_middle: bool = False,
-        new_shape: Callable[[Answers, Any, str, str, str], Shape] = OpenAiShape,
+        new_shape: NewShape = OpenAiShape,
+        dialect: Dialect = OPENAI,
     ) -> Reply:
         """Return the reply to a request; raises ApiError if there cannot be one.
 
-        Answers of ``is_middle`` end where the model marks that the middle is over.
+        Answers of ``is_middle`` end where the model marks that the middle is over. What goes wrong
+        later is told in the names of the ``dialect``.
         """
         params = body.params(self.text.default_params, self.text.vocab_size)
         params = self.text.ending_at_fim(params) if is_middle else params
@@ -186,11 +208,9 @@ class Service:
         answers = Answers(self.text, body, stream, form)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
-        of_promises = promising, self.promises.note_lengths
-        of_server = self.options, self.work.prompts
-        reply = Reply(
-            self.bridge, self.limits, stream, answers, body, shape, *of_server, *of_promises
-        )
+        of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
+        parts = stream, answers, body, shape, dialect
+        reply = Reply(self.bridge, self.limits, *parts, *of_server)
         note_ignored(reply, formed.ignored)
         return reply
 

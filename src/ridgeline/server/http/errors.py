@@ -87,21 +87,6 @@ class ApiError(Exception):
         return json.dumps(self.body()).encode()
 
 
-def renamed(error: ApiError, pattern: re.Pattern[str], names: Mapping[str, str]) -> ApiError:
-    """Return an error with other names of fields, for an API that is made of another one.
-
-    ``pattern`` finds the names, and whatever must stay as it is.
-    """
-
-    def rename(text: str) -> str:
-        return pattern.sub(lambda match: names.get(match[0], match[0]), text)
-
-    param = error.param and rename(error.param)
-    return ApiError(
-        error.status, rename(str(error)), param=param, code=error.code, headers=error.headers
-    )
-
-
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return an error as Anthropic writes it."""
     kind = "api_error" if error.status >= 500 else "invalid_request_error"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-from pydantic import ValidationError
 
 from ridgeline.server.dialects.anthropic.protocol import (
     Conversation,
@@ -19,22 +16,22 @@ from ridgeline.server.dialects.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest
-from ridgeline.server.http import errors
-from ridgeline.server.http.errors import ApiError, validation_error
+from ridgeline.server.http.errors import ApiError
 
-# What the names of a chat request's fields are here, for errors.
-_NAMES = {
-    "response_format.json_schema": "output_config.format",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "tool_choice.function.name": "tool_choice.name",
-    ".function.parameters": ".input_schema",
-    ".function.": ".",
-}
-_NAME = re.compile(
-    r"'[^']*'|^stop(?=[\[ ]|$)|" + "|".join(map(re.escape, _NAMES))
-)  # words in quotes are the client's own, and stay
+ANTHROPIC = Dialect(
+    names={
+        "^stop": "stop_sequences",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "tool_choice.function.name": "tool_choice.name",
+        ".function.parameters": ".input_schema",
+        ".function.": ".",
+    },
+    same=("max_tokens", "model", "stream", "temperature", "top_p"),
+)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -47,7 +44,6 @@ def chat_request(asked: Conversation) -> ChatRequest:
         raise ApiError(400, f"messages is wrong: {why}", param="messages", code="invalid_value")
     config, choice = asked.output_config, asked.tool_choice
     fields: dict[str, Any] = {
-        "model": asked.model,
         "messages": messages,
         "continue_final_message": goes_on or None,
         "tools": [_tool(one.model_dump(exclude_none=True)) for one in asked.tools or ()] or None,
@@ -61,23 +57,11 @@ def chat_request(asked: Conversation) -> ChatRequest:
         fields["reasoning_effort"] = fields["reasoning_effort"] or "none"
     if isinstance(asked, MessagesRequest):
         fields |= {
-            "max_tokens": asked.max_tokens,
             "stop": asked.stop_sequences,
-            "stream": asked.stream,
-            "temperature": asked.temperature,
             "top_k": asked.top_k or None,  # 0 is no limit
-            "top_p": asked.top_p,
             "user": asked.metadata.user_id if asked.metadata else None,
         }
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from None
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about a chat request with the names of this API."""
-    return errors.renamed(error, _NAME, _NAMES | {"stop": "stop_sequences"})
+    return ANTHROPIC.request(ChatRequest, asked, fields)
 
 
 def _format(form: dict[str, Any]) -> dict[str, Any]:

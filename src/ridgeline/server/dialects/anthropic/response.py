@@ -1,7 +1,6 @@
 """The answer of POST /v1/messages: content blocks, and the events that tell how they grow.
 
-Both are made of the deltas of a streamed chat (``openai.response_builder``), so a streamed message
-and a whole one are the same. A block is closed before the next one begins.
+Both are made of ``dialects.items``.
 """
 
 from __future__ import annotations
@@ -11,15 +10,19 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
-from ridgeline.server.dialects.openai.reply import SSE, event
+from ridgeline.server.dialects.openai.reply import SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError, anthropic_body
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_EMPTY: dict[str, dict[str, Any]] = {
-    "text": {"type": "text", "text": ""},
-    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+# By the kind of an item: the type of a piece of it, and its field there.
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
 }
 
 
@@ -34,21 +37,19 @@ class MessageShape:
         """Write ``answers`` to what ``body`` asks."""
         self._answers, self._is_streamed = answers, bool(body.stream)
         self._id, self._model = f"msg_{request_id}", model
-        self._blocks: list[dict[str, Any]] = []
-        self._is_open = False  # the last block
-        self._arguments = ""  # of the call that is open, as far as they came
+        self._items = Items()
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
         self._has_begun = False
-        answers.in_chunks = True  # a whole message is made of them too
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""
         return self._message()
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return the new part of the answer as server-sent events."""
-        return b"".join([*self._begin(), *self._take(choice)])
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of the answer as server-sent events."""
+        news = self._answers.take_chunks(event)
+        return [one for choice in news for one in (*self._begin(), *self._take(choice))]
 
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
@@ -59,14 +60,14 @@ class MessageShape:
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
         body = anthropic_body(error, self._id.removeprefix("msg_"))
-        return b"event: error\n" + event(body)
+        return b"event: error\n" + sse(body)
 
     # --- events --------------------------------------------------------------------------------
 
     def _event(self, name: str, **fields: Any) -> bytes:
         if not self._is_streamed:
             return b""
-        return f"event: {name}\n".encode() + event({"type": name, **fields})
+        return f"event: {name}\n".encode() + sse({"type": name, **fields})
 
     def _begin(self) -> Iterator[bytes]:
         if not self._has_begun:
@@ -74,59 +75,28 @@ class MessageShape:
             yield self._event("message_start", message=self._message())
 
     def _take(self, choice: Choice) -> Iterator[bytes]:
-        """Put a delta into the blocks, and yield the events that say so."""
-        delta = choice["delta"]
-        if text := delta.get("reasoning_content"):
-            yield from self._grow("thinking", text)
-        if text := delta.get("content"):
-            yield from self._grow("text", text)
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                name = call["function"]["name"]
-                yield from self._open({"type": "tool_use", "id": call["id"], "name": name})
-            if piece := call["function"].get("arguments"):
-                self._arguments += piece
-                yield self._grown("input_json_delta", partial_json=piece)
+        """Put a delta into the items, and yield the events that say so."""
+        for change, item, text in self._items.take(choice):
+            index = len(self._items.all) - 1
+            if change == "begins":
+                yield self._event("content_block_start", index=index, content_block=_block(item))
+            elif change == "ends":
+                yield self._event("content_block_stop", index=index)
+            else:
+                kind, field = _DELTAS[item.kind]
+                delta = {"type": kind, field: text}
+                yield self._event("content_block_delta", index=index, delta=delta)
         if choice["finish_reason"]:
-            yield from self._close()
             self._end(choice)
 
     def _end(self, choice: Choice) -> None:
         reason = _REASONS[choice["finish_reason"]]
         stopped_by = choice.get("stop_reason")
-        if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
+        if reason == "end_turn" and any(item.kind == "call" for item in self._items.all):
             reason = "tool_use"
         elif reason == "end_turn" and isinstance(stopped_by, str):
             reason, self._stop_sequence = "stop_sequence", stopped_by
         self._stop_reason = reason
-
-    def _grow(self, kind: str, text: str) -> Iterator[bytes]:
-        if not self._is_open or self._blocks[-1]["type"] != kind:
-            yield from self._open(dict(_EMPTY[kind]))
-        self._blocks[-1][kind] += text
-        yield self._grown(f"{kind}_delta", **{kind: text})
-
-    def _grown(self, kind: str, **fields: str) -> bytes:
-        index = len(self._blocks) - 1
-        return self._event("content_block_delta", index=index, delta={"type": kind, **fields})
-
-    def _open(self, block: dict[str, Any]) -> Iterator[bytes]:
-        yield from self._close()
-        if block["type"] == "tool_use":
-            block["input"], self._arguments = {}, ""
-        self._blocks.append(block)
-        self._is_open = True
-        index = len(self._blocks) - 1
-        yield self._event("content_block_start", index=index, content_block=dict(block))
-
-    def _close(self) -> Iterator[bytes]:
-        """End the block that is open, if one is."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        if self._blocks[-1]["type"] == "tool_use":  # max_tokens may have cut its arguments
-            self._blocks[-1]["input"] = from_json(self._arguments or "{}", allow_partial=True)
-        yield self._event("content_block_stop", index=len(self._blocks) - 1)
 
     # --- the object ----------------------------------------------------------------------------
 
@@ -136,7 +106,7 @@ class MessageShape:
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [dict(block) for block in self._blocks],
+            "content": list(map(_block, self._items.all)),
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage(),
@@ -152,3 +122,13 @@ class MessageShape:
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
+
+
+def _block(item: Item) -> dict[str, Any]:
+    """Return an item as a content block."""
+    if item.kind == "text":
+        return {"type": "text", "text": item.text}
+    if item.kind == "reasoning":
+        return {"type": "thinking", "thinking": item.text, "signature": ""}
+    arguments = from_json(item.text or "{}", allow_partial=True)  # max_tokens may have cut them
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": arguments}

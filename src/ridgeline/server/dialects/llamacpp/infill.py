@@ -13,9 +13,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
-from ridgeline.server.dialects.openai.reply import SSE, event
+from ridgeline.server.dialects.openai.reply import SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.dialects.openai.samplers import switched_off
+from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict, document
 from ridgeline.text.infill import File
@@ -140,7 +141,7 @@ class LlamaCppShape:
     ) -> None:
         """Write ``answers``; ``is_truncated`` says that some of the input was left out."""
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
-        self._fields = body.response_fields or []
+        self._fields, self._is_streamed = body.response_fields or [], bool(body.stream)
         self._end: Choice = {}
 
     def whole(self) -> dict[str, Any]:
@@ -148,20 +149,27 @@ class LlamaCppShape:
         (self._end,) = self._answers.whole()
         return self._last(self._end["text"])
 
-    def chunk(self, choice: Choice) -> bytes:
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of a streamed answer as server-sent events."""
+        if self._is_streamed:
+            return list(map(self._chunk, self._answers.take_chunks(event)))
+        self._answers.take(event)
+        return []
+
+    def _chunk(self, choice: Choice) -> bytes:
         """Return an event with a piece of the text; the end is held until all is known of it."""
         if choice["finish_reason"]:
             self._end = choice
             return b""
-        return event(self._object(choice["text"], is_end=False))
+        return sse(self._object(choice["text"], is_end=False))
 
     def ending(self) -> bytes:
         """Return the event that ends a stream."""
-        return event(self._last(""))
+        return sse(self._last(""))
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
-        return event(error.body())
+        return sse(error.body())
 
     def _object(self, text: str, *, is_end: bool) -> dict[str, Any]:
         usage = self._answers.usage()

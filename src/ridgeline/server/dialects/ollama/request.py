@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
+from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.ollama.protocol import (
     Asked,
     ChatAsked,
@@ -18,26 +16,24 @@ from ridgeline.server.dialects.ollama.protocol import (
     Options,
 )
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.http import errors
-from ridgeline.server.http.errors import ApiError, validation_error
-
-Made = TypeVar("Made", ChatRequest, CompletionRequest)
+from ridgeline.server.http.errors import ApiError
 
 _SAME = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("presence_penalty", "frequency_penalty", "stop"),
 )
-# What the names of OpenAI's fields are here, for errors.
-_NAMES = {
-    "response_format.json_schema": "format",
-    "response_format": "format",
-    "max_tokens": "options.num_predict",
-    "repetition_penalty": "options.repeat_penalty",
-    "reasoning_effort": "think",
-    "truncate_prompt_tokens: -1": "truncate: true",
-    **{name: f"options.{name}" for name in _SAME},
-}
-_NAME = re.compile(r"'[^']*'|options\.\w+|\b(" + "|".join(map(re.escape, _NAMES)) + r")\b")
+OLLAMA = Dialect(
+    names={
+        "response_format.json_schema": "format",
+        "response_format": "format",
+        "max_tokens": "options.num_predict",
+        "repetition_penalty": "options.repeat_penalty",
+        "reasoning_effort": "think",
+        "truncate_prompt_tokens: -1": "truncate: true",
+        **{name: f"options.{name}" for name in _SAME},
+    },
+    same=_SAME,
+)
 
 
 def chat_request(asked: ChatAsked) -> ChatRequest:
@@ -51,14 +47,15 @@ def chat_request(asked: ChatAsked) -> ChatRequest:
         "logprobs": asked.logprobs,
         "top_logprobs": asked.top_logprobs if asked.logprobs else None,
     }
-    return _made(ChatRequest, fields)
+    return OLLAMA.request(ChatRequest, asked.options, fields)
 
 
 def prompt_request(asked: GenerateAsked) -> ChatRequest:
     """Return a prompt as a conversation of one message. Raises ApiError."""
     messages = [{"role": "system", "content": asked.system}] if asked.system else []
     messages.append({"role": "user", "content": asked.prompt})
-    return _made(ChatRequest, {**_common(asked), **_form(asked), "messages": messages})
+    fields = {**_common(asked), **_form(asked), "messages": messages}
+    return OLLAMA.request(ChatRequest, asked.options, fields)
 
 
 def raw_request(asked: GenerateAsked) -> CompletionRequest:
@@ -69,14 +66,7 @@ def raw_request(asked: GenerateAsked) -> CompletionRequest:
             raise ApiError(400, why, param=name, code="invalid_value")
     form = _form(asked) | {"reasoning_effort": None}
     fields = {**_common(asked), **form, "prompt": asked.prompt, "suffix": asked.suffix}
-    return _made(CompletionRequest, fields)
-
-
-def _made(kind: type[Made], fields: dict[str, Any]) -> Made:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise validation_error(error.errors()) from None
+    return OLLAMA.request(CompletionRequest, asked.options, fields)
 
 
 def _common(asked: Asked) -> dict[str, Any]:
@@ -88,7 +78,6 @@ def _common(asked: Asked) -> dict[str, Any]:
         "stream": asked.is_streamed,
         "max_tokens": length if length is not None and length >= 0 else None,
         "repetition_penalty": _repetition_penalty(options),
-        **{name: getattr(options, name) for name in _SAME},
     }
 
 
@@ -156,8 +145,3 @@ def _answered(calls: deque[tuple[str, str]], name: str | None) -> str:
             calls.remove(call)
             return call[0]
     return "call"
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about a request of OpenAI's with the names of this API."""
-    return errors.renamed(error, _NAME, _NAMES)

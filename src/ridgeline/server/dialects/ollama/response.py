@@ -1,7 +1,6 @@
 """The answers of /api/chat and /api/generate: a line of JSON for each piece, and one at the end.
 
-They are made of the pieces of a streamed answer (``openai.response_builder``), so a streamed answer
-and a whole one are the same. A call comes whole.
+They are made of ``dialects.items``. A call comes whole.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 
 NS_PER_MS = 1_000_000
@@ -37,48 +38,40 @@ class OllamaShape:
         """Write ``answers``, as messages or, unless ``is_chat``, as responses."""
         self._answers, self._is_streamed, self._is_chat = answers, bool(body.stream), is_chat
         self._model = body.model or model
-        self._pieces: list[dict[str, Any]] = []  # of a whole answer
-        self._calls: list[dict[str, Any]] = []
-        self._arguments = ""  # of the last call, as far as they came
+        self._items = Items()
         self._logprobs: list[Any] = []
         self._reason = "stop"
-        answers.in_chunks = True
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        merged: dict[str, Any] = {
-            "content": "".join(one.get("content", "") for one in self._pieces)
-        }
-        if thoughts := "".join(one.get("thinking", "") for one in self._pieces):
+        merged: dict[str, Any] = {"content": self._text("text")}
+        if thoughts := self._text("reasoning"):
             merged["thinking"] = thoughts
-        if calls := [call for one in self._pieces for call in one.get("tool_calls", ())]:
+        if calls := [_call(item) for item in self._items.all if item.kind == "call"]:
             merged["tool_calls"] = calls
         shown = self._said(merged) | self._end()
         return shown | ({"logprobs": self._logprobs} if self._logprobs else {})
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return the new part of an answer as lines."""
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of an answer as lines."""
+        return list(map(self._take, self._answers.take_chunks(event)))
+
+    def _take(self, choice: Choice) -> bytes:
         pieces = []
-        delta = choice.get("delta", choice)
-        if text := delta.get("reasoning_content"):
-            pieces.append({"content": "", "thinking": text})
-        if text := delta.get("content") or delta.get("text"):
-            pieces.append({"content": text})
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                pieces += self._take_call()
-                self._calls.append({"id": call["id"], "name": call["function"]["name"]})
-            self._arguments += call["function"].get("arguments", "")
+        for change, item, text in self._items.take(choice):
+            if item.kind == "call":
+                pieces += [{"content": "", "tool_calls": [_call(item)]}] if change == "ends" else []
+            elif change == "grows":
+                is_text = item.kind == "text"
+                pieces.append({"content": text} if is_text else {"content": "", "thinking": text})
         if choice["finish_reason"]:
-            pieces += self._take_call()
             self._reason = "length" if choice["finish_reason"] == "length" else "stop"
         logprobs = (choice.get("logprobs") or {}).get("content", [])
-        if logprobs and not pieces:
-            pieces = [{"content": ""}]
         if not self._is_streamed:
-            self._pieces += pieces
             self._logprobs += logprobs
             return b""
+        if logprobs and not pieces:
+            pieces = [{"content": ""}]
         lines = [self._said(piece) | {"done": False} for piece in pieces]
         if logprobs:
             lines[0]["logprobs"] = logprobs
@@ -92,15 +85,8 @@ class OllamaShape:
         """Return the line of a stream that fails."""
         return _line({"error": str(error)})
 
-    def _take_call(self) -> list[dict[str, Any]]:
-        """Return the last call, if one is open, as a piece of the answer."""
-        if not self._calls:
-            return []
-        call = self._calls.pop()  # max_tokens may have cut its arguments
-        arguments = from_json(self._arguments or "{}", allow_partial=True)
-        self._arguments = ""
-        function = {"name": call["name"], "arguments": arguments}
-        return [{"content": "", "tool_calls": [{"id": call["id"], "function": function}]}]
+    def _text(self, kind: str) -> str:
+        return "".join(item.text for item in self._items.all if item.kind == kind)
 
     def _said(self, piece: dict[str, Any]) -> dict[str, Any]:
         shown = {"model": self._model, "created_at": now()}
@@ -125,6 +111,12 @@ class OllamaShape:
             "eval_count": usage["completion_tokens"],
             "eval_duration": int(answer_ms * NS_PER_MS),
         }
+
+
+def _call(item: Item) -> dict[str, Any]:
+    """Return an item as a call."""
+    arguments = from_json(item.text or "{}", allow_partial=True)  # max_tokens may have cut them
+    return {"id": item.call_id, "function": {"name": item.name, "arguments": arguments}}
 
 
 def now() -> str:

@@ -24,15 +24,15 @@ from ridgeline.server.dialects.ollama.protocol import (
     ShowAsked,
 )
 from ridgeline.server.dialects.ollama.request import (
+    OLLAMA,
     chat_request,
     prompt_request,
     raw_request,
-    renamed,
 )
 from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, now
 from ridgeline.server.dialects.openai.documented import documented, errors_of
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
-from ridgeline.server.http.errors import ApiError
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.service import Service
 
 _TEXT = {"type": "string"}
@@ -54,12 +54,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-        try:
-            asked, prompt = await service.prompts.of_converted(partial(chat_request, body))
-            shape = partial(OllamaShape, is_chat=True)
-            return await service.reply(request, asked, [prompt], "messages", new_shape=shape)
-        except ApiError as error:
-            raise renamed(error) from None
+        convert, shape = partial(chat_request, body), partial(OllamaShape, is_chat=True)
+        return await service.reply_in(OLLAMA, request, convert, shape)
 
     @app.post("/api/generate", responses=_ERRORS | _LINES(answers.GenerateAnswered))
     async def generate(body: GenerateAsked, request: Request) -> Response:
@@ -68,22 +64,25 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         if not body.prompt and not body.suffix:
             return _loaded(body, {"response": ""})
         shape = partial(OllamaShape, is_chat=False)
-        try:
+        with OLLAMA.errors():
+            asked: CompletionRequest | ChatRequest
             if body.suffix:
-                middle = raw_request(body)
+                asked = raw_request(body)
                 prompt = await service.prompts.of_middle(body.prompt, body.suffix)
-                return await service.reply(
-                    request, middle, [prompt], "prompt", is_middle=True, new_shape=shape
-                )
-            if body.raw or not service.text.can_chat:
-                text = raw_request(body)
-                prompt = await service.prompts.of_text(body.prompt)
-                return await service.reply(request, text, [prompt], "prompt", new_shape=shape)
-            asked = prompt_request(body)
-            prompt = await service.prompts.of_chat(asked)
-            return await service.reply(request, asked, [prompt], "prompt", new_shape=shape)
-        except ApiError as error:
-            raise renamed(error) from None
+            elif body.raw or not service.text.can_chat:
+                asked, prompt = raw_request(body), await service.prompts.of_text(body.prompt)
+            else:
+                asked = prompt_request(body)
+                prompt = await service.prompts.of_chat(asked)
+            return await service.reply(
+                request,
+                asked,
+                [prompt],
+                "prompt",
+                is_middle=bool(body.suffix),
+                new_shape=shape,
+                dialect=OLLAMA,
+            )
 
 
 def _add_vectors(app: FastAPI, service: Service) -> None:
@@ -106,10 +105,8 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         check_dimensions(service, body.dimensions)
         if not body.texts:
             return JSONResponse(answer(None))
-        try:
+        with OLLAMA.errors():
             return await vectors_of(service, request, body, body.texts, "input", answer)
-        except ApiError as error:
-            raise renamed(error) from None
 
     @app.post("/api/embeddings", responses=_ERRORS | {200: {"model": answers.EmbeddedOne}})
     async def embeddings(body: EmbeddingAsked, request: Request) -> Response:

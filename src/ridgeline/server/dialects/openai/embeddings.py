@@ -22,6 +22,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import FinishReason
 from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects.dialect import OPENAI
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     EmbeddingList,
@@ -131,8 +132,8 @@ class Vectors:
         self.records: list[RequestRecord] = []
         self._requests: list[EngineRequest] = []
 
-    def take(self, event: StreamEvent) -> list[dict[str, Any]]:
-        """Take an event; there are no pieces to show. Raises StreamError."""
+    def take(self, event: StreamEvent) -> None:
+        """Take an event. Raises StreamError."""
         index, payload = event
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
@@ -142,7 +143,6 @@ class Vectors:
             raise StreamError(payload.error or "the model failed on this request")
         else:
             self.values[index] = payload.vector
-        return []
 
     @property
     def finish_reasons(self) -> str:
@@ -178,17 +178,18 @@ class VectorShape:
 
     stream_type = "application/json"
 
-    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Write what ``make`` returns once all vectors are there."""
-        self._make = make
+    def __init__(self, vectors: Vectors, make: Callable[[Vectors], dict[str, Any]]) -> None:
+        """Write what ``make`` makes of the vectors once all are there."""
+        self._vectors, self._make = vectors, make
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        return self._make()
+        return self._make(self._vectors)
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
-        """Return nothing."""
-        return b""
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return nothing."""
+        self._vectors.take(event)
+        return []
 
     def ending(self) -> bytes:
         """Return nothing."""
@@ -381,9 +382,9 @@ def _reply(
     )
     stream.arrived_s = request.state.arrived_s
     vectors = Vectors(stream)
-    shape = VectorShape(partial(answer, vectors))
+    shape = VectorShape(vectors, answer)
     of_server = service.options, service.work.prompts
-    return Reply(service.bridge, service.limits, stream, vectors, body, shape, *of_server)
+    return Reply(service.bridge, service.limits, stream, vectors, body, shape, OPENAI, *of_server)
 
 
 def _packed(vector: list[float]) -> str:

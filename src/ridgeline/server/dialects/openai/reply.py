@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.records import RequestRecord
 from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.engine.interface import EngineClient
@@ -46,8 +47,11 @@ class Shape(Protocol):
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return the new part of an answer as a server-sent event, or nothing."""
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of a streamed answer. Raises StreamError.
+
+        A part may be empty: it only says that the answer has begun.
+        """
 
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
@@ -66,9 +70,6 @@ class Results(Protocol):
 
     promise: Promise | None
     records: list[RequestRecord]
-
-    def take(self, event: StreamEvent) -> list[Choice]:
-        """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
 
     @property
     def finish_reasons(self) -> str:
@@ -113,25 +114,31 @@ class OpenAiShape:
         """Return the whole answer."""
         return self._closing(self._answers.whole())
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return the new part of an answer as a server-sent event."""
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of a streamed answer as server-sent events."""
+        if self._body.stream:
+            return list(map(self._chunk, self._answers.take_chunks(event)))
+        self._answers.take(event)
+        return []
+
+    def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}
         if self._body.wants_continuous_usage:
             chunk["usage"] = self._answers.usage()
         elif self._body.wants_usage:
             chunk["usage"] = None
-        return event(chunk)
+        return sse(chunk)
 
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
         last = b"data: [DONE]\n\n"
         if self._body.wants_usage or self._body.include_timings:
-            last = event(self._closing([])) + last
+            last = sse(self._closing([])) + last
         return last
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
-        return event(error.body())
+        return sse(error.body())
 
     def _closing(self, choices: list[Choice]) -> dict[str, Any]:
         closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
@@ -151,6 +158,7 @@ class Reply(Response):
         answers: Results,
         body: Strict,
         shape: Shape,
+        dialect: Dialect,
         options: ServeOptions,
         turns: Turns,
         promising: Callable[[], Awaitable[Promise]] | None = None,
@@ -158,7 +166,8 @@ class Reply(Response):
     ) -> None:
         """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
 
-        A long answer is written when its key has one of ``turns``.
+        A failure is told in the names of the ``dialect``. A long answer is written when its key has
+        one of ``turns``.
         ``promising`` waits until that is promised to be in time, and raises ApiError if it cannot
         be; ``note_lengths`` is told how long the answers were.
         """
@@ -170,7 +179,7 @@ class Reply(Response):
         self._turns, self._log_content, self._content = turns, options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
-        self.renamed: Callable[[ApiError], ApiError] = lambda error: error  # to its API's names
+        self._dialect = dialect
         self._has_begun = False
         self._is_streamed = bool(getattr(body, "stream", False))
 
@@ -209,8 +218,7 @@ class Reply(Response):
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
             for one in batch:
-                for choice in self._answers.take(one):
-                    self._shape.chunk(choice)
+                self._shape.take(one)
         num_prompts = len(self._stream.prompts)
         is_long = num_prompts > _MANY_PROMPTS or self._num_tokens() > _MANY_TOKENS
         data = await self._turns.run(self._whole) if is_long else self._whole()
@@ -227,7 +235,7 @@ class Reply(Response):
             frames: list[bytes] = []
             try:
                 for one in batch:
-                    frames += map(self._shape.chunk, self._answers.take(one))
+                    frames += self._shape.take(one)
             finally:
                 if frames:
                     await self._send(send, b"".join(frames), self._of_stream)
@@ -241,7 +249,7 @@ class Reply(Response):
         self._note["finish"], self._note["error"] = "error", str(error)
         headers = {"retry-after": "5"} if error.status == 503 else {}
         code = "invalid_value" if error.status == 400 else "generation_failed"
-        shown = self.renamed(
+        shown = self._dialect.renamed(
             ApiError(error.status, str(error), param=error.param, code=code, headers=headers)
         )
         if not self._has_begun:
@@ -280,7 +288,7 @@ class Reply(Response):
             self._note |= asked | {"response": self._content.decode()}
 
 
-def event(value: dict[str, Any]) -> bytes:
+def sse(value: dict[str, Any]) -> bytes:
     """Return an object as a server-sent event."""
     return b"data: " + _encode(value) + b"\n\n"
 

@@ -68,7 +68,6 @@ class Answers:
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
         self._text, self._body, self._stream, self._form = text, body, stream, form
-        self.in_chunks = bool(body.stream)  # whether events give chunks
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
         self._with_logprobs = stream.params.logprobs is not None
@@ -82,15 +81,20 @@ class Answers:
         self.records: list[RequestRecord] = []
         self.promise: Promise | None = None
 
-    def take(self, event: StreamEvent) -> list[Choice]:
+    def take_chunks(self, event: StreamEvent) -> list[Choice]:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
+        answer = self.take(event)
+        return self._chunks(answer) if answer else []
+
+    def take(self, event: StreamEvent) -> _Answer | None:
+        """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
         index, payload = event
         if isinstance(payload, Request):
             self._requests[index] = payload
-            return []
+            return None
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
-            return []
+            return None
         if payload.finish_reason is FinishReason.ERROR:
             status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
             param = self._stream.form_param if payload.error == MASKED_OUT else None
@@ -100,7 +104,7 @@ class Answers:
             self._add_prompt(answer, index)
         answer.has_begun = True
         self._add_event(answer, payload, index)
-        return self._chunks(answer) if self.in_chunks else []
+        return answer
 
     def _chunks(self, answer: _Answer) -> list[Choice]:
         """Return the new part of a streamed answer, its end apart from its text.

@@ -6,12 +6,10 @@ answer as items again.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
+from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.responses.protocol import (
     LOGPROBS,
@@ -24,24 +22,21 @@ from ridgeline.server.dialects.responses.protocol import (
     ResponsesRequest,
     TextPart,
 )
-from ridgeline.server.http import errors
-from ridgeline.server.http.errors import ApiError, validation_error
 
-# What the names of a chat request's fields are here, for errors.
-_NAMES = {
-    "messages": "input",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    ".function.": ".",
-    ".allowed_tools.": ".",
-}
-# Words in quotes are the client's own, and stay.
-_NAME = re.compile(r"'[^']*'|" + "|".join(map(re.escape, _NAMES)))
-_SAME = (
-    *("metadata", "model", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
-    *("stream", "temperature", "top_logprobs", "top_p", "user"),
+RESPONSES = Dialect(
+    names={
+        "messages": "input",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        ".function.": ".",
+        ".allowed_tools.": ".",
+    },
+    same=(
+        *("metadata", "model", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
+        *("stream", "temperature", "top_logprobs", "top_p", "user"),
+    ),
 )
 
 
@@ -58,15 +53,7 @@ def chat_request(asked: ResponsesRequest) -> ChatRequest:
         "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
         "logprobs": wants_logprobs or None,
     }
-    try:
-        return ChatRequest.model_validate(fields | {name: getattr(asked, name) for name in _SAME})
-    except ValidationError as error:
-        raise validation_error(error.errors()) from None
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about a chat request with the names of this API."""
-    return errors.renamed(error, _NAME, _NAMES)
+    return RESPONSES.request(ChatRequest, asked, fields)
 
 
 def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:

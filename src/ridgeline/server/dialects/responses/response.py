@@ -1,24 +1,28 @@
 """The answer of POST /v1/responses: items, and the events that tell how they grow.
 
-Both are made of the deltas of a streamed chat (``openai.response_builder``), so a streamed response
-and a whole one are the same. An item is closed before the next one begins.
+Both are made of ``dialects.items``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
+from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
-from ridgeline.server.dialects.openai.reply import SSE, event
+from ridgeline.server.dialects.openai.reply import SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
+from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 
-_PREFIX = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
-_PART = {"message": "output_text", "reasoning": "reasoning_text"}
+# By the kind of an item: how ids begin, what it is called, and what its part is.
+_PREFIX = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+_TYPE = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
+_PART = {"text": "output_text", "reasoning": "reasoning_text"}
 
 
 class ResponseShape:
@@ -39,21 +43,22 @@ class ResponseShape:
         """Write ``answers`` to what was ``asked``."""
         self._answers, self._asked = answers, asked
         self._id, self._model, self._created = f"resp_{request_id}", model, int(time.time())
-        self._items: list[dict[str, Any]] = []
-        self._is_open = False  # the last item
+        self._items = Items()
+        self._ids: list[str] = []  # by item
+        self._shown: list[list[Any]] = []  # logprobs, by item
         self._finish_reason: str | None = None
         self._number = 0  # of events so far
         self._logprobs: list[Any] = []  # of tokens whose text is still to come
         self._num_reasoning = 0  # tokens so far
-        answers.in_chunks = True  # a whole response is made of them too
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
         return self._response()
 
-    def chunk(self, choice: Choice) -> bytes:
-        """Return the new part of the answer as server-sent events."""
-        return b"".join([*self._begin(), *self._take(choice)])
+    def take(self, event: StreamEvent) -> list[bytes]:
+        """Take an event; return the new parts of the answer as server-sent events."""
+        news = self._answers.take_chunks(event)
+        return [one for choice in news for one in (*self._begin(), *self._take(choice))]
 
     def ending(self) -> bytes:
         """Return the server-sent event that ends a stream."""
@@ -73,7 +78,7 @@ class ResponseShape:
         name = f"response.{kind}"
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
-        return f"event: {name}\n".encode() + event(data)
+        return f"event: {name}\n".encode() + sse(data)
 
     def _begin(self) -> Iterator[bytes]:
         if not self._number:
@@ -82,24 +87,22 @@ class ResponseShape:
 
     def _take(self, choice: Choice) -> Iterator[bytes]:
         """Put a delta into the items, and yield the events that say so."""
-        delta = choice["delta"]
         self._hold_logprobs(choice)
-        if text := delta.get("reasoning_content"):
-            yield from self._grow("reasoning", text)
-        if text := delta.get("content"):
-            yield from self._grow("message", text)
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                name = call["function"]["name"]
-                yield from self._open("function_call", call_id=call["id"], name=name, arguments="")
-            if piece := call["function"].get("arguments"):
-                self._items[-1]["arguments"] += piece
-                yield self._event("function_call_arguments.delta", **self._place(), delta=piece)
-        if choice["finish_reason"]:
-            if not self._items and choice["finish_reason"] == "stop":
-                yield from self._grow("message", "")  # clients look for one
-            self._finish_reason = choice["finish_reason"]
-            yield from self._close()
+        self._finish_reason = choice["finish_reason"]
+        changes = self._items.take(choice)
+        if self._finish_reason == "stop" and not self._items.all:
+            changes = chain(self._items.grow("text", ""), changes)  # clients look for one
+        for change, item, text in changes:
+            if change == "begins":
+                yield from self._open(item)
+            elif change == "ends":
+                yield from self._close(item)
+            elif item.kind == "call":
+                yield self._event("function_call_arguments.delta", **self._place(), delta=text)
+            else:
+                optional = {"logprobs": self._take_logprobs()} if item.kind == "text" else {}
+                kind = f"{_PART[item.kind]}.delta"
+                yield self._event(kind, **self._place(0), delta=text, **optional)
 
     def _hold_logprobs(self, choice: Choice) -> None:
         """Keep the logprobs of tokens until their text comes; text has them, nothing else does.
@@ -108,65 +111,62 @@ class ResponseShape:
         """
         self._logprobs += (choice["logprobs"] or {}).get("content", [])
         before, self._num_reasoning = self._num_reasoning, self._answers.num_reasoning
-        is_call = self._is_open and self._items[-1]["type"] == "function_call"
+        is_call = (item := self._items.open) is not None and item.kind == "call"
         is_call = "tool_calls" in choice["delta"] or (is_call and not choice["delta"])
         if self._num_reasoning > before or is_call:
             self._logprobs = []
 
-    def _grow(self, kind: str, text: str) -> Iterator[bytes]:
-        if not self._is_open or self._items[-1]["type"] != kind:
-            role: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-            yield from self._open(kind, **role, content=[])
-            part: dict[str, Any] = {"type": _PART[kind], "text": ""}
-            part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
-            yield self._event("content_part.added", **self._place(0), part=dict(part))
-            self._items[-1]["content"].append(part)
-        part = self._items[-1]["content"][0]
-        part["text"] += text
-        optional = {}
-        if kind == "message":
-            optional["logprobs"] = self._take_logprobs(part)
-        yield self._event(f"{_PART[kind]}.delta", **self._place(0), delta=text, **optional)
-
-    def _take_logprobs(self, part: dict[str, Any]) -> list[Any]:
-        """Put the logprobs of tokens so far into a part of text, and return them."""
+    def _take_logprobs(self) -> list[Any]:
+        """Put the logprobs of tokens so far into the part of the last item, and return them."""
         news, self._logprobs = self._logprobs, []
-        part["logprobs"] += news
+        self._shown[-1] += news
         return news
 
-    def _open(self, kind: str, **fields: Any) -> Iterator[bytes]:
-        yield from self._close()
-        item_id = _PREFIX[kind] + uuid4().hex[:24]
-        item = {"id": item_id, "type": kind, "status": "in_progress", **fields}
-        self._items.append(item)
-        self._is_open = True
-        shown = {**item, "content": []} if "content" in item else dict(item)
-        yield self._event("output_item.added", output_index=len(self._items) - 1, item=shown)
+    def _open(self, item: Item) -> Iterator[bytes]:
+        self._ids.append(_PREFIX[item.kind] + uuid4().hex[:24])
+        self._shown.append([])
+        place, shown = self._place(), self._item(item, -1)
+        empty: dict[str, Any] = {"content": []} if item.kind in _PART else {}
+        index = place["output_index"]
+        yield self._event("output_item.added", output_index=index, item=shown | empty)
+        if item.kind in _PART:
+            yield self._event("content_part.added", **self._place(0), part=self._part(item, -1))
 
-    def _close(self) -> Iterator[bytes]:
-        """End the item that is open, if one is."""
-        if not self._is_open:
-            return
-        item, self._is_open = self._items[-1], False
-        item["status"] = "incomplete" if self._finish_reason == "length" else "completed"
-        if item["type"] == "function_call":
-            done = {"arguments": item["arguments"], "name": item["name"]}
+    def _close(self, item: Item) -> Iterator[bytes]:
+        if item.kind == "call":
+            done = {"arguments": item.text, "name": item.name}
             yield self._event("function_call_arguments.done", **self._place(), **done)
         else:
-            part, optional = item["content"][0], {}
-            if item["type"] == "message":
-                self._take_logprobs(part)
-                optional["logprobs"] = part["logprobs"]
+            if item.kind == "text":
+                self._take_logprobs()
+            part = self._part(item, -1)
+            optional = {"logprobs": part["logprobs"]} if item.kind == "text" else {}
             kind = f"{part['type']}.done"
             yield self._event(kind, **self._place(0), text=part["text"], **optional)
             yield self._event("content_part.done", **self._place(0), part=part)
-        yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
+        index = self._place()["output_index"]
+        yield self._event("output_item.done", output_index=index, item=self._item(item, -1))
 
     def _place(self, content_index: int | None = None) -> dict[str, Any]:
-        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        place = {"item_id": self._ids[-1], "output_index": len(self._ids) - 1}
         return place if content_index is None else place | {"content_index": content_index}
 
     # --- the object ----------------------------------------------------------------------------
+
+    def _item(self, item: Item, index: int) -> dict[str, Any]:
+        is_cut = self._finish_reason == "length" and item is self._items.all[-1]
+        status = "incomplete" if is_cut else "completed"
+        status = "in_progress" if item is self._items.open else status
+        shown = {"id": self._ids[index], "type": _TYPE[item.kind], "status": status}
+        if item.kind == "call":
+            return shown | {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+        role: dict[str, Any] = {"role": "assistant"} if item.kind == "text" else {"summary": []}
+        return shown | role | {"content": [self._part(item, index)]}
+
+    def _part(self, item: Item, index: int) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": _PART[item.kind], "text": item.text}
+        more = {"annotations": [], "logprobs": self._shown[index]} if item.kind == "text" else {}
+        return part | more
 
     def _response(self) -> dict[str, Any]:
         asked, reason = self._asked, self._finish_reason
@@ -185,7 +185,7 @@ class ResponseShape:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "model": self._model,
-            "output": [dict(item) for item in self._items],
+            "output": [self._item(item, i) for i, item in enumerate(self._items.all)],
             "previous_response_id": None,
             "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "store": False,

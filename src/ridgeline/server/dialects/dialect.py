@@ -1,0 +1,75 @@
+"""Another API over OpenAI's: which fields they share, and what errors must call the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.http.errors import ApiError, validation_error
+
+Made = TypeVar("Made", ChatRequest, CompletionRequest)
+
+
+class Dialect:
+    """An API whose requests are answered as OpenAI's."""
+
+    def __init__(self, names: Mapping[str, str] = {}, same: Sequence[str] = ()) -> None:
+        """Describe it.
+
+        Args:
+            names: what paths of OpenAI's fields, or parts of them, are called; where several begin
+                alike the longest comes first. One with ``^`` before it begins the text.
+            same: fields that have the same name and meaning.
+        """
+        self._same = same
+        self._names = {name.removeprefix("^"): other for name, other in names.items()}
+        # Words in quotes are the client's own, and stay.
+        self._pattern = re.compile("|".join(["'[^']*'", *map(_pattern, names)]))
+
+    def request(self, kind: type[Made], asked: BaseModel | None, fields: dict[str, Any]) -> Made:
+        """Return OpenAI's request with the same fields as ``asked``, and others.
+
+        Raises ApiError, which names a field of OpenAI's.
+        """
+        same = {name: getattr(asked, name, None) for name in self._same}
+        try:
+            return kind.model_validate(fields | same)
+        except ValidationError as error:
+            raise validation_error(error.errors()) from None
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """Return an error about OpenAI's request with the names of this API."""
+        param = error.param and self._rename(error.param)
+        return ApiError(
+            error.status,
+            self._rename(str(error)),
+            param=param,
+            code=error.code,
+            headers=error.headers,
+        )
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Let errors that are raised meanwhile have the names of this API."""
+        try:
+            yield
+        except ApiError as error:
+            raise self.renamed(error) from None
+
+    def _rename(self, text: str) -> str:
+        return self._pattern.sub(lambda match: self._names.get(match[0], match[0]), text)
+
+
+def _pattern(name: str) -> str:
+    """Return what finds a name where it is whole, and not a field of something else."""
+    begin = "^" if name.startswith("^") else r"(?<![\w.])" if name[0].isalpha() else ""
+    end = r"(?!\w)" if name[-1].isalnum() else ""
+    return begin + re.escape(name.removeprefix("^")) + end
+
+
+OPENAI = Dialect()

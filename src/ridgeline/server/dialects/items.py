@@ -1,0 +1,79 @@
+"""An answer as a list of items: thoughts, texts and calls. One is closed before the next begins.
+
+The items are made of the deltas of a streamed answer (``openai.response_builder``), so a streamed
+answer and a whole one are the same. A dialect says how an item is written, and its growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+_TEXTS = {"reasoning_content": "reasoning", "content": "text", "text": "text"}  # by their fields
+
+
+@dataclass
+class Item:
+    """A part of an answer.
+
+    Attributes:
+        kind: "reasoning", "text" or "call".
+        text: as far as it came; of a call, its arguments.
+        call_id: of a call.
+        name: of the function that is called.
+    """
+
+    kind: str
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+Change = tuple[Literal["begins", "grows", "ends"], Item, str]  # the text by which it grows
+
+
+class Items:
+    """The items of one answer."""
+
+    def __init__(self) -> None:
+        self.all: list[Item] = []
+        self._is_open = False
+
+    @property
+    def open(self) -> Item | None:
+        """The item that may still grow."""
+        return self.all[-1] if self._is_open else None
+
+    def take(self, choice: dict[str, Any]) -> Iterator[Change]:
+        """Put a delta into the items, and yield what changes, in order."""
+        delta = choice.get("delta", choice)
+        for field, kind in _TEXTS.items():
+            if text := delta.get(field):
+                yield from self.grow(kind, text)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "id" in call:
+                yield from self._begin(Item("call", call_id=call["id"], name=function["name"]))
+            if piece := function.get("arguments"):
+                yield from self.grow("call", piece)
+        if choice["finish_reason"]:
+            yield from self._end()
+
+    def grow(self, kind: str, text: str) -> Iterator[Change]:
+        """Add text to the item that is open, or to a new one if that is of another kind."""
+        if not self._is_open or self.all[-1].kind != kind:
+            yield from self._begin(Item(kind))
+        self.all[-1].text += text
+        yield "grows", self.all[-1], text
+
+    def _begin(self, item: Item) -> Iterator[Change]:
+        yield from self._end()
+        self.all.append(item)
+        self._is_open = True
+        yield "begins", item, ""
+
+    def _end(self) -> Iterator[Change]:
+        if self._is_open:
+            self._is_open = False
+            yield "ends", self.all[-1], ""

@@ -1,0 +1,77 @@
+"""What dialects share: items that follow one another, and errors in the names of their API."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ridgeline.server.dialects.dialect import Dialect
+from ridgeline.server.dialects.items import Items
+from ridgeline.server.http.errors import ApiError
+
+
+def call(name: str | None, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    return {"tool_calls": [{"id": f"call_{name}", "function": function} if name else
+                           {"function": function}]}  # fmt: skip
+
+
+def test_an_item_is_closed_before_the_next_begins() -> None:
+    deltas: list[dict[str, Any]] = [
+        *({"role": "assistant", "content": ""}, {"reasoning_content": "Hm"}, {"content": "Yes"}),
+        *({"content": "!"}, call("add", ""), call(None, '{"a"'), call(None, ": 1}")),
+        *(call("now", "{}"), {}, {"content": "Done"}),
+    ]
+    items = Items()
+    choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"delta": {}, "finish_reason": "stop"})
+    changes = [change for choice in choices for change in items.take(choice)]
+    said = [(item.kind, item.name, item.text) for item in items.all]
+    assert said == [
+        *(("reasoning", "", "Hm"), ("text", "", "Yes!"), ("call", "add", '{"a": 1}')),
+        *(("call", "now", "{}"), ("text", "", "Done")),
+    ]
+    assert items.open is None
+    for (what, item, _), (then, other, _) in pairwise(changes):
+        if what == "ends":
+            assert then == "begins", "nothing grows between two items"
+            assert other is not item
+        else:
+            assert then != "begins"
+            assert other is item
+    for item in items.all:
+        grown = [text for what, one, text in changes if one is item and what == "grows"]
+        assert "".join(grown) == item.text
+
+
+def test_the_text_of_a_completion_is_an_item_too() -> None:
+    items = Items()
+    changes = [*items.take({"text": "Hello", "finish_reason": None})]
+    changes += items.take({"text": "", "finish_reason": "length"})
+    assert [what for what, _, _ in changes] == ["begins", "grows", "ends"]
+    assert items.all[0].text == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("max_tokens is 0: too few", "limit is 0: too few"),
+        ("min_max_tokens and max_tokens_2 stay", "min_max_tokens and max_tokens_2 stay"),
+        ("options.max_tokens is another's", "options.max_tokens is another's"),
+        ("'max_tokens' is the client's word", "'max_tokens' is the client's word"),
+        ("form.schema.a is wrong, as form is", "format.a is wrong, as format is"),
+        ("tools[1].function.name is wrong", "tools[1].name is wrong"),
+        ("stop[1] is wrong: stop", "stop_sequences[1] is wrong: stop"),
+        ("the server will stop, and is stopping", "the server will stop, and is stopping"),
+    ],
+)
+def test_errors_have_the_names_of_the_dialect(said: str, told: str) -> None:
+    names = {"max_tokens": "limit", "form.schema": "format", "form": "format"}
+    dialect = Dialect(names | {".function.": ".", "^stop": "stop_sequences"})
+    with pytest.raises(ApiError) as raised, dialect.errors():
+        raise ApiError(429, said, param="max_tokens", code="x", headers={"retry-after": "5"})
+    error = raised.value
+    assert (str(error), error.param, error.status) == (told, "limit", 429)
+    assert (error.code, error.headers) == ("x", {"retry-after": "5"})
