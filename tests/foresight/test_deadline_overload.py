@@ -95,4 +95,4 @@ def test_the_score_of_promises(noise: Noise) -> None:
         f"({num_vain / num_again:.0%}), p99 of a refusal {1e3 * p99_s:.0f} ms"
     )
     assert num_broken <= 0.01 * num_promised
-    assert num_vain <= 0.33 * num_again  # the bar is 0.1; a crowded machine misses it (LOG.md)
+    assert num_vain <= 0.33 * num_again  # the bar is 0.1; a crowded machine misses it (docs/log)

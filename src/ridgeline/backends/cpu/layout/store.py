@@ -83,7 +83,7 @@ def sources() -> list[Path]:
 def read(path: Path) -> dict[str, Packed]:
     """Return the arrays of a file, mapped, after all of it was read and compared with its digests.
 
-    Copying them into memory of their own costs a start more than huge pages give back (LOG.md),
+    Copying them into memory of their own costs a start more than huge pages give back (docs/log),
     and processes with the same model share the mapped file. Raises OSError if the file cannot be
     read, ValueError if it is not what was written.
     """
