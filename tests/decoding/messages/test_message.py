@@ -10,9 +10,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ridgeline.core.step import Event, FinishReason
 from ridgeline.decoding.messages.calls import is_text
 from ridgeline.decoding.messages.json_scan import JsonScan
-from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.messages.message import (
+    REASONINGS,
+    AnswerReader,
+    MessageForm,
+    MessageReader,
+    Reasoning,
+)
 from ridgeline.decoding.messages.tools import FORMATS, HERMES, Tool, ToolUse, format_named
 
 TOOLS = (
@@ -201,6 +208,24 @@ def test_reasoning_that_does_not_end() -> None:
     reader.feed("a</think>")
     assert not reader.is_reasoning
     assert read(form, ["<think>a</think> b"]) == {"reasoning": "a", "content": "b", "calls": []}
+
+
+def test_events_of_an_answer_are_read_and_its_tokens_of_reasoning_counted() -> None:
+    texts = ["<thi", "nk>", "a", "</think>b", "", " c "]
+    events = [Event((0, 0), i, text, None, None, None, None) for i, text in enumerate(texts)]
+    last = Event((0, 0), None, "", None, FinishReason.STOP, None, None)
+    reader = AnswerReader(MessageForm(reasoning=Reasoning()))
+    assert reader.take(events[0]) == []
+    assert reader.num_held == 4
+    pieces = [piece for event in (*events[1:], last) for piece in reader.take(event)]
+    assert [*map(tuple, pieces)] == [
+        *(("reasoning", "a"), ("content", "b"), ("content", " c"), ("content", " "))
+    ]
+    assert reader.num_reasoning == 3, "the token that ends it is one"
+    plain = AnswerReader(None)
+    pieces = [piece for event in (*events, last) for piece in plain.take(event)]
+    assert pieces == [("content", text) for text in texts if text]
+    assert (plain.num_held, plain.num_reasoning) == (0, 0)
 
 
 @given(

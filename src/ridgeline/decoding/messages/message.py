@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ridgeline.core.step import Event
 from ridgeline.decoding.messages.calls import CallReader, JsonCall, Piece, XmlCall, num_held
 from ridgeline.decoding.messages.quoted_calls import QuotedCall
 from ridgeline.decoding.messages.tools import BARE, ToolFormat, ToolUse, without_markers
@@ -213,6 +214,34 @@ class MessageReader:
         if shown:
             self._strips = False
             self._pieces.append(Piece(kind, shown))
+
+
+class AnswerReader:
+    """Reads the events of one answer as the pieces of a message; without a form, all is text.
+
+    Attributes:
+        num_reasoning: tokens of reasoning so far.
+    """
+
+    def __init__(self, form: MessageForm | None) -> None:
+        """Begin before the first token."""
+        self._reader = MessageReader(form) if form else None
+        self.num_reasoning = 0
+
+    @property
+    def num_held(self) -> int:
+        """Characters of the text so far of which nothing is known yet, such as half a marker."""
+        return self._reader.num_held if self._reader else 0
+
+    def take(self, event: Event) -> list[Piece]:
+        """Take the next event of the answer; return what it adds to the message."""
+        if self._reader is None:
+            return [Piece("content", event.text)] if event.text else []
+        was_reasoning = self._reader.is_reasoning
+        pieces = self._reader.feed(event.text)
+        is_reasoning = was_reasoning or self._reader.is_reasoning
+        self.num_reasoning += event.token is not None and is_reasoning
+        return pieces + self._reader.finish() if event.finish_reason else pieces
 
 
 def _call_reader(form: ToolFormat, use: ToolUse) -> CallReader:

@@ -23,7 +23,7 @@ from ridgeline.core.step import (
     TokenLogprobs,
 )
 from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import MessageForm, MessageReader
+from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects.openai.message import delta_of, message_of
@@ -40,7 +40,7 @@ class _Answer:
     """One of the choices: the part of it that is known and not yet shown."""
 
     index: int
-    reader: MessageReader | None = None  # of a message that may have more than text
+    reader: AnswerReader
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
@@ -50,7 +50,6 @@ class _Answer:
     stop_reason: str | int | None = None
     has_begun: bool = False  # a token came
     has_role: bool = False  # a chunk of a chat named the role
-    num_reasoning: int = 0  # tokens
     num_calls: int = 0  # shown
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
@@ -74,7 +73,7 @@ class Answers:
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
         self._answers = [
-            _Answer(i, MessageReader(form) if form else None)
+            _Answer(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         self._requests: dict[int, Request] = {}  # by prompt
@@ -131,22 +130,11 @@ class Answers:
             return
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
-        self._add_text(answer, event)
+        answer.pieces += answer.reader.take(event)
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
         if self._with_logprobs:
             self._add_logprobs(answer, event, prompt)
-
-    def _add_text(self, answer: _Answer, event: Event) -> None:
-        if answer.reader is None:
-            answer.pieces += [Piece("content", event.text)] if event.text else []
-            return
-        was_reasoning = answer.reader.is_reasoning
-        answer.pieces += answer.reader.feed(event.text)
-        is_reasoning = was_reasoning or answer.reader.is_reasoning
-        answer.num_reasoning += event.token is not None and is_reasoning
-        if event.finish_reason:
-            answer.pieces += answer.reader.finish()
 
     def _add_logprobs(self, answer: _Answer, event: Event, prompt: int) -> None:
         """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
@@ -156,9 +144,10 @@ class Answers:
             answer.held = HeldEntries(self._text.new_text(ids, params, self._form))
         if event.logprobs:
             answer.held.feed(event.logprobs.token, event.logprobs)
-        num_unread = answer.reader.num_held if answer.reader else 0
         is_over = event.finish_reason is not None
-        answer.logprobs += answer.held.take(len(event.text), num_unread, is_over=is_over)
+        answer.logprobs += answer.held.take(
+            len(event.text), answer.reader.num_held, is_over=is_over
+        )
 
     def _add_prompt(self, answer: _Answer, index: int) -> None:
         prompt = self._stream.prompts[index]
@@ -284,7 +273,7 @@ class Answers:
     @property
     def num_reasoning(self) -> int:
         """Tokens of reasoning among them."""
-        return sum(answer.num_reasoning for answer in self._answers)
+        return sum(answer.reader.num_reasoning for answer in self._answers)
 
     @property
     def num_cached(self) -> int:

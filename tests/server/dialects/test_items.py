@@ -1,15 +1,11 @@
-"""What dialects share: items that follow one another, and errors in the names of their API."""
+"""Items of an answer: one is closed before the next begins."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
-from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.items import Items
-from ridgeline.server.http.errors import ApiError
 
 
 def call(name: str | None, arguments: str) -> dict[str, Any]:
@@ -52,26 +48,3 @@ def test_the_text_of_a_completion_is_an_item_too() -> None:
     changes += items.take({"text": "", "finish_reason": "length"})
     assert [what for what, _, _ in changes] == ["begins", "grows", "ends"]
     assert items.all[0].text == "Hello"
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("max_tokens is 0: too few", "limit is 0: too few"),
-        ("min_max_tokens and max_tokens_2 stay", "min_max_tokens and max_tokens_2 stay"),
-        ("options.max_tokens is another's", "options.max_tokens is another's"),
-        ("'max_tokens' is the client's word", "'max_tokens' is the client's word"),
-        ("form.schema.a is wrong, as form is", "format.a is wrong, as format is"),
-        ("tools[1].function.name is wrong", "tools[1].name is wrong"),
-        ("stop[1] is wrong: stop", "stop_sequences[1] is wrong: stop"),
-        ("the server will stop, and is stopping", "the server will stop, and is stopping"),
-    ],
-)
-def test_errors_have_the_names_of_the_dialect(said: str, told: str) -> None:
-    names = {"max_tokens": "limit", "form.schema": "format", "form": "format"}
-    dialect = Dialect(names | {".function.": ".", "^stop": "stop_sequences"})
-    with pytest.raises(ApiError) as raised, dialect.errors():
-        raise ApiError(429, said, param="max_tokens", code="x", headers={"retry-after": "5"})
-    error = raised.value
-    assert (str(error), error.param, error.status) == (told, "limit", 429)
-    assert (error.code, error.headers) == ("x", {"retry-after": "5"})
