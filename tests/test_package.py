@@ -76,14 +76,6 @@ def test_tests_that_a_document_names_exist(path: Path) -> None:
     assert [path for path in paths if not path.exists()] == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_no_line_of_a_document_is_too_long_to_read(path: Path) -> None:
-    lines = enumerate(path.read_text().splitlines(), start=1)
-    # What cannot be broken: rows of tables, and the targets of links.
-    prose = [(i, line) for i, line in lines if not re.match(r"\s*\||\[[^]]+\]: ", line)]
-    assert [(i, line) for i, line in prose if len(line) > 120] == []
-
-
 # Sentences that a native reader stumbles over: "so many tokens" for an argument, free relatives
 # ("whoever asks", "what nobody reads"), and "knows no X" for "knows nothing of X".
 STUMBLES = re.compile(

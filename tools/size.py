@@ -1,12 +1,14 @@
 """The sizes: print lines of code per directory, with the change against git HEAD.
 
 Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a file, a function or
-the core is too long. Physical lines are counted, comments and blank ones too.
+the core is too long, or a line of a document too wide. Physical lines are counted, comments and
+blank ones too.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +18,9 @@ from pathlib import Path, PurePosixPath
 TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
+MAX_DOCUMENT_WIDTH = 120
+# What cannot be broken: rows of tables, and the targets of links.
+UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
 BUDGETS = {"src/ridgeline/core": 3_060}
 
@@ -71,6 +76,16 @@ def too_long(root: Path, lines: dict[str, int]) -> list[str]:
     ]
 
 
+def too_wide(root: Path) -> list[str]:
+    """Say which lines of documents are too wide, one line each."""
+    return [
+        f"{path.relative_to(root)}:{i} is {len(line)} wide, over its {MAX_DOCUMENT_WIDTH}"
+        for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
+        for i, line in enumerate(path.read_text().splitlines(), start=1)
+        if len(line) > MAX_DOCUMENT_WIDTH and not UNBREAKABLE.match(line)
+    ]
+
+
 def table(now: dict[str, int], before: dict[str, int]) -> str:
     """Return a row per directory and per changed file: lines, change, budget."""
     totals, old_totals = by_directory(now), by_directory(before)
@@ -91,7 +106,7 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     now = lines_now(root)
     print(table(now, lines_at_head(root)))
-    complaints = too_long(root, now)
+    complaints = [*too_long(root, now), *too_wide(root)]
     for complaint in complaints:
         print(f"size: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
