@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.static_batch import batch_seconds
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.device_time import (
     OLDER,
     DeviceTime,

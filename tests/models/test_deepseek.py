@@ -11,13 +11,13 @@ import pytest
 
 from ridgeline.arch.latent import Latent
 from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import arch_from_config, model_from_config, model_from_gguf
 from ridgeline.models.families.deepseek import FAMILIES, GGUF_FAMILIES
 from ridgeline.models.rope.portable_math import log
 from ridgeline.models.tensors import ModelFileError, Tensor
-from ridgeline.physics.arch_shape import shape_of_arch
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.costs import kv_bytes_per_token
+from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import weight_params
 from tests.models.test_published import CONFIGS
 from tests.models.tiny import as_tensors

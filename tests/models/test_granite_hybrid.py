@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ridgeline.arch.model import Experts, Mlp
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import arch_from_config, model_from_gguf
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics import costs
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import weight_params
 from tests.models.test_published import CONFIGS
 from tests.models.tiny import CONFIG, as_tensors, gguf_metadata, gguf_weights

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ridgeline.arch.model import Experts, Mlp
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config, family_of
 from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics import costs
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import weight_params
 from tests.models.test_published import CONFIGS
 

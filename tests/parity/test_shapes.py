@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.shapes import weight_params
 
 NOT_HERE = "transformers and torch are not installed: make test-parity has them"

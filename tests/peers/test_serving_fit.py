@@ -11,7 +11,7 @@ import pytest
 from peers.static_batch import batch_seconds
 
 from peers import serving_fit, serving_points
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.device_time import Efficiency, device_time
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.catalogue import devices

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.gguf.file import _TENSOR_TYPES
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.format_bytes import (
     FORMATS,
     Storage,

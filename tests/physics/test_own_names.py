@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.shapes import active_params, weight_params
 
 # The fields that say sizes, as the models' config.json on the hub have them; parameters as the hub
@@ -147,14 +147,17 @@ def of(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (of("openai-community/gpt2", n_embd=None), "n_embd or hidden_size or n_embed is missing"),
-        (of("openai-community/gpt2", n_inner="wide"), "n_inner is 'wide', not an integer"),
+        (of("openai-community/gpt2", n_embd=None), "hidden_size is missing"),
+        (
+            of("openai-community/gpt2", n_inner="wide"),
+            "intermediate_size is 'wide', not an ",
+        ),
         (of("openai-community/gpt2", state_size=4), "state_size is 4, which may change"),
-        (of("facebook/opt-125m", word_embed_proj_dim=512), "word_embed_proj_dim is 512, not"),
+        (of("facebook/opt-125m", word_embed_proj_dim=512), "word_embed_proj_dim is 512, but"),
         (of("facebook/opt-125m", do_layer_norm_before=False), "do_layer_norm_before is False"),
         (of("tiiuae/falcon-40b", num_kv_heads=7), "128 heads cannot share 7"),
         (of("microsoft/phi-2", qk_layernorm=True), "qk_layernorm is True"),
-        (of("THUDM/chatglm3-6b", num_layers=None), "num_layers is missing"),
+        (of("THUDM/chatglm3-6b", num_layers=None), "num_hidden_layers is missing"),
         (of("THUDM/chatglm3-6b", add_bias_linear=True), "add_bias_linear is True"),
         (of("THUDM/chatglm3-6b", rmsnorm=False), "rmsnorm is False"),
         (MINIMAX_M2 | {"attn_type_list": [0, 1] * 31}, "attn_type_list has layers of linear"),

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from ridgeline.arch.model import ModelArch
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
-from ridgeline.physics.arch_shape import shape_of_arch
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
-from tests.models.tiny import CONFIG, hf
+from tests.models.tiny import CONFIG as LLAMA
+from tests.models.tiny import hf
 from tests.physics.published import PUBLISHED
 from tests.tiny import ARCHS, BY_LAYER, LATENT, RECURRENT
 
+CONFIG = {key: value for key, value in LLAMA.items() if key != "architectures"}
 MODELS = ARCHS | BY_LAYER | LATENT
 # What the families accept: name -> model_type, changes to the tiny config, how weights are made.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -247,18 +249,21 @@ def test_shared_keys_and_values_halve_what_a_cache_holds() -> None:
         assert kv_bytes_per_token(shape_of_config(alone)) == every
 
 
+WIDE = {"enable_moe_block": True, "moe_intermediate_size": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, but there are 2 layers"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2: layer 0 finds no layer of its"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
-        ({"enable_moe_block": True}, "num_experts is missing"),
+        (WIDE, "num_experts is missing"),
         (
-            {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3},
-            "3 experts for a token",
+            WIDE | {"num_experts": 2, "top_k_experts": 3},
+            "a token cannot go to 3 of 2 experts",
         ),
-        ({"per_layer_config": [2]}, "per_layer_config is no object"),
-        ({"per_layer_config": {"1": 5}}, "per_layer_config is no object"),
+        ({"per_layer_config": [2]}, "per_layer_config must have head_dim"),
+        ({"per_layer_config": {"1": 5}}, "per_layer_config must have head_dim"),
         ({"per_layer_config": {"1": {"head_dim": -5}}}, "per_layer_config: head_dim is -5"),
     ],
 )
@@ -290,21 +295,25 @@ def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": None}, "hidden_size or d_model or n_embd is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two', not an integer"),
         ({"num_hidden_layers": 10**6}, "more than 4096"),
         ({"num_nextn_predict_layers": 4_000_000}, "num_nextn_predict_layers is 4000000, more than"),
         ({"mtp_num_hidden_layers": 5000}, "more than 4096"),
-        ({"mlp_only_layers": [1] * 2000, "num_experts": 4, "num_experts_per_tok": 1}, "2000 elem"),
+        ({"mlp_only_layers": [1] * 2000}, "mlp_only_layers is [1, 1, 1, 1, 1, 1, ...], which may"),
         ({"vocab_size": -5}, "vocab_size is -5"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"tie_word_embeddings": "yes"}, "not true or false"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 elements"),
-        ({"layer_types": ["full_attention", "magic"]}, "'magic', which is not understood"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name one of full_attention, "),
+        ({"layer_types": ["full_attention", "magic"]}, "layer_types must name one of full_"),
         ({"ssm_state_size": 128}, "ssm_state_size is 128, which may change the model's size"),
         ({"index_n_heads": 64}, "index_n_heads is 64, which may change"),
-        ({"num_experts": 4}, "num_experts_per_tok or experts_per_token or moe_topk is missing"),
-        ({"num_experts": 4, "num_experts_per_tok": 5}, "5 experts for a token"),
+        ({"num_experts": 4}, "num_experts is 4, which may change the model's size"),
+        ({"num_experts": 4, "model_type": "brandnew"}, "num_experts_per_tok is missing"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 5, "model_type": "brandnew"},
+            "a token cannot go to 5 of 4 experts",
+        ),
         ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2"),
         ({"text_config": ["no"]}, "text_config is not an object"),
     ],
@@ -317,6 +326,12 @@ def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], mess
     assert "\n" not in str(caught.value)
 
 
+SPARSE = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("family", "switch", "more"),
     [
@@ -325,8 +340,8 @@ def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], mess
         ("qwen2", "attention_bias", 0),  # q, k and v have biases anyway, o has none
         ("cohere", "use_qk_norm", 2 * (4 + 2) * 8),
         ("glm4_moe", "use_qk_norm", 2 * 2 * 8),
-        ("mistral", "attention_bias", None),
-        ("phi3", "attention_bias", None),
+        ("mistral", "attention_bias", 2 * (32 + 2 * 16 + 32)),  # as the engine reads it
+        ("mixtral", "attention_bias", 0),  # none of its models goes by it
         ("qwen3", "mlp_bias", None),
         ("llama", "use_qk_norm", None),
     ],
@@ -334,7 +349,9 @@ def test_what_cannot_be_counted_is_refused_by_name(changes: dict[str, Any], mess
 def test_a_switch_counts_where_the_family_has_it_and_is_refused_elsewhere(
     family: str, switch: str, more: int | None
 ) -> None:
-    config = {**CONFIG, "model_type": family, "tie_word_embeddings": False}
+    config = {**CONFIG, **SPARSE, "model_type": family, "tie_word_embeddings": False}
+    if family != "glm4_moe":
+        config = {key: value for key, value in config.items() if key not in SPARSE}
     plain = weight_params(shape_of_config(config))
     if more is None:
         with pytest.raises(ValueError, match=f"{switch} is True, which may change"):

@@ -18,12 +18,11 @@ from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.counting import shape_of_gguf
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.file_sizes import config_of_gguf
 from ridgeline.planner.memory.in_words import gib, sentence
 from ridgeline.planner.memory.pictures import memory_svg
 from tests.models import quantizers
@@ -282,7 +281,7 @@ def test_ggufs_of_latent_attention_and_of_mixtral() -> None:
         "deepseek2.expert_used_count": 2, "deepseek2.expert_shared_count": 1,
         "deepseek2.expert_feed_forward_length": 16, "deepseek2.leading_dense_block_count": 1,
     }  # fmt: skip
-    shape = shape_of_config(config_of_gguf(latent, names, "x.gguf"))
+    shape = shape_of_gguf(latent, names, "x.gguf")
     assert shape.layers[0].cache.values_per_token() == 16 + 8
     sizes = {m.name.rpartition(".")[2]: (m.rows, m.columns) for m in shape.layers[0].matrices}
     assert sizes["kv_b_proj"] == (4 * (4 + 10), 16)
@@ -291,14 +290,18 @@ def test_ggufs_of_latent_attention_and_of_mixtral() -> None:
     mixtral = gguf_metadata(CONFIG, "llama") | {
         "llama.expert_count": 8, "llama.expert_used_count": 2,
     }  # fmt: skip
-    assert config_of_gguf(mixtral, names, "x.gguf")["model_type"] == "mixtral"
+    assert shape_of_gguf(mixtral, names, "x.gguf").kinds == ("gqa", "moe")
     layers = np.array([2, 1], np.uint32)
     for key, value, message in (
         ("general.architecture", "rwkv7", "'rwkv7' is not understood"),
-        ("llama.attention.head_count_kv", layers, "differs from layer to layer"),
+        (
+            "llama.attention.head_count_kv",
+            layers,
+            "must have one number, or 0, for each",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
-            config_of_gguf(mixtral | {key: value}, names, "x.gguf")
+            shape_of_gguf(mixtral | {key: value}, names, "x.gguf")
 
 
 @pytest.mark.parametrize(
@@ -447,7 +450,7 @@ def test_wishes_that_make_no_sense_are_refused_in_one_line(
         (b"[1]", "the JSON is not an object"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"{}", "hidden_size or d_model or n_embd is missing"),
+        (b"{}", "num_hidden_layers is missing"),
     ],
 )
 def test_a_damaged_config_is_refused_in_one_line(

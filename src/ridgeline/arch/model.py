@@ -6,7 +6,7 @@ This module holds no tensors, reads no files, and knows nothing of their formats
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.arch.latent import Latent
@@ -391,6 +391,7 @@ class ModelArch:
             pooled state; "" for a model without one.
         num_segments: parts of a text, of which each has rows of its own among ``position_rows``.
         separator: the token that ends the first segment; -1 where there is one segment.
+        num_guessing: blocks of the files that guess tokens ahead: no answer needs them.
     """
 
     layers: tuple[Layer, ...]
@@ -415,6 +416,7 @@ class ModelArch:
     scores: Literal["", "sigmoid", "identity"] = ""
     num_segments: int = 1
     separator: int = -1
+    num_guessing: int = field(default=0, compare=False)
 
     @property
     def num_layers(self) -> int:

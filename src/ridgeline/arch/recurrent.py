@@ -122,6 +122,10 @@ class Ssm:
         in_scale: multiplies the input.
         out_scale: multiplies the output.
         part_scales: multiply what is projected: the gate, x, B, C, and the pace of forgetting.
+        step_rank: channels that the pace of forgetting is made of where it, B and C are projected
+            behind the convolution, and each channel is a head (the first Mamba; Gu and Dao, 2023).
+            No backend computes it. 0: they stand beside x and the gate.
+        part_norms: these three are normed (Jamba).
     """
 
     num_heads: int
@@ -136,6 +140,8 @@ class Ssm:
     in_scale: float = 1.0
     out_scale: float = 1.0
     part_scales: tuple[float, ...] = (1.0,) * 5
+    step_rank: int = 0
+    part_norms: bool = False
 
     @property
     def inner_size(self) -> int:
@@ -145,7 +151,8 @@ class Ssm:
     @property
     def conv_size(self) -> int:
         """Channels that pass the convolution: those of the heads, of B and of C."""
-        return self.inner_size + 2 * self.num_groups * self.state_dim
+        beside = 0 if self.step_rank else 2 * self.num_groups * self.state_dim
+        return self.inner_size + beside
 
     def shapes(self, hidden_size: int) -> Shapes:
         """Return canonical name and shape ``(out, in)`` of each of its tensors."""

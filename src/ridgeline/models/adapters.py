@@ -24,6 +24,7 @@ from ridgeline.models.facts import Facts
 from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, Family, halves_order
 from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import row_order
+from ridgeline.models.families.names import CLASS_OF_GGUF
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
@@ -33,32 +34,6 @@ Floats = NDArray[np.float32]
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _MAX_RANK = 1024
 _MAX_PATTERN, _MAX_REPEATS = 2000, 5  # of a pattern for names of modules: characters, and * + {
-# GGUF's architectures, by the family whose names PEFT uses.
-_HF_NAMES = {
-    "llama": "LlamaForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
-    "granite": "GraniteForCausalLM", "olmo2": "Olmo2ForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM", "qwen2moe": "Qwen2MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "gpt-oss": "GptOssForCausalLM", "gemma4": "Gemma4ForCausalLM", "lfm2": "Lfm2ForCausalLM",
-    "lfm2moe": "Lfm2MoeForCausalLM", "qwen35": "Qwen3_5ForCausalLM",
-    "qwen35moe": "Qwen3_5MoeForCausalLM", "qwen3next": "Qwen3NextForCausalLM",
-    "deepseek2": "DeepseekV3ForCausalLM", "stablelm": "StableLmForCausalLM",
-    "command-r": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "phi2": "PhiForCausalLM",
-    "gptneox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel", "falcon": "FalconForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM", "granitehybrid": "GraniteMoeHybridForCausalLM",
-    "chatglm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM", "glm4moe": "Glm4MoeForCausalLM",
-    "exaone4": "Exaone4ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
-    "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
-    "minimax-m2": "MiniMaxM2ForCausalLM", "dots1": "Dots1ForCausalLM",
-    "mistral3": "Ministral3ForCausalLM", "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
-    "arcee": "ArceeForCausalLM", "gemma": "GemmaForCausalLM", "llama4": "Llama4ForCausalLM",
-    "qwen2vl": "Qwen2VLForConditionalGeneration",
-    "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
-    "qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3MoeForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM of experts",
-    "phimoe": "PhimoeForCausalLM", "bloom": "BloomForCausalLM", "mpt": "MptForCausalLM",
-}  # fmt: skip
 # Converters multiply weights of these, and of their adapters, by numbers that a GGUF file does not
 # keep: an adapter of one kind does not fit a base of the other.
 _SCALED = ("falcon-h1",)
@@ -160,7 +135,7 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
         )
     config = Facts(values, str(path / "adapter_config.json"))
     modules = _Modules(config)
-    name = _HF_NAMES.get(base.family, base.family)
+    name = CLASS_OF_GGUF.get(base.family, base.family)
     if name in _SCALED:
         config.fail(f"a GGUF file of the family {name!r} has its multipliers within its weights: "
                     f"convert the adapter to GGUF too, or take the base's safetensors")  # fmt: skip

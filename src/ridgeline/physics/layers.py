@@ -1,7 +1,6 @@
-"""The parts of layers as shapes: each function returns the weights of one and what it keeps.
+"""From a ``ModelArch`` to a ``Shape``: the weights of each part of a model, and what it keeps.
 
-Names are those of Hugging Face's files, since formats name the modules that they leave alone. It
-reads no config: see ``config_shape``.
+Names are those of Hugging Face's files, since formats name the modules that they leave alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ridgeline.physics.shapes import Cache, Layer, Matrix
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
+from ridgeline.physics import shapes
+from ridgeline.physics.shapes import Cache, Matrix, Shape
 
 
 class Part(NamedTuple):
@@ -18,8 +21,32 @@ class Part(NamedTuple):
 
     kind: str
     matrices: tuple[Matrix, ...]
-    cache: Cache | None
+    cache: Cache
     token_values: int
+
+
+def shape_of_arch(arch: ModelArch, name: str) -> Shape:
+    """Return the shape of a model."""
+    heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
+    layers = tuple(_layer(arch, layer) for layer in arch.layers)
+    of_guess = (
+        *layers[-1].matrices,
+        Matrix("eh_proj", "head", arch.hidden_size, 2 * arch.hidden_size, arch.hidden_size),
+        vector("enorm, hnorm, norm", "norms", 3 * arch.hidden_size),
+    )
+    return Shape(
+        name,
+        arch.hidden_size,
+        arch.vocab_size,
+        arch.max_position,
+        num_heads=heads[0][0],
+        num_kv_heads=heads[0][1],
+        layers=layers,
+        embedding=_before(arch),
+        end=_end(arch),
+        is_tied=arch.tied_embeddings,
+        mtp=of_guess * arch.num_guessing,
+    )
 
 
 def vector(name: str, group: str, size: int, ways: int = 1, copies: int = 1) -> Matrix:
@@ -27,294 +54,250 @@ def vector(name: str, group: str, size: int, ways: int = 1, copies: int = 1) -> 
     return Matrix(name, group, size, ways=ways, copies=copies, active=copies, linear=False)
 
 
-def norms(hidden: int, count: int, *, biased: bool = False) -> tuple[Matrix, ...]:
-    """Return the norms of a layer's residual stream."""
-    size = hidden * (2 if biased else 1)
-    names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
-             "post_feedforward_layernorm", "router.norm", "pre_feedforward_layernorm_2",
-             "post_feedforward_layernorm_2", "post_feedforward_layernorm_1",
-             "post_per_layer_input_norm")  # fmt: skip
-    return tuple(vector(name, "norms", size) for name in names[:count])
+def _before(arch: ModelArch) -> tuple[Matrix, ...]:
+    """Return the embedding and what else stands before the layers."""
+    hidden, vocab, group = arch.hidden_size, arch.vocab_size, "embedding"
+    found = [Matrix("embed_tokens", group, vocab, hidden, ways=vocab, linear=False)]
+    if arch.position_rows:
+        found.append(Matrix("embed_positions", group, arch.position_rows, hidden, linear=False))
+    if arch.embed_norm:
+        found.append(vector("input_layernorm", "norms", 2 * hidden))
+    if size := arch.num_layers * arch.input_size:
+        found += [
+            Matrix("embed_tokens_per_layer", group, vocab, size, linear=False),
+            Matrix("per_layer_model_projection", group, size, hidden),
+            vector("per_layer_projection_norm", "norms", arch.input_size),
+        ]
+    for mixer in arch.attentions[:1]:
+        if mixer.bias_buckets:
+            numbers = mixer.bias_buckets * mixer.num_heads
+            found.append(vector("relative_attention_bias", "attention", numbers))
+    return tuple(found)
 
 
-def attention(
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    window: int | None,
-    *,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    qk_norm: str = "",
-    sinks: bool = False,
-    output_gate: bool = False,
-    keeps_cache: bool = True,
-    projections: tuple[str, ...] = ("q", "k", "v"),
-) -> Part:
+def _end(arch: ModelArch) -> tuple[Matrix, ...]:
+    """Return the last norm and, unless it is the embedding, the head."""
+    hidden, vocab = arch.hidden_size, arch.vocab_size
+    found = [vector("norm", "norms", hidden * (2 if arch.norm_bias else 1))]
+    if not arch.tied_embeddings:
+        found.append(Matrix("lm_head", "head", vocab, hidden, ways=vocab))
+    if arch.head_bias:
+        found.append(vector("lm_head.bias", "head", vocab, vocab))
+    return tuple(found)
+
+
+def _layer(arch: ModelArch, layer: Layer) -> shapes.Layer:
+    hidden = arch.hidden_size
+    mixer = _mixer(hidden, layer.mixer, arch.chunk)
+    if layer.beside is not None:  # which reads the same row
+        state = _mixer(hidden, layer.beside)
+        mixer = Part(
+            mixer.kind,
+            mixer.matrices + state.matrices,
+            replace(mixer.cache, state_values=state.cache.state_values),
+            mixer.token_values + state.token_values,
+        )
+    matrices, values = _network(hidden, layer.ffn)
+    matrices = mixer.matrices + matrices + _between(arch, layer)
+    return shapes.Layer(mixer.kind, matrices, mixer.cache, mixer.token_values, values)
+
+
+_NORMS = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+    "post_feedforward_layernorm", "router.norm", "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_per_layer_input_norm",
+)  # fmt: skip
+
+
+def _between(arch: ModelArch, layer: Layer) -> tuple[Matrix, ...]:
+    """Return a layer's norms, its scale, and what adds its own input (Gemma 3n, 2025)."""
+    hidden, size = arch.hidden_size, layer.input_size
+    width = hidden * (2 if arch.norm_bias else 1)
+    found = [vector(name, "norms", width) for name in _NORMS[: len(layer.norm_names)]]
+    if layer.out_scale:
+        found.append(vector("layer_scalar", "norms", 1))
+    if size:
+        found.append(Matrix("per_layer_input_gate", "MLP", size, hidden))
+        found.append(Matrix("per_layer_projection", "MLP", hidden, size))
+    return tuple(found)
+
+
+def _mixer(hidden: int, mixer: Attention | Recurrent, chunk: int = 0) -> Part:
+    match mixer:
+        case Attention(latent=Latent() as latent):
+            return _latent_attention(hidden, mixer, latent)
+        case Attention():
+            return _attention(hidden, mixer, chunk)
+        case Conv():
+            matrices, values = _short_conv(hidden, mixer), 4 * hidden
+            return Part("state space", matrices, _state(mixer, hidden, hidden), values)
+        case Delta():
+            channels = 2 * mixer.key_size + mixer.value_size
+            values, cache = channels + 2 * mixer.value_size, mixer.num_key_heads
+            state = _state(mixer, hidden, cache)
+            return Part("linear attention", _delta_net(hidden, mixer), state, values)
+        case Ssm():
+            inner = mixer.inner_size
+            values = 3 * inner
+            if not mixer.step_rank:
+                values = 2 * inner + mixer.conv_size + mixer.num_heads
+            matrices = _mamba(hidden, mixer) if mixer.step_rank else _mamba2(hidden, mixer)
+            return Part("state space", matrices, _state(mixer, hidden, mixer.num_heads), values)
+
+
+def _state(mixer: Recurrent, hidden: int, num_heads: int) -> Cache:
+    return Cache("state", state_values=num_state_values(mixer, hidden), num_heads=num_heads)
+
+
+def _attention(hidden: int, mixer: Attention, chunk: int) -> Part:
     """Return attention with a key and a value for each head and token.
 
-    Args:
-        hidden: width of the residual stream.
-        heads: of queries.
-        kv_heads: of keys and values.
-        head_dim: channels of each.
-        window: how many last tokens are seen; None sees all.
-        qkv_bias: queries, keys and values have biases.
-        o_bias: the output has one.
-        qk_norm: queries and keys are normalised: by "head", or over all "heads" together.
-        sinks: each head has a logit more.
-        output_gate: queries are twice as wide: half of them gate the output.
-        keeps_cache: false for a layer that reads another layer's keys and values.
-        projections: which of queries, keys and values have a matrix of their own.
+    Where positions turn, a token sees no more than its ``chunk`` of tokens, if there are any.
     """
-    q, kv, group = heads * head_dim * (2 if output_gate else 1), kv_heads * head_dim, "attention"
-    matrices = [Matrix("self_attn.o_proj", group, hidden, heads * head_dim, ways=heads)]
-    for name in projections:
+    heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
+    q, kv, group = mixer.q_size * (2 if mixer.gated else 1), mixer.kv_size, "attention"
+    matrices = [Matrix("self_attn.o_proj", group, hidden, mixer.q_size, ways=heads)]
+    for name in mixer.projections:
         rows, ways = (q, heads) if name == "q" else (kv, kv_heads)
         matrices.append(Matrix(f"self_attn.{name}_proj", group, rows, hidden, ways=ways))
-        if qkv_bias:
+        if mixer.qkv_bias:
             matrices.append(vector(f"self_attn.{name}_proj.bias", group, rows, ways))
-    if o_bias:
+    if mixer.o_bias:
         matrices.append(vector("self_attn.o_proj.bias", group, hidden))
-    if qk_norm:
-        of_q, of_k = (1, 1) if qk_norm == "head" else (heads, kv_heads)
-        of_k = of_k if "k" in projections else 0
+    if mixer.qk_norm:
+        of_q, of_k = (1, 1) if mixer.qk_norm == "head" else (heads, kv_heads)
+        of_k = of_k if "k" in mixer.projections else 0
         matrices.append(vector("self_attn.qk_norm", "norms", (of_q + of_k) * head_dim))
-    if sinks:
+    if mixer.sinks:
         matrices.append(vector("self_attn.sinks", group, heads, heads))
-    kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
+    window = chunk if chunk and mixer.rope else mixer.window
     cache = Cache("shared")
-    if keeps_cache:
+    if mixer.kv_of is None:
         seen = "full attention" if window is None else "sliding window"
         cache = Cache(seen, 2 * head_dim, kv_heads, window)
-    values = q + (len(projections) - 1) * kv + heads * head_dim
+    kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
+    values = q + (len(mixer.projections) - 1) * kv + mixer.q_size
     return Part(kind, tuple(matrices), cache, values)
 
 
-def layer_input(hidden: int, size: int) -> tuple[Matrix, ...]:
-    """Return what adds a layer's own input of each token, of ``size`` channels (Gemma 3n, 2025)."""
-    return (
-        Matrix("per_layer_input_gate", "MLP", size, hidden),
-        Matrix("per_layer_projection", "MLP", hidden, size),
-    )
-
-
-def layer_inputs(hidden: int, vocab: int, size: int) -> tuple[Matrix, ...]:
-    """Return what makes the inputs of all layers, ``size`` channels of a token together."""
-    return (
-        Matrix("embed_tokens_per_layer", "embedding", vocab, size, linear=False),
-        Matrix("per_layer_model_projection", "embedding", size, hidden),
-    )
-
-
-def latent_attention(
-    hidden: int, heads: int, q_rank: int, kv_rank: int, nope_dim: int, rope_dim: int, v_dim: int
-) -> Part:
-    """Return multi-head latent attention (DeepSeek-V2, 2024): one vector for all heads of a token.
-
-    It has ``kv_rank`` channels and ``rope_dim`` that rotate; every rank keeps all of it. ``q_rank``
-    is 0 where queries are not compressed.
-    """
-    group, q = "attention", heads * (nope_dim + rope_dim)
+def _latent_attention(hidden: int, mixer: Attention, latent: Latent) -> Part:
+    """Return multi-head latent attention, whose vector of a token every rank keeps whole."""
+    heads, rope_dim, kv_rank = mixer.num_heads, mixer.rope_dim, latent.kv_rank
+    group, q, nope_dim, v_dim = "attention", mixer.q_size, latent.nope_dim, latent.v_dim
     matrices = [
         Matrix("self_attn.kv_a_proj_with_mqa", group, kv_rank + rope_dim, hidden),
         vector("self_attn.kv_a_layernorm", "norms", kv_rank),
         Matrix("self_attn.kv_b_proj", group, heads * (nope_dim + v_dim), kv_rank, ways=heads),
         Matrix("self_attn.o_proj", group, hidden, heads * v_dim, ways=heads),
     ]
-    if q_rank:
-        matrices.append(Matrix("self_attn.q_a_proj", group, q_rank, hidden))
-        matrices.append(vector("self_attn.q_a_layernorm", "norms", q_rank))
-        matrices.append(Matrix("self_attn.q_b_proj", group, q, q_rank, ways=heads))
+    if latent.q_rank:
+        matrices.append(Matrix("self_attn.q_a_proj", group, latent.q_rank, hidden))
+        matrices.append(vector("self_attn.q_a_layernorm", "norms", latent.q_rank))
+        matrices.append(Matrix("self_attn.q_b_proj", group, q, latent.q_rank, ways=heads))
     else:
         matrices.append(Matrix("self_attn.q_proj", group, q, hidden, ways=heads))
     values = q + heads * (nope_dim + 2 * v_dim)
     return Part("mla", tuple(matrices), Cache("latent", kv_rank + rope_dim), values)
 
 
-def mlp(hidden: int, width: int, *, gated: bool = True, biased: bool = False) -> Part:
-    """Return a dense MLP, whose inner width is ``width``."""
-    return Part("", _mlp("mlp", "MLP", hidden, width, gated, biased, 1, 1), None,
-                (3 if gated else 2) * width)  # fmt: skip
-
-
-def experts(
-    hidden: int,
-    width: int,
-    count: int,
-    active: int,
-    *,
-    shared_width: int = 0,
-    shared_gate: bool = False,
-    biased: bool = False,
-    router_bias: bool = False,
-    own_scales: bool = False,
-    gated: bool = True,
-) -> Part:
-    """Return a mixture of experts: ``count`` of ``width``, of which a token meets ``active``.
-
-    Args:
-        hidden: width of the residual stream.
-        width: inner width of an expert.
-        count: experts.
-        active: experts that a token meets.
-        shared_width: inner width of what all tokens meet; 0 for none.
-        shared_gate: the shared expert's output is scaled by a gate.
-        biased: experts and router have biases.
-        router_bias: the router has a bias, for balance.
-        own_scales: each expert's weight has a learnt factor.
-        gated: experts and what all tokens meet have gates.
-    """
-    group = "experts"
-    matrices = [Matrix("mlp.router", group, count, hidden, linear=False)]
-    matrices += _mlp("mlp.experts", group, hidden, width, gated, biased, count, active)
-    if router_bias or biased:
-        matrices.append(vector("mlp.router.bias", group, count))
-    if own_scales:
-        matrices.append(vector("mlp.router.per_expert_scale", group, count))
-    if shared_width:
-        matrices += _mlp("mlp.shared_experts", group, hidden, shared_width, gated, False, 1, 1)
-    if shared_gate:
-        matrices.append(vector("mlp.shared_expert_gate", group, hidden))
-    # Each chosen expert computes a gate, an up, their product and a row of output.
-    inner = 3 if gated else 2
-    values = active * (inner * width + 2 * hidden) + inner * shared_width
-    return Part("", tuple(matrices), None, values)
-
-
-def _mlp(
-    name: str, group: str, hidden: int, width: int, gated: bool, biased: bool, copies: int,
-    active: int,
-) -> tuple[Matrix, ...]:  # fmt: skip
-    inner = [f"{name}.gate_proj", f"{name}.up_proj"] if gated else [f"{name}.up_proj"]
-    ways = width * copies  # by width, or by expert
-    of = partial(Matrix, copies=copies, active=active)
-    matrices = [of(n, group, width, hidden, ways=ways) for n in inner]
-    matrices.append(of(f"{name}.down_proj", group, hidden, width, ways=ways))
-    if biased:
-        matrices += [of(f"{n}.bias", group, width, ways=ways, linear=False) for n in inner]
-        matrices.append(of(f"{name}.down_proj.bias", group, hidden, ways=copies, linear=False))
+def _short_conv(hidden: int, mixer: Conv) -> tuple[Matrix, ...]:
+    group = "state space"
+    matrices = [
+        Matrix("conv.in_proj", group, 3 * hidden, hidden, hidden),
+        Matrix("conv.conv", group, hidden, mixer.kernel, hidden, linear=False),
+        Matrix("conv.out_proj", group, hidden, hidden, hidden),
+    ]
+    if mixer.bias:
+        matrices.append(vector("conv.biases", group, 5 * hidden, hidden))
     return tuple(matrices)
 
 
-def mamba(
-    hidden: int, inner: int, state: int, kernel: int, dt_rank: int, *, biased: bool,
-    conv_biased: bool, has_norms: bool,
-) -> Part:  # fmt: skip
-    """Return a selective state space (Mamba; Gu and Dao, 2023): a state of ``inner * state``."""
-    group = "state space"
+def _delta_net(hidden: int, mixer: Delta) -> tuple[Matrix, ...]:
+    group, ways, values = "attention", mixer.num_key_heads, mixer.value_size
+    channels = 2 * mixer.key_size + values
+    return (
+        Matrix("linear_attn.in_proj_qkvz", group, channels + values, hidden, ways),
+        Matrix("linear_attn.in_proj_ba", group, 2 * mixer.num_value_heads, hidden, ways),
+        Matrix("linear_attn.conv1d", group, channels, mixer.kernel, ways, linear=False),
+        Matrix("linear_attn.out_proj", group, hidden, values, ways),
+        vector("linear_attn.A_log, dt_bias", group, 2 * mixer.num_value_heads, ways),
+        vector("linear_attn.norm", "norms", mixer.value_dim),
+    )
+
+
+def _mamba(hidden: int, mixer: Ssm) -> tuple[Matrix, ...]:
+    """Return the first Mamba, whose channels are heads of their own."""
+    group, inner, state, rank = "state space", mixer.inner_size, mixer.state_dim, mixer.step_rank
     matrices = [
         Matrix("mamba.in_proj", group, 2 * inner, hidden, inner),
-        Matrix("mamba.conv1d", group, inner, kernel, inner, linear=False),
-        Matrix("mamba.x_proj", group, dt_rank + 2 * state, inner, inner),
-        Matrix("mamba.dt_proj", group, inner, dt_rank, inner),
+        Matrix("mamba.conv1d", group, inner, mixer.kernel, inner, linear=False),
+        Matrix("mamba.x_proj", group, rank + 2 * state, inner, inner),
+        Matrix("mamba.dt_proj", group, inner, rank, inner),
         Matrix("mamba.out_proj", group, hidden, inner, inner),
         vector("mamba.A_log", group, inner * state, inner),
         vector("mamba.dt_proj.bias", group, inner, inner),
         vector("mamba.D", group, inner, inner),
     ]
-    if conv_biased:
+    if mixer.conv_bias:
         matrices.append(vector("mamba.conv1d.bias", group, inner, inner))
-    if biased:
+    if mixer.bias:
         matrices.append(vector("mamba.proj.bias", group, 2 * inner + hidden))
-    if has_norms:  # Jamba's, of the step, B and C
-        matrices.append(vector("mamba.norms", "norms", dt_rank + 2 * state))
-    cache = Cache("state", state_values=inner * (state + kernel - 1), num_heads=inner)
-    return Part("state space", tuple(matrices), cache, 3 * inner)
+    if mixer.part_norms:
+        matrices.append(vector("mamba.norms", "norms", rank + 2 * state))
+    return tuple(matrices)
 
 
-def mamba2(
-    hidden: int, heads: int, head_dim: int, groups: int, state: int, kernel: int, *, biased: bool,
-    conv_biased: bool, has_norm: bool = True,
-) -> Part:  # fmt: skip
-    """Return Mamba 2 (Dao and Gu, 2024): a state of ``head_dim * state`` for each head."""
-    group, inner = "state space", heads * head_dim
-    conv = inner + 2 * groups * state
+def _mamba2(hidden: int, mixer: Ssm) -> tuple[Matrix, ...]:
+    group, inner, heads = "state space", mixer.inner_size, mixer.num_heads
+    rows = inner + mixer.conv_size + heads
     matrices = [
-        Matrix("mamba.in_proj", group, inner + conv + heads, hidden, heads),
-        Matrix("mamba.conv1d", group, conv, kernel, heads, linear=False),
+        Matrix("mamba.in_proj", group, rows, hidden, heads),
+        Matrix("mamba.conv1d", group, mixer.conv_size, mixer.kernel, heads, linear=False),
         Matrix("mamba.out_proj", group, hidden, inner, heads),
         vector("mamba.A_log, D, dt_bias", group, 3 * heads, heads),
     ]
-    if has_norm:
+    if mixer.gated_norm:
         matrices.append(vector("mamba.norm", "norms", inner, heads))
-    if conv_biased:
-        matrices.append(vector("mamba.conv1d.bias", group, conv, heads))
-    if biased:
-        matrices.append(vector("mamba.proj.bias", group, inner + conv + heads + hidden))
-    cache = Cache("state", state_values=inner * state + conv * (kernel - 1), num_heads=heads)
-    return Part("state space", tuple(matrices), cache, inner + conv + heads + inner)
+    if mixer.conv_bias:
+        matrices.append(vector("mamba.conv1d.bias", group, mixer.conv_size, heads))
+    if mixer.bias:
+        matrices.append(vector("mamba.proj.bias", group, rows + hidden))
+    return tuple(matrices)
 
 
-def beside(part: Part, other: Part) -> Part:
-    """Return attention and what keeps a state, which read the same row, as one part."""
-    assert part.cache is not None
-    assert other.cache is not None
-    return Part(
-        part.kind,
-        part.matrices + other.matrices,
-        replace(part.cache, state_values=other.cache.state_values),
-        part.token_values + other.token_values,
-    )
+def _network(hidden: int, ffn: Mlp | Experts) -> tuple[tuple[Matrix, ...], int]:
+    """Return the weights behind the mixer, and the values of one token while it computes."""
+    if isinstance(ffn, Mlp):
+        return _matrices("mlp", "MLP", hidden, ffn), (3 if ffn.gated else 2) * ffn.size
+    group, shared, inner = "experts", ffn.shared, 3 if ffn.gated else 2
+    matrices = [Matrix("mlp.router", group, ffn.num, hidden, linear=False)]
+    matrices += _matrices("mlp.experts", group, hidden, ffn, ffn.num, ffn.per_token)
+    # Each chosen expert computes a gate, an up, their product and a row of output.
+    values = ffn.per_token * (inner * ffn.size + 2 * hidden)
+    if ffn.choice_bias or ffn.bias:
+        matrices.append(vector("mlp.router.bias", group, ffn.num))
+    if ffn.own_scales:
+        matrices.append(vector("mlp.router.per_expert_scale", group, ffn.num))
+    if shared is not None:
+        matrices += _matrices("mlp.shared_experts", group, hidden, shared)
+        values += inner * shared.size
+    if ffn.shared_gated:
+        matrices.append(vector("mlp.shared_expert_gate", group, hidden))
+    dense, dense_values = ((), 0) if ffn.beside is None else _network(hidden, ffn.beside)
+    return (*matrices, *dense), values + dense_values
 
 
-def short_conv(hidden: int, kernel: int, *, biased: bool) -> Part:
-    """Return a short convolution between two gates (LFM2; Liquid AI, 2025)."""
-    group = "state space"
-    matrices = [
-        Matrix("conv.in_proj", group, 3 * hidden, hidden, hidden),
-        Matrix("conv.conv", group, hidden, kernel, hidden, linear=False),
-        Matrix("conv.out_proj", group, hidden, hidden, hidden),
-    ]
-    if biased:
-        matrices.append(vector("conv.biases", group, 5 * hidden, hidden))
-    cache = Cache("state", state_values=hidden * (kernel - 1), num_heads=hidden)
-    return Part("state space", tuple(matrices), cache, 4 * hidden)
-
-
-def delta_net(
-    hidden: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int
-) -> Part:
-    """Return gated linear attention with the delta rule (Yang et al., 2024; Qwen3-Next's)."""
-    group, keys, values = "attention", key_heads * key_dim, value_heads * value_dim
-    conv = 2 * keys + values
-    matrices = (
-        Matrix("linear_attn.in_proj_qkvz", group, conv + values, hidden, key_heads),
-        Matrix("linear_attn.in_proj_ba", group, 2 * value_heads, hidden, key_heads),
-        Matrix("linear_attn.conv1d", group, conv, kernel, key_heads, linear=False),
-        Matrix("linear_attn.out_proj", group, hidden, values, key_heads),
-        vector("linear_attn.A_log, dt_bias", group, 2 * value_heads, key_heads),
-        vector("linear_attn.norm", "norms", value_dim),
-    )
-    state = value_heads * key_dim * value_dim + conv * (kernel - 1)
-    cache = Cache("state", state_values=state, num_heads=key_heads)
-    return Part("linear attention", matrices, cache, conv + 2 * values)
-
-
-def joined(mixer: Part, inner: Part | None, between: tuple[Matrix, ...]) -> Layer:
-    """Return a layer made of a mixer, what stands behind it, and norms."""
-    assert mixer.cache is not None
-    matrices = (*mixer.matrices, *(inner.matrices if inner else ()), *between)
-    return Layer(
-        mixer.kind, matrices, mixer.cache, mixer.token_values, inner.token_values if inner else 0
-    )
-
-
-def embedding(hidden: int, vocab: int, positions: int = 0) -> tuple[Matrix, ...]:
-    """Return the embedding, and that of ``positions`` if there are learnt ones."""
-    matrices = (Matrix("embed_tokens", "embedding", vocab, hidden, ways=vocab, linear=False),)
-    if not positions:
-        return matrices
-    return *matrices, Matrix("embed_positions", "embedding", positions, hidden, linear=False)
-
-
-def end(
-    hidden: int, vocab: int, *, tied: bool, norm_bias: bool, biased: bool = False
+def _matrices(
+    name: str, group: str, hidden: int, ffn: Mlp | Experts, copies: int = 1, active: int = 1
 ) -> tuple[Matrix, ...]:
-    """Return the last norm and, unless it is the embedding, the head, which may be ``biased``."""
-    norm = vector("norm", "norms", hidden * (2 if norm_bias else 1))
-    if tied:
-        return (norm,)
-    head = Matrix("lm_head", "head", vocab, hidden, ways=vocab)
-    return (norm, head, vector("lm_head.bias", "head", vocab, vocab)) if biased else (norm, head)
+    if not ffn.size:
+        return ()
+    inner = [f"{name}.gate_proj", f"{name}.up_proj"] if ffn.gated else [f"{name}.up_proj"]
+    width, ways = ffn.size, ffn.size * copies  # by width, or by expert
+    of = partial(Matrix, copies=copies, active=active)
+    matrices = [of(n, group, width, hidden, ways=ways) for n in inner]
+    matrices.append(of(f"{name}.down_proj", group, hidden, width, ways=ways))
+    if ffn.bias:
+        matrices += [of(f"{n}.bias", group, width, ways=ways, linear=False) for n in inner]
+        matrices.append(of(f"{name}.down_proj.bias", group, hidden, ways=copies, linear=False))
+    return tuple(matrices)

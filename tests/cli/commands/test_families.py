@@ -17,4 +17,5 @@ def test_the_documentation_has_what_the_command_prints() -> None:
     assert printed in DOCS.read_text(), "put the output of ridgeline models --families there"
     rows = printed.splitlines()[2:]
     assert len(rows) == len(HF_FAMILIES) + len(GGUF_FAMILIES)
+    assert not any(sign in printed for sign in ("('", "',", "None", "True"))  # in words
     assert "| `OlmoeForCausalLM` | safetensors |" in printed

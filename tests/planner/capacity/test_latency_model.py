@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
 from peers import fit_device_time
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.device_time import (
     OLDER,
     DeviceTime,

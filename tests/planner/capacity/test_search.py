@@ -18,8 +18,8 @@ from ridgeline.api.calibration.known import assume
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet import serve_fleet
-from ridgeline.physics.arch_shape import shape_of_arch
 from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.physics.layers import shape_of_arch
 from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.capacity.in_words import per_second
 from ridgeline.planner.capacity.load import Load, LoadWishes, Slo, load_of, parse_slo

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.physics.config_shape import shape_of_config
+from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.format_bytes import (
     Storage,
     storage_of_config,

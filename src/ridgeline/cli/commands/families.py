@@ -40,32 +40,17 @@ def families_table() -> str:
     return "\n".join(rows)
 
 
-def _standing(family: Family) -> str:
-    """Return where norms stand in models of a family, or in some of them."""
-    reader = family.facts.get("layer.norms")
-    if reader is None:
-        return ""
-    match reader.how:
-        case "bias":
-            return str(reader.argument[1])
-        case "numbered":
-            return str(next(iter(reader.argument[0].values())))
-    return str(reader.argument)
-
-
 def _specials(family: Family) -> Iterator[str]:
-    constants = {name: reader.argument for name, reader in family.facts.items()}
-    if constants.get("mixer.causal") is False:
+    if family.outcomes("mixer.causal") == (False,):
         yield "an encoder"
-    if norms := _NORMS.get(_standing(family)):
-        yield norms
-    if constants.get("norm") == "layer":
+    standing = [_NORMS[place] for place in family.outcomes("layer.norms") if place in _NORMS]
+    yield from standing[:1]
+    if "layer" in family.outcomes("norm"):
         yield f"LayerNorm{' without weights' if family.plain_norms else ''}"
-    if qk_norm := constants.get("mixer.qk_norm"):
-        behind = " behind rope" if constants.get("mixer.norm_turned") else ""
-        over = "width" if "width" in str(qk_norm) else "head"
-        some = "" if qk_norm == over else " of some"
-        yield f"queries and keys{some} normed over the {over}{behind}"
+    normed = family.outcomes("mixer.qk_norm")
+    for over in filter(None, normed):
+        behind = " behind rope" if True in family.outcomes("mixer.norm_turned") else ""
+        yield f"queries and keys{' of some' if '' in normed else ''} normed over the {over}{behind}"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.heads_by_layer:
@@ -79,7 +64,8 @@ def _specials(family: Family) -> Iterator[str]:
     elif family.ropes or family.heads_by_layer:
         yield "learnt positions" if "positions" in family.outer else "rope by layer"
     if "rope.turns" in family.facts:
-        yield "no rope" if constants["rope.turns"] is False else "rope, if switched on"
+        turns = True in family.outcomes("rope.turns")
+        yield "rope, if switched on" if turns else "no rope"
     if "mixer.sinks" in family.facts:
         yield "attention sinks"
     if "mixer.softcap" in family.facts:
@@ -88,18 +74,18 @@ def _specials(family: Family) -> Iterator[str]:
         yield "scaled embedding, residuals and logits"
     if family.by_halves:
         yield "no rope"
-    if constants.get("ffn.gated") is False and not family.has_experts:
+    if family.outcomes("ffn.gated") == (False,) and not family.has_experts:
         yield "an MLP without gates"
     if "latent.kv_rank" in family.facts:
         yield "latent attention"
-    if constants.get("mixer.gated"):
+    if True in family.outcomes("mixer.gated"):
         yield "gated attention"
     if family.recurrent:
         yield f"{_RECURRENT[family.recurrent]}{', beside attention' if family.beside else ''}"
     if family.has_experts:
-        by_one = constants.get("ffn.router") == "sparsemixer"
+        by_one = "sparsemixer" in family.outcomes("ffn.router")
         yield f"a mixture of experts{', taken one by one' if by_one else ''}"
-    if "shared.size" in family.facts:
+    if family.has_some("shared.size"):
         one = "an expert that all tokens meet"
         yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one
     if "dense.size" in family.facts:

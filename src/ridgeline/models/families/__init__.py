@@ -47,10 +47,12 @@ from ridgeline.models.families.layer_configs import (
     context_end,
     layers_from_config,
     layers_from_gguf,
+    num_guessing,
     num_guessing_layers,
 )
 from ridgeline.models.families.llama4 import FAMILIES as _LLAMA_4
 from ridgeline.models.families.llama4 import GGUF_FAMILIES as _GGUF_LLAMA_4
+from ridgeline.models.families.names import TEXT_DEFAULTS
 from ridgeline.models.families.nearest import advice
 from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
 from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
@@ -60,19 +62,25 @@ from ridgeline.models.families.recent import FAMILIES as _RECENT
 from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
 from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.text_defaults import TEXT_DEFAULTS
 
 __all__ = [
     "GGUF_FAMILIES",
     "HF_FAMILIES",
+    "ONLY",
     "TEXT_HALVES",
     "Family",
     "arch_from_config",
+    "arch_from_gguf",
     "architecture",
     "family_of",
+    "family_of_gguf",
     "halves_order",
+    "insist",
     "model_from_config",
     "model_from_gguf",
+    "model_of",
+    "num_guessing",
+    "split_attention",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -102,6 +110,7 @@ GGUF_FAMILIES = (
     | _GGUF_ENCODERS
 )
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVATION = "sbert_ce_default_activation_function"
 _OF_ATTENTION = "attn_config"  # MPT has an object of it
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
@@ -146,9 +155,8 @@ def model_from_config(
     if not arch.has_head:
         ignored.append(family.outer.get("head_bias", ""))
     ignored += _keys_of_others(arch, family)
-    if type(guessing := values.get("num_nextn_predict_layers")) is int:
-        prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(guessing))
-        ignored += [name for name in raw if name.startswith(prefixes)]
+    prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(arch.num_guessing))
+    ignored += [name for name in raw if prefixes and name.startswith(prefixes)]
     return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
@@ -161,10 +169,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     family = family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
-    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
-        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
-        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
-        values = {**values, **inner, _OF_ATTENTION: None}
+    values = split_attention(values)
     if family is None:
         own_code = bool(values.get("auto_map"))
         _refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
@@ -174,14 +179,24 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     values = {**family.defaults, **values}
     config = Facts(values, where, tensors=raw.keys())
     _refuse(config, (*family.refuse, "quantization_config"))
-    _insist(config, family.must)
+    insist(config, family.must)
     layers, max_position = layers_from_config(config, family)
-    arch = _model(config, family, layers, raw, max_position=max_position)
+    guessing = num_guessing(config)
+    arch = model_of(config, family, layers, raw, max_position=max_position, num_guessing=guessing)
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
-    _insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
+    insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
     _all_understood(config, HARMLESS_IN_HF | {*family.unused})
     return arch
+
+
+def split_attention(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config without MPT's object of attention: what it says stands under longer names."""
+    if type(of_attention := values.get(_OF_ATTENTION)) is not dict:
+        return values
+    said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
+    inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
+    return {**values, **inner, _OF_ATTENTION: None}
 
 
 def _refuse_unknown(
@@ -206,16 +221,28 @@ def architecture(values: Mapping[str, Any]) -> Any:
     return named[0] if type(named) is list and named else named
 
 
-def family_of(values: Mapping[str, Any]) -> Family | None:
+def family_of(
+    values: Mapping[str, Any], families: Mapping[str, Family] = HF_FAMILIES
+) -> Family | None:
     """Return the family of a config, which may have a table of its own for some of its models."""
-    name, is_headless = family_name(architecture(values), HF_FAMILIES)
+    name, is_headless = family_name(architecture(values), families)
     half = values.get("text_config")
     text = half if type(half) is dict else values
     has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
     has_experts = has_experts or has_expert_halves(text)
-    kinds = {"of experts": has_experts, "of groups": text.get("new_decoder_architecture") is True}
+    counts = (text.get(key) for key in _NUM_EXPERTS)
+    has_many = any(type(count) is int and count > 1 for count in counts)
+    has_latents = bool(text.get("kv_lora_rank"))
+    kinds = {
+        "of experts": has_experts,
+        "of groups": text.get("new_decoder_architecture") is True or "n_head_kv" in text,
+        "of keys by head": text.get("multi_query") is False,
+        "of latent experts": has_latents and has_many,
+        "of latents": has_latents,
+        "of many experts": has_many,
+    }
     names = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
-    family = next((HF_FAMILIES[one] for one in (*names, name) if one in HF_FAMILIES), None)
+    family = next((families[one] for one in (*names, name) if one in families), None)
     return without_head(family) if family is not None and is_headless else family
 
 
@@ -232,6 +259,22 @@ def model_from_gguf(
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
+    meta, family = family_of_gguf(metadata, raw, where)
+    _refuse(meta, family.refuse)
+    insist(meta, family.must)
+    arch = arch_from_gguf(meta, family, raw)
+    insist(meta, {"attention.causal": not arch.is_encoder})
+    _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
+    guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
+    spare = {name for name in raw if guessing and name.startswith(guessing)}
+    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
+    return arch, bind(meta, arch, raw, family, ignored)
+
+
+def family_of_gguf(
+    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+) -> tuple[Facts, Family]:
+    """Return what a GGUF file says, and its family. Raises ModelFileError if none has its name."""
     name = Facts(metadata, where).text("general.architecture")
     meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
     if name not in GGUF_FAMILIES:
@@ -240,9 +283,14 @@ def model_from_gguf(
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
     unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
-    meta = replace(meta, values={**unsaid, **metadata})
-    _refuse(meta, family.refuse)
-    _insist(meta, family.must)
+    return replace(meta, values={**unsaid, **metadata}), family
+
+
+def arch_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> ModelArch:
+    """Return the architecture that a GGUF file's metadata describes, and some of its tensors.
+
+    Raises ModelFileError: something is missing or out of range.
+    """
     if "token_embd.weight" not in raw:
         meta.fail("tensor 'token_embd.weight' is missing")
     pooling: dict[str, Any] = {}
@@ -251,7 +299,7 @@ def model_from_gguf(
         if number >= len(_POOLINGS):
             meta.fail(f"{meta.prefix}pooling_type is {number}: supported are 0 to 3, no ranks")
         pooling = {"pooling": _POOLINGS[number]}
-    arch = _model(
+    return model_of(
         meta,
         family,
         layers_from_gguf(meta, family, raw),
@@ -263,15 +311,9 @@ def model_from_gguf(
         ),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
+        num_guessing=num_guessing_layers(meta),
         **pooling,
     )
-    _insist(meta, {"attention.causal": not arch.is_encoder})
-    _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
-    first = arch.num_layers
-    guessing = tuple(f"blk.{first + i}." for i in range(num_guessing_layers(meta)))
-    spare = {name for name in raw if guessing and name.startswith(guessing)}
-    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
-    return arch, bind(meta, arch, raw, family, ignored)
 
 
 def _keys_of_others(arch: ModelArch, family: Family) -> list[str]:
@@ -313,13 +355,14 @@ def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _model(
+def model_of(
     facts: Facts,
     family: Family,
     layers: tuple[Layer, ...],
     raw: Mapping[str, Tensor],
     **known: Any,
 ) -> ModelArch:
+    """Return the model of these layers; ``known`` is what its family does not read of ``facts``."""
     if "positions" in family.outer:
         in_file = family.outer["positions"]
         if in_file not in raw:
@@ -349,7 +392,7 @@ def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
             facts.fail(f"{facts.prefix}{key} is set, which is not supported")
 
 
-def _insist(facts: Facts, must: Mapping[str, Any]) -> None:
+def insist(facts: Facts, must: Mapping[str, Any]) -> None:
     """Refuse another value of a key than the only one that is supported."""
     for key, value in must.items():
         is_off = value is True and facts.is_null(key)  # as transformers reads null

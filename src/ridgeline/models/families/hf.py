@@ -30,6 +30,7 @@ from ridgeline.models.families.table import (
     cap,
     choice,
     const,
+    either,
     flag,
     integer,
     number,
@@ -85,6 +86,12 @@ _FALCON = Family(
     },
 )
 
+_COHERE = MODEL | BIASES | LAYER_NORM
+_COHERE |= {
+    "tied_embeddings": flag("tie_word_embeddings", default=True),
+    "logit_scale": number("logit_scale", default=0.0625),
+    "layer.norms": const("beside"),
+}
 FAMILIES = {
     "LlamaForCausalLM": Family(
         OUTER,
@@ -190,7 +197,13 @@ FAMILIES = {
         OUTER,
         LAYER,
         PREFIX,
-        MODEL | LAYER_NORM | {"norm_bias": const(True), "mixer.qkv_bias": flag("use_qkv_bias")},
+        MODEL
+        | LAYER_NORM
+        | {
+            "norm_bias": const(True),
+            "layer.norms": either("use_parallel_residual", yes="beside", no="before"),
+            "mixer.qkv_bias": flag("use_qkv_bias"),
+        },
         rope_keys=PARTIAL,
         refuse=("use_parallel_residual", "qk_layernorm"),
     ),
@@ -198,14 +211,7 @@ FAMILIES = {
         OUTER,
         LAYER,
         PREFIX,
-        MODEL
-        | BIASES
-        | LAYER_NORM
-        | {
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "logit_scale": number("logit_scale", default=0.0625),
-            "layer.norms": const("beside"),
-        },
+        _COHERE | {"mixer.qk_norm": either("use_qk_norm", yes="width", no="")},
         interleaved=True,
         refuse=("use_qk_norm",),
         unused=("model_max_length",),
@@ -214,14 +220,7 @@ FAMILIES = {
         OUTER,
         LAYER,
         PREFIX,
-        MODEL
-        | BIASES
-        | LAYER_NORM
-        | {
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "logit_scale": number("logit_scale", default=0.0625),
-            "layer.norms": const("beside"),
-        },
+        _COHERE,
         windows="pattern",
         default_window=4096,
         pattern=4,
@@ -325,14 +324,15 @@ FAMILIES = {
             "norm_bias": const(True),
             "tied_embeddings": flag("tie_word_embeddings", default=True),
             "position_offset": const(2),
-            "mixer.qkv_bias": const(True),
-            "mixer.o_bias": const(True),
+            "mixer.qkv_bias": flag("enable_bias", default=True),
+            "mixer.o_bias": flag("enable_bias", default=True),
             "ffn.size": integer("ffn_dim"),
             "ffn.gated": const(False),
-            "ffn.bias": const(True),
+            "ffn.bias": flag("enable_bias", default=True),
             "ffn.activation": choice("activation_function", among=ACTIVATIONS, default="relu"),
         },
         ropes={"full": "none"},
+        spare_positions=2,
         refuse=("_remove_final_layer_norm",),
         must={"do_layer_norm_before": True},
     ),
@@ -360,8 +360,8 @@ FAMILIES = {
         | {
             "norm_bias": const(True),
             "layer.norms": const("beside, own"),
-            "mixer.qkv_bias": const(True),
-            "mixer.o_bias": const(True),
+            "mixer.qkv_bias": flag("attention_bias", default=True),
+            "mixer.o_bias": flag("attention_bias", default=True),
             "ffn.gated": const(False),
             "ffn.bias": const(True),
             "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu"),

@@ -42,6 +42,7 @@ NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no l
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 _RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention", "mamba"), "recurrent")
 _RECURRENT_KINDS |= {"attention": "full"}
+_GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
@@ -297,8 +298,8 @@ def _without_doubles(mixer: dict[str, Any], family: Family) -> dict[str, Any]:
     return mixer
 
 
-def _num_layers(facts: Facts, key: str) -> int:
-    num_layers = facts.integer(key)
+def _num_layers(facts: Facts, key: str, default: int | None = None) -> int:
+    num_layers = facts.integer(key, default, low=1 if default is None else default)
     if num_layers > _MAX_LAYERS:
         facts.fail(f"{facts.prefix}{key} is {num_layers}, more than {_MAX_LAYERS}")
     return num_layers
@@ -337,6 +338,9 @@ def _windows_of_config(
     """
     has_switch = family.windows.startswith("switch")
     is_on = config.flag("use_sliding_window", False) if has_switch else family.windows != "none"
+    kinds_of_attention = config.get("attn_type_list")
+    if type(kinds_of_attention) is list and 0 in kinds_of_attention:  # MiniMax's older models
+        config.fail("attn_type_list has layers of linear attention, which are not supported")
     window = family.default_window
     if "sliding_window" in config.values:
         window = config.integer("sliding_window", 0, low=0) or None
@@ -360,13 +364,23 @@ def _windows_of_config(
         return _attention_layers(config, family, num_layers), window
     if family.windows == "pattern":
         return _pattern(config, "sliding_window_pattern", family, num_layers), window
-    return ["sliding" if i >= first and window else "full" for i in range(num_layers)], window
+    windowed = window and family.windows != "named"
+    return ["sliding" if i >= first and windowed else "full" for i in range(num_layers)], window
 
 
 def context_end(facts: Facts, family: Family, num_tokens: int) -> int:
     """Return the context length, which ends where layers would see chunks or queries would grow."""
     limits = family.read(facts, "chunk")
     return min(num_tokens, limits["size"], limits["grows_at"] - 1) if limits else num_tokens
+
+
+def num_guessing(config: Facts) -> int:
+    """Return how many blocks of a directory guess tokens ahead, as its config says it.
+
+    Raises ModelFileError for a number that no model has.
+    """
+    said = Facts(config.values, config.where)  # not every family may have them
+    return max(_num_layers(said, key, 0) for key in _GUESSING)
 
 
 def num_guessing_layers(meta: Facts) -> int:
@@ -397,7 +411,8 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
     value = config.get(key)
     if value is None or type(value) is int:
         every = config.integer(key, family.pattern)
-        return ["recurrent" if (i + 1) % every else "full" for i in range(num_layers)]
+        place = config.integer("attn_layer_offset", every - 1, low=0)  # of Jamba
+        return ["full" if i % every == place else "recurrent" for i in range(num_layers)]
     if type(value) is not list or any(type(i) is not int for i in value):
         config.fail(f"{key} must be a list of numbers of layers")
     return ["full" if i in value else "recurrent" for i in range(num_layers)]
@@ -456,7 +471,7 @@ def _no_rope_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]
         return [family.read(facts, "rope").get("turns", True)] * num_layers
     every = facts.integer("no_rope_layer_interval", 4)
     flags = facts.get("no_rope_layers")
-    if flags is None:
+    if flags in (None, []):
         return [(i + 1) % every != 0 for i in range(num_layers)]
     if type(flags) is not list or len(flags) != num_layers or any(v not in (0, 1) for v in flags):
         facts.fail("no_rope_layers must have 0 or 1 for each of the layers")

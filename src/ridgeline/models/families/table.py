@@ -39,10 +39,27 @@ class Reader(NamedTuple):
         "groups",
         "numbered",
         "slopes",
+        "rank",
     ]
     keys: tuple[str, ...] = ()
     default: Any = None
     argument: Any = None
+
+    @property
+    def outcomes(self) -> tuple[Any, ...]:
+        """Every value that it may give; none where there are too many to name."""
+        match self.how:
+            case "const":
+                return (self.argument,)
+            case "either":
+                return tuple(self.argument)
+            case "bias":
+                return tuple(self.argument[1:])
+            case "choice":
+                return tuple(self.argument.values())
+            case "numbered":
+                return tuple(self.argument[0].values())
+        return ()
 
     def read(self, facts: Facts) -> Any:
         """Return the value. Raises ModelFileError if it is missing or of another type."""
@@ -93,6 +110,9 @@ class Reader(NamedTuple):
             case "groups":
                 limits = facts.text("topk_method", "") != "greedy"
                 return facts.integer(key, 1) if limits else 1
+            case "rank":
+                said = facts.get(key)  # "auto" is the default
+                return said if type(said) is int else -(-facts.integer("hidden_size") // 16)
             case "slopes":
                 return _slopes(facts.integer(key), facts.number(self.argument, 8.0))
             case "numbered":
@@ -245,6 +265,11 @@ def slopes(num_heads: str, largest: str) -> Reader:
     return Reader("slopes", (num_heads,), argument=largest)
 
 
+def rank(key: str) -> Reader:
+    """A whole number; a sixteenth of the hidden size, rounded up, where none is said."""
+    return Reader("rank", (key,))
+
+
 def _slopes(num_heads: int, largest: float) -> tuple[float, ...]:
     """Return powers of two in even steps; heads beyond a power of two stand between the first."""
     whole = 1 << (num_heads.bit_length() - 1)
@@ -271,7 +296,8 @@ class Family:
             field of the model, to its reader. "rope.turns" says whether positions turn queries and
             keys at all.
         windows: how a layer's window is known: "none"; "all" of them; "switch", which needs a flag
-            and spares the lower layers; "switch of all" layers; or "pattern" for some in turn.
+            and spares the lower layers; "switch of all" layers; "pattern" for some in turn; or
+            "named" for those that ``layer_types`` names.
         default_window: where the file does not mention one; in GGUF files 0 means none, and None
             that it must be there.
         pattern: one layer in this many sees everything, if the config does not say it.
@@ -298,6 +324,7 @@ class Family:
         gates_by_turns: of each expert a row of the gate comes first, then one of ups; else the
             whole gate. Such tensors are stored as ``(experts, in, out)`` unless they are quantised.
         experts_turned: they are stored so without turns.
+        spare_positions: rows of learnt positions beyond those that a config says.
         num_segments: parts of a text, of which each has a type of tokens of its own.
         transposed: matrices of layers are stored as ``(in, out)``.
         heads_inside: rows of q, k and v in one tensor are sorted by key head first.
@@ -305,7 +332,8 @@ class Family:
         aliases: the family's names of keys that all others call alike.
         buffers: ends of names of tensors that hold no weights.
         others: beginnings of names of tensors that no answer needs.
-        refuse: keys that change what a model computes, and that are refused if they are set.
+        refuse: keys that change what a model computes, and that are refused if they are set. What
+            they change of sizes is read all the same, for counting.
         unused: keys that stand in files of the family and that no model of it goes by.
         must: keys that have no other value, if they are there.
         first_norms: where the first layer's norms stand, if elsewhere than the others'.
@@ -320,7 +348,7 @@ class Family:
     layer: Mapping[str, str]
     prefix: str
     facts: Mapping[str, Reader]
-    windows: Literal["none", "all", "switch", "switch of all", "pattern"] = "none"
+    windows: Literal["none", "all", "switch", "switch of all", "pattern", "named"] = "none"
     default_window: int | None = None
     pattern: int = 0
     full_first: bool = False
@@ -340,6 +368,7 @@ class Family:
     has_experts: bool = False
     gates_by_turns: bool = False
     experts_turned: bool = False
+    spare_positions: int = 0
     num_segments: int = 1
     instead: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
@@ -360,6 +389,14 @@ class Family:
     def has_attention(self) -> bool:
         """Whether any layer has attention."""
         return "mixer.num_heads" in self.facts
+
+    def outcomes(self, fact: str) -> tuple[Any, ...]:
+        """Return every value that a fact may have in models that run, but for numbers."""
+        return self.facts[fact].outcomes if self.has_some(fact) else ()
+
+    def has_some(self, fact: str) -> bool:
+        """Return whether models that run may have a part of this name."""
+        return fact in self.facts and not set(self.facts[fact].keys) & {*self.refuse}
 
     def read(self, facts: Facts, part: str = "") -> dict[str, Any]:
         """Return the facts of a part, such as "mixer"; of the model if none is named."""

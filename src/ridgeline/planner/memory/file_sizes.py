@@ -1,4 +1,4 @@
-"""What files of weights say of models that the engine does not run: sizes, and a GGUF's config.
+"""What files of weights say of models that the engine does not run: the sizes of their tensors.
 
 Headers are read, tensors never. It knows names of tensors, and of what is in them nothing.
 """
@@ -8,13 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ridgeline.models.facts import Facts
 from ridgeline.models.tensors import ModelFileError, Tensor
 
 _MOST_HEADER_BYTES = 64 << 20
@@ -31,34 +27,6 @@ _GROUPS = (
     ("attn|attention", "attention"),
     ("mlp|ffn|feed_forward", "MLP"),
 )  # fmt: skip
-# GGUF's architectures by Hugging Face's names, and its keys by config.json's.
-_ARCHITECTURES = {
-    "llama": "llama", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma": "gemma",
-    "gemma2": "gemma2", "gemma3": "gemma3_text", "deepseek2": "deepseek_v3", "gpt-oss": "gpt_oss",
-    "glm4moe": "glm4_moe", "olmo2": "olmo2", "olmoe": "olmoe", "starcoder2": "starcoder2",
-    "command-r": "cohere", "cohere2": "cohere2", "granite": "granite", "smollm3": "smollm3",
-    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2vl": "qwen2_vl",
-}  # fmt: skip
-_KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.q_lora_rank": "q_lora_rank",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-}
-_REFUSED = ("ssm.state_size", "attention.indexer.head_count", "attention.shared_kv_layers")
 
 
 def sizes_of_directory(folder: Path, num_layers: int) -> dict[str, int]:
@@ -107,53 +75,6 @@ def _header_sizes(path: Path) -> dict[str, int]:
             raise
         raise ModelFileError(f"{path}: its header is damaged ({error})") from error
     return sizes
-
-
-def config_of_gguf(
-    metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
-) -> dict[str, Any]:
-    """Return a GGUF header as a config.json: what shapes and the cache are counted from.
-
-    Raises ModelFileError for an architecture, or a feature, that is not understood.
-    """
-    name = Facts(metadata, where).text("general.architecture")
-    facts = Facts(metadata, where, prefix=f"{name}.")
-    if name not in _ARCHITECTURES:
-        facts.fail(f"architecture {name!r} is not understood: give the model's config.json")
-    for key in _REFUSED:
-        if facts.get(key):
-            facts.fail(f"{name}.{key} is set, which is not understood: give its config.json")
-    if "token_embd.weight" not in tensors:
-        facts.fail("tensor 'token_embd.weight' is missing")
-    config: dict[str, Any] = {
-        "model_type": _ARCHITECTURES[name],
-        "torch_dtype": "float16",
-        "vocab_size": tensors["token_embd.weight"].shape[0],
-        "tie_word_embeddings": "output.weight" not in tensors,
-    }
-    for key, theirs in _KEYS.items():
-        value = facts.get(key)
-        if isinstance(value, np.ndarray):  # one for each layer
-            if len(set(value.tolist())) > 1:
-                facts.fail(f"{name}.{key} differs from layer to layer, which is not understood")
-            value = value.tolist()[0]
-        if value is not None:
-            config[theirs] = value
-    if config.get("kv_lora_rank"):
-        _latent(config, facts)
-    if name == "llama" and config.get("num_experts"):
-        config["model_type"] = "mixtral"
-    return config
-
-
-def _latent(config: dict[str, Any], facts: Facts) -> None:
-    """Say heads of latent attention as config.json does: newer files call its length a key's."""
-    rope = facts.integer("rope.dimension_count")
-    key = facts.integer("attention.key_length_mla", config.pop("head_dim", None))
-    value = facts.integer("attention.value_length_mla", facts.integer("attention.value_length"))
-    heads = config["num_attention_heads"]
-    config |= {"qk_rope_head_dim": rope, "qk_nope_head_dim": key - rope, "v_head_dim": value,
-               "num_key_value_heads": heads}  # fmt: skip
 
 
 def bits_per_weight(tensors: Iterable[Tensor]) -> float:

@@ -13,34 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.arch.recurrent import Delta
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Stores
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.counting import shape_of_config, shape_of_gguf
 from ridgeline.models.families import GGUF_FAMILIES
 from ridgeline.models.gguf.parts import read_gguf_parts
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
-from ridgeline.physics.arch_shape import shape_of_arch
-from ridgeline.physics.config_shape import shape_of_config
 from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
-from ridgeline.physics.shapes import Shape
+from ridgeline.physics.layers import shape_of_arch
+from ridgeline.physics.shapes import GROUPS, Shape
 from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.memory.file_sizes import (
     bits_per_weight,
-    config_of_gguf,
     sizes_by_group,
     sizes_of_directory,
 )
 
 _MOST_JSON_BYTES = 16 << 20
 _MOST_LETTERS = 200  # of the name that a config gives itself
-_GROUPS = {
-    "embed": "embedding", "head": "head", "q": "attention", "k": "attention", "v": "attention",
-    "o": "attention", "gate": "MLP", "up": "MLP", "down": "MLP", "beside_gate": "MLP",
-    "beside_up": "MLP", "beside_down": "MLP", "input_gate": "MLP", "input_proj": "MLP",
-    "inputs": "embedding", "inputs_proj": "embedding",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -134,7 +129,7 @@ def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
     family = metadata.get("general.architecture")
     if family in GGUF_FAMILIES and not metadata.get(f"{family}.expert_count"):
         raise error
-    shape = shape_of_config(config_of_gguf(metadata, tensors, str(path)), str(path))
+    shape = shape_of_gguf(metadata, tensors, str(path))
     sizes = ((tensor_name, tensor.nbytes) for tensor_name, tensor in tensors.items())
     bits = bits_per_weight(tensors.values())
     return Subject(
@@ -174,7 +169,7 @@ def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
 
 
 def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
-    stored = stored_by_group(checkpoint.tensors)
+    stored = stored_by_group(checkpoint.arch, checkpoint.tensors)
     if checkpoint.quantization:  # which its config says, but no type of tensors
         subject = _of_json(checkpoint.path / "config.json", name=name)
         return replace(subject, checkpoint=checkpoint, stored=stored)
@@ -190,11 +185,25 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
     )
 
 
-def stored_by_group(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def stored_by_group(arch: ModelArch, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the bytes of canonical tensors as their file stores them, by group."""
     by_group: Counter[str] = Counter()
     for name, tensor in tensors.items():
-        part = name.rpartition(".")[2].removesuffix("_bias")
-        by_group[_GROUPS.get(part, "norms")] += tensor.nbytes
-    return {group: by_group[group] for group in dict.fromkeys((*_GROUPS.values(), "norms"))
-            if by_group[group]}  # fmt: skip
+        by_group[_group(arch, name)] += tensor.nbytes
+    return {group: by_group[group] for group in GROUPS if by_group[group]}
+
+
+def _group(arch: ModelArch, name: str) -> str:
+    """Return the group of a canonical tensor, which its part of the model says."""
+    part = name.rpartition(".")[2].removesuffix("_bias")
+    if part.endswith("norm"):
+        return "norms"
+    if "." not in name:
+        return "head" if part == "head" else "embedding"
+    layer = arch.layers[int(name.split(".")[1])]
+    if part in layer.ffn.shapes(arch.hidden_size):
+        return "experts" if isinstance(layer.ffn, Experts) else "MLP"
+    if part in ("input_gate", "input_proj"):
+        return "MLP"
+    state = layer.recurrent is not None and part in layer.recurrent.shapes(arch.hidden_size)
+    return "state space" if state and not isinstance(layer.recurrent, Delta) else "attention"

@@ -1,0 +1,207 @@
+"""From any config.json to a ``Shape``: also of models that do not run.
+
+It reads the tables that the engine reads, and rows of families that are only counted. A key that
+changes no size may say anything; one that was not read and that by its name says a size is refused
+by name, so that no count is of another model than the one in the file. It opens no file.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    ONLY,
+    arch_from_gguf,
+    architecture,
+    family_of,
+    family_of_gguf,
+    insist,
+    model_of,
+    num_guessing,
+    split_attention,
+)
+from ridgeline.models.families.counted import FAMILIES as _COUNTED
+from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.models.families.hf import HARMLESS
+from ridgeline.models.families.layer_configs import NO_LIMIT, layers_from_config
+from ridgeline.models.families.names import CLASS_OF_MODEL_TYPE, TEXT_DEFAULTS
+from ridgeline.models.families.table import Family, const
+from ridgeline.models.tensors import Tensor
+from ridgeline.physics.layers import shape_of_arch
+from ridgeline.physics.shapes import Shape
+
+_FAMILIES = HF_FAMILIES | _COUNTED
+_MOST_LETTERS = 80  # of a family's name
+# Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
+_WEIGHTS_ALONE = (
+    "vision_config", "audio_config", "laurel_rank", "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input", "altup_num_inputs", "altup_active_idx",
+    "activation_sparsity_pattern", "image_token_index", "mm_tokens_per_image", "vision_soft_tokens",
+    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
+)  # fmt: skip
+# Facts that change no size, but for the same names of a layer.
+_ARITHMETIC = frozenset((
+    "activation", "embed_scale", "gate_scale", "in_scale", "jitter", "key_scale", "logit_scale",
+    "logit_softcap", "norm_eps", "norm_first", "normalised", "out_scale", "part_scales",
+    "residual_scale", "router", "scale", "slopes", "softcap",
+))  # fmt: skip
+_OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
+_GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
+# What is read of rope alone: whatever it says, no size goes by it.
+_OF_ROPE = (
+    "alpha", "llama_4_scaling_beta", "original_max_position_embeddings", "partial_rotary_factor",
+    "rope_parameters", "rope_scaling", "rope_theta", "rotary_dim",
+)  # fmt: skip
+# Words in the names of keys that say how much of something there is.
+_SIZE = re.compile(
+    r"(?:^|_)(?:num|n|dim|dims|size|width|rank|layers?|heads?|experts?|intermediate|hidden|kv|cache|"
+    r"bias|conv|state|ssm|mamba\d?|shared|window|embd|embeds|lora|mtp|nextn|adapter|vision|audio|"
+    r"qk_norm|qk_layernorm|image|video|speech|encoder|decoder|tower|index|memory|block|blocks|"
+    r"latent|ffn|d|inner|rmsnorm|expansion|expand|query|norm_type)(?:_|$)"
+)
+# Keys with such names that change no byte of weights or cache, as all known families use them.
+_NO_SIZE = re.compile(
+    r"(?:.*_(?:token_id|token_ids|token_index|dropout|pdrop|eps|epsilon|coef|alpha|theta|act|scale|"
+    r"multipliers?|limit|scalar|prob|method|func|factor|implementation|loss|map|scaling|norm_eps)"
+    r"|rope_.*|output_.*|initializer_.*|num_beams?.*|num_labels"
+    r"|cross_attention.*|original_max_position_embeddings|initial_context_length|n_group|topk_group"
+    r"|ep_size|num_hidden_layers_.*|router_.*|seq_aux|aux_.*|time_step_.*|mamba_dt_.*"
+    r"|mamba_ssm_dtype|mamba_chunk_size|chunk_size|use_mamba_kernels|use_mambapy|layernorm_.*"
+    r"|residual_in_fp32|rescale_.*|num_logits_to_keep|calc_logits_.*|_.*|transformers_.*"
+    r"|pruned_heads|num_assistant_tokens|hidden_act|hidden_activation|hidden_dropout.*|special_.*"
+    r"|summary_.*|no_rope_.*|rotary_(?:dim|pct|ndims|emb_base)|first_k_dense_layers"
+    r"|attn_config_alibi.*|apply_query_key_layer_scaling|scale_attn_by_inverse_layer_idx|num_kv_heads|n_ctx"
+    r"|attn_temperature_tuning|floor_scale|for_llm_compressor)"
+)
+
+
+def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Shape:
+    """Return the shape that a config.json describes.
+
+    Weights that it mentions and that are not counted stand in ``not_counted``.
+
+    Args:
+        values: as parsed.
+        where: what to call it in messages.
+
+    Raises:
+        ModelFileError: a key is missing, out of range, or says a size that is not understood.
+    """
+    half = next((key for key in ("text_config", "llm_config") if values.get(key)), "")
+    outer = {key: values[key] for key in _WEIGHTS_ALONE if key in values} if half else {}
+    named = [architecture(values), _class_of(values)]
+    if half:
+        if not isinstance(values[half], Mapping):
+            Facts(values, where).fail(f"{half} is not an object")
+        text = {key: value for key, value in values[half].items() if value is not None}
+        named[1:1] = [architecture(text), _class_of(text)]
+        shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
+        values = {**TEXT_DEFAULTS.get(str(text.get("model_type")), {}), **shared, **text, **outer}
+    rows = (family_of({**values, "architectures": [name]}, _FAMILIES) for name in named if name)
+    family = next((row for row in rows if row is not None), None)
+    said = values.get("model_type") or named[0] or "unknown"
+    if type(said) is not str:
+        Facts(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
+    name = said[:_MOST_LETTERS]
+    assumptions: tuple[str, ...] = ()
+    if family is None:
+        family = family_of({**values, "architectures": ["unknown"]}, _FAMILIES)
+        assert family is not None
+        assumptions = (
+            f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
+            f"config",
+        )
+    if half and "vision_config" not in outer and len(values) < 4:
+        Facts(values, where).fail(
+            f"{half} does not say the model's sizes: give the config of the text model"
+        )
+    shape = _counted(values, family, name, where)
+    counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    left = [key for key in _WEIGHTS_ALONE if values.get(key)]
+    if "layer.input_size" in family.facts:
+        left = [key for key in left if key not in counted]
+    return replace(shape, not_counted=tuple(left), assumptions=assumptions)
+
+
+def _class_of(values: Mapping[str, Any]) -> str:
+    return CLASS_OF_MODEL_TYPE.get(str(values.get("model_type")), "")
+
+
+def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> Shape:
+    values = split_attention(values)
+    values = {family.aliases.get(k, k): v for k, v in values.items() if k not in _OF_ROPE}
+    unsaid = {key: v for key, v in family.defaults.items() if key != "partial_rotary_factor"}
+    context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
+    values = {**unsaid, **values, "max_position_embeddings": context or NO_LIMIT}
+    config, of_sizes = Facts(values, where), _of_sizes(family)
+    rows = (context + family.spare_positions) * family.num_segments
+    if "positions" in family.outer:
+        facts = {**of_sizes.facts, "position_rows": const(rows)}
+        outer = {part: name for part, name in family.outer.items() if part != "positions"}
+        of_sizes = replace(of_sizes, facts=facts, outer=outer)
+    layers, _ = layers_from_config(config, of_sizes)
+    guessing = num_guessing(config)
+    arch = model_of(config, of_sizes, layers, {}, max_position=context, num_guessing=guessing)
+    _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
+    return shape_of_arch(arch, name)
+
+
+def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> Shape:
+    """Return the shape that a GGUF file of a family that runs describes, whether it runs or not.
+
+    Raises:
+        ModelFileError: a value is missing, out of range, or says a size that is not understood.
+    """
+    name = Facts(metadata, where).text("general.architecture")
+    if name not in GGUF_FAMILIES:
+        Facts(metadata, where).fail(
+            f"architecture {reprlib.repr(name)} is not understood: give the model's config.json"
+        )
+    meta, family = family_of_gguf(metadata, raw, where)
+    arch = arch_from_gguf(meta, _of_sizes(family), raw)
+    _refuse_other_sizes(meta, family, HARMLESS_IN_GGUF)
+    return shape_of_arch(arch, name)
+
+
+def _refuse_other_sizes(facts: Facts, family: Family, harmless: Set[str]) -> None:
+    """Raise ModelFileError for a key that was not read and that by its name says a size."""
+    facts.seen.update(facts.prefix + key for one in family.facts.values() for key in one.keys)
+    unread = {
+        key.removeprefix(facts.prefix): value
+        for key, value in facts.values.items()
+        if key.startswith(facts.prefix) and key not in facts.seen and _says_size(key)
+    }
+    insist(facts, {key: value for key, value in family.must.items() if key in unread})
+    known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *_GUESSING}
+    for key, value in unread.items():
+        if value not in (None, False, 0, "", [], {}) and key not in known:
+            facts.fail(
+                f"{facts.prefix}{key} is {reprlib.repr(value)}, which may change the model's size "
+                f"and is not understood; nothing is guessed"
+            )
+
+
+def _of_sizes(family: Family) -> Family:
+    """Return what a family says of sizes: no more of it is read."""
+    facts = {
+        name: reader
+        for name, reader in family.facts.items()
+        if name.startswith("layer.")
+        or (name.rpartition(".")[2] not in _ARITHMETIC and name not in _OF_CHOICE)
+    }
+    if family.plain_head_norms:  # which no file has
+        facts.pop("mixer.qk_norm", None)
+    return replace(family, facts=facts | {"norm_eps": const(1.0)})
+
+
+def _says_size(key: str) -> bool:
+    key = key.replace(".", "_")
+    return bool(_SIZE.search(key)) and not _NO_SIZE.fullmatch(key)

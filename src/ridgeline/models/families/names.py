@@ -1,0 +1,113 @@
+"""What a family is called: its class in Hugging Face's files, its model types, its GGUF names.
+
+The engine goes by the class. Halves of models that also see or hear have a model type alone, and
+adapters of a GGUF base the names that PEFT gives to the class's modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# The class: its values of ``model_type``; its values of ``general.architecture``.
+_ROWS: Mapping[str, tuple[str, str]] = {
+    "ArceeForCausalLM": ("arcee", "arcee"),
+    "BambaForCausalLM": ("bamba", ""),
+    "BertModel": ("bert", ""),
+    "BloomForCausalLM": ("bloom", "bloom"),
+    "ChatGLMModel": ("chatglm", ""),
+    "Cohere2ForCausalLM": ("cohere2", "cohere2"),
+    "CohereForCausalLM": ("cohere", "command-r"),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", ""),
+    "DeepseekV3ForCausalLM": ("deepseek_v3 kimi_k2", "deepseek2"),
+    "DistilBertModel": ("distilbert", ""),
+    "Dots1ForCausalLM": ("dots1", "dots1"),
+    "Ernie4_5ForCausalLM": ("ernie4_5", "ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", "ernie4_5-moe"),
+    "Exaone4ForCausalLM": ("exaone4", "exaone4"),
+    "FalconForCausalLM": ("falcon", "falcon"),
+    "FalconH1ForCausalLM": ("falcon_h1", ""),
+    "FalconMambaForCausalLM": ("falcon_mamba", ""),
+    "GPT2LMHeadModel": ("gpt2", "gpt2"),
+    "GPTBigCodeForCausalLM": ("gpt_bigcode", ""),
+    "GPTJForCausalLM": ("gptj", ""),
+    "GPTNeoXForCausalLM": ("gpt_neox", "gptneox"),
+    "Gemma2ForCausalLM": ("gemma2", "gemma2"),
+    "Gemma3ForCausalLM": ("gemma3_text", "gemma3"),
+    "Gemma3nForCausalLM": ("gemma3n_text", ""),
+    "Gemma4ForCausalLM": ("gemma4_text", "gemma4"),
+    "Gemma4UnifiedForCausalLM": ("gemma4_unified_text", ""),
+    "GemmaForCausalLM": ("gemma", "gemma"),
+    "Glm4ForCausalLM": ("glm4", "glm4"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "glm4moe"),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", ""),
+    "GlmForCausalLM": ("glm", "chatglm"),
+    "GptOssForCausalLM": ("gpt_oss", "gpt-oss"),
+    "GraniteForCausalLM": ("granite", "granite"),
+    "GraniteMoeForCausalLM": ("granitemoe", "granitemoe"),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", "granitehybrid"),
+    "GraniteMoeSharedForCausalLM": ("granitemoeshared", ""),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", "hunyuan-dense"),
+    "JambaForCausalLM": ("jamba", ""),
+    "Lfm2ForCausalLM": ("lfm2", "lfm2"),
+    "Lfm2MoeForCausalLM": ("lfm2_moe", "lfm2moe"),
+    "Llama4ForCausalLM": ("llama4_text", "llama4"),
+    "LlamaForCausalLM": ("llama", "llama"),
+    "Mamba2ForCausalLM": ("mamba2", ""),
+    "MambaForCausalLM": ("mamba", ""),
+    "MiniMaxM2ForCausalLM": ("minimax_m2 minimax", "minimax-m2"),
+    "Ministral3ForCausalLM": ("ministral3", "mistral3"),
+    "MinistralForCausalLM": ("ministral", ""),
+    "MistralForCausalLM": ("mistral", ""),
+    "MixtralForCausalLM": ("mixtral", ""),
+    "ModernBertModel": ("modernbert", ""),
+    "MPNetModel": ("mpnet", ""),
+    "MptForCausalLM": ("mpt", "mpt"),
+    "NemotronForCausalLM": ("nemotron", "nemotron"),
+    "NemotronHForCausalLM": ("nemotron_h", "nemotron_h"),
+    "NemotronHForCausalLM of experts": ("", "nemotron_h_moe"),
+    "NomicBertModel": ("nomic_bert", ""),
+    "OPTForCausalLM": ("opt", ""),
+    "Olmo2ForCausalLM": ("olmo2", "olmo2"),
+    "Olmo3ForCausalLM": ("olmo3", ""),
+    "OlmoForCausalLM": ("olmo", "olmo"),
+    "OlmoeForCausalLM": ("olmoe", "olmoe"),
+    "Phi3ForCausalLM": ("phi3", "phi3"),
+    "PhiForCausalLM": ("phi", "phi2"),
+    "PhimoeForCausalLM": ("phimoe", "phimoe"),
+    "Qwen2ForCausalLM": ("qwen2", "qwen2"),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", "qwen2moe"),
+    "Qwen2VLForConditionalGeneration": (
+        "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
+        "qwen2vl",
+    ),
+    "Qwen3ForCausalLM": ("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": ("qwen3_moe qwen3_vl_moe_text", "qwen3moe qwen3vlmoe"),
+    "Qwen3NextForCausalLM": ("qwen3_next", "qwen3next"),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text", "qwen3vl"),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", "qwen35"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", "qwen35moe"),
+    "RWForCausalLM": ("RefinedWeb RefinedWebModel", ""),
+    "RobertaModel": ("roberta", ""),
+    "SeedOssForCausalLM": ("seed_oss", "seed_oss"),
+    "SmolLM3ForCausalLM": ("smollm3", "smollm3"),
+    "StableLmForCausalLM": ("stablelm", "stablelm"),
+    "Starcoder2ForCausalLM": ("starcoder2", "starcoder2"),
+    "XLMRobertaModel": ("xlm-roberta", ""),
+}
+CLASS_OF_MODEL_TYPE = {kind: name for name, (kinds, _) in _ROWS.items() for kind in kinds.split()}
+CLASS_OF_GGUF = {kind: name for name, (_, kinds) in _ROWS.items() for kind in kinds.split()}
+# What configs of models that also see leave out of their text half, by its ``model_type``: only
+# what differs from the defaults of a class is written into such a half.
+TEXT_DEFAULTS: Mapping[str, Mapping[str, int | float]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "ministral3": {"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 0},
+}

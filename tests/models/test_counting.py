@@ -1,0 +1,132 @@
+"""A model is described once: what a plan counts from a config is what the engine makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.counting import shape_of_config
+from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config, family_of
+from ridgeline.models.families.counted import FAMILIES as COUNTED
+from ridgeline.models.families.names import CLASS_OF_GGUF, CLASS_OF_MODEL_TYPE
+from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics.layers import shape_of_arch
+from ridgeline.physics.shapes import Matrix, Shape, weight_params
+from tests.engine.tiny_families import write_family
+from tests.models.tiny import CONFIG
+from tests.parity.tiny_configs import CONFIGS, NEWER
+from tests.physics.published import PUBLISHED
+
+DATA = Path(__file__).parents[1] / "data"
+RUN_HERE = json.loads((DATA / "family_configs.json").read_text())
+RUN: dict[str, dict[str, Any]] = {
+    name: entry["config"]
+    for name, entry in {**PUBLISHED, **RUN_HERE}.items()
+    if family_of(entry["config"]) is not None
+}
+LEARNT = ("gpt2", "opt-125m", "distilgpt2", "gpt2-medium")  # positions, which are a tensor's rows
+
+
+def described(shape: Shape, plain_head_norms: bool) -> list[Any]:
+    """All of a shape but its name and its context."""
+
+    def in_files(matrices: tuple[Matrix, ...]) -> list[Matrix]:
+        """Norms without weights stand in no file: the engine makes them."""
+        return [one for one in matrices if not plain_head_norms or "qk_norm" not in one.name]
+
+    return [
+        *((layer.kind, in_files(layer.matrices), layer.cache) for layer in shape.layers),
+        *((layer.attention_values, layer.mlp_values) for layer in shape.layers),
+        (shape.hidden_size, shape.vocab_size, shape.num_heads, shape.num_kv_heads),
+        (shape.embedding, shape.end, shape.is_tied, in_files(shape.mtp)),
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS | NEWER)
+def test_a_config_alone_says_every_tensor_of_the_loaded_model(name: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / name, name)
+    values = json.loads((path / "config.json").read_text())
+    family = family_of(values)
+    assert family is not None
+    loaded = shape_of_arch(load_checkpoint(path).arch, name)
+    counted = shape_of_config(values)
+    assert described(counted, family.plain_head_norms) == described(loaded, family.plain_head_norms)
+    assert not counted.assumptions
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name not in LEARNT])
+def test_a_published_config_is_counted_as_the_engine_reads_it(name: str) -> None:
+    values, family = RUN[name], family_of(RUN[name])
+    assert family is not None
+    plain = {key: value for key, value in values.items() if key != "quantization_config"}
+    run, counted = shape_of_arch(arch_from_config(plain, {}, name), name), shape_of_config(values)
+    assert described(counted, family.plain_head_norms) == described(run, family.plain_head_norms)
+
+
+def test_layers_that_guess_tokens_ahead_are_counted_from_both() -> None:
+    values = RUN["deepseek-v3"]
+    plain = {key: value for key, value in values.items() if key != "quantization_config"}
+    arch = arch_from_config(plain, {}, "deepseek-v3")
+    assert arch.num_guessing == 1
+    assert shape_of_arch(arch, "").mtp == shape_of_config(values).mtp != ()
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTED if "unknown" not in name])
+def test_a_family_that_is_only_counted_does_not_run_and_the_message_names_it(name: str) -> None:
+    """Some models of a family that runs have other sizes: these are refused for what differs."""
+    config = CONFIG | {"architectures": [name.partition(" ")[0]]}
+    if " " in name and config["architectures"][0] in HF_FAMILIES:
+        config |= {"multi_query": False, "new_decoder_architecture": False}
+    with pytest.raises(ModelFileError) as caught:
+        arch_from_config(config, {}, "x")
+    assert config["architectures"][0] in str(caught.value) or "multi_query" in str(caught.value)
+
+
+def test_every_name_of_a_family_is_of_a_row() -> None:
+    assert {*CLASS_OF_MODEL_TYPE.values()} <= HF_FAMILIES.keys() | COUNTED.keys()
+    assert CLASS_OF_GGUF.keys() <= GGUF_FAMILIES.keys()
+    assert {*CLASS_OF_GGUF.values()} <= HF_FAMILIES.keys()
+
+
+def test_experts_that_share_keys_by_group_or_by_head() -> None:
+    """RefinedWeb's first 40B names its key heads; StarCoder's may have one for each head."""
+    falcon = {"hidden_size": 64, "n_head": 8, "n_layer": 2, "vocab_size": 40, "bias": False}
+    one, four = (
+        shape_of_config({"model_type": "RefinedWeb", **falcon, **changes})
+        for changes in ({"multi_query": True}, {"n_head_kv": 4})
+    )
+    assert (one.num_kv_heads, four.num_kv_heads) == (1, 4)
+    coder = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 8, "n_layer": 2,
+             "n_positions": 16, "vocab_size": 40}  # fmt: skip
+    assert shape_of_config(coder).num_kv_heads == 1
+    assert shape_of_config(coder | {"multi_query": False}).num_kv_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}, None),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}, 0),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, 2 * 4 * 6272),
+    ],
+)
+def test_an_unknown_family_is_counted_by_the_parts_that_its_config_names(
+    changes: dict[str, Any], more: int | None
+) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    plain, shape = (
+        shape_of_config(config | {"model_type": "brandnew"} | one) for one in ({}, changes)
+    )
+    assert "brandnew" in shape.assumptions[0]
+    if more is None:
+        assert shape.kinds == ("mla", "latent")
+    elif not more:
+        assert [layer.cache.window for layer in shape.layers] == [9, None]
+        assert weight_params(shape) == weight_params(plain)
+    else:
+        experts = 4 * 3 * 64 * 32 + 4 * 32 - 3 * 64 * 32
+        assert weight_params(shape) - weight_params(plain) == 2 * experts
