@@ -1,4 +1,4 @@
-# Every target sets up what it needs. Variables: MODEL=smollm2  PORT=8000  FILE=tests/...  PROMPT="..."  PYTHON=python3.12
+# Every target sets up what it needs. Variables: MODEL=smollm2  PORT=8000  FILE=tests/...  ROOM=planner  PROMPT="..."  PYTHON=python3.12
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 MODEL ?= smollm2
@@ -23,6 +23,7 @@ help:
 	@echo "make demo         answer a handful of prompts at once, with speeds      (MODEL=, PROMPT=)"
 	@echo "make test         lint, type-check, and run every kind of test this machine can run"
 	@echo "make test FILE=tests/core/scheduling/test_scheduler.py   only the tests of a file or folder"
+	@echo "make test ROOM=planner   lint, and the tests of a room and of all that imports it"
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
 	@echo "make test-parity-full  the same with every key of every config flipped in turn, and llama.cpp beside us (an hour)"
@@ -76,6 +77,10 @@ bench-peers: setup
 ifdef FILE
 test: .venv/ready-test
 	@$(BIN)/pytest -q $(FILE)
+else ifdef ROOM
+test: lint
+	@files=$$($(BIN)/python tools/lane.py $(ROOM)) && \
+		$(STEP) "Tests that a change in $(ROOM)/ can reach" $(BIN)/pytest -q -m "not full" $(TWO) $$files
 else
 test: lint pure engine some-mutants examples
 endif

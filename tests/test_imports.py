@@ -14,6 +14,7 @@ import pytest
 import ridgeline
 
 PACKAGE = Path(ridgeline.__file__).parent
+ROOT = Path(__file__).parents[1]
 IMPURE = {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess"}
 IMPURE |= {"sys", "tempfile", "threading", "time", "urllib", "uuid"}
 ROOMS = ("arch", "core", "decoding", "physics")
@@ -40,9 +41,9 @@ def imported(tree: ast.Module) -> list[str]:
     return names
 
 
-CONTRACTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"][
-    "importlinter"
-]["contracts"]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
 
 
 def test_contracts_name_folders_so_that_a_new_file_is_in_them() -> None:
@@ -123,3 +124,16 @@ def test_a_backend_is_imported_when_it_is_named() -> None:
     )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.split("\n")[:2] == ["[] ['reference'] 2", "False"]
+
+
+def test_a_lane_has_the_room_and_all_that_imports_it() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "lane.py")]
+    done = subprocess.run([*command, "planner"], capture_output=True, text=True, check=True)
+    files = set(done.stdout.split())
+    folders = {file.split("/")[1] for file in files}
+    assert {"planner", "bench", "server", "cli"} <= folders
+    assert {"core", "models", "text"} & folders <= {"text"}  # some of text's start a server
+    assert "tests/hub/test_outline.py" in files  # it stands elsewhere, and plans
+    refused = subprocess.run([*command, "panner"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "no room is called 'panner': there are" in refused.stderr
