@@ -19,6 +19,7 @@ from ridgeline.core.structured import StructuredOutputsParams
 from ridgeline.decoding.messages.message import REASONINGS, MessageForm
 from ridgeline.decoding.messages.tool_grammar import Framed, message_grammar
 from ridgeline.decoding.messages.tools import ToolFormat, ToolUse, format_named
+from ridgeline.decoding.search import with_recommended
 from ridgeline.decoding.text import TextStream
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.tensors import Checkpoint
@@ -131,13 +132,8 @@ class TextSide:
         self._marker_ids = {marker: token for marker, token in ids.items() if token is not None}
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """Return the recommended sampling with ``changes``. Raises ValueError if out of range.
-
-        A search draws nothing, so recommendations do not apply to it.
-        """
-        searches = changes.get("use_beam_search") or changes.get("penalty_alpha") is not None
-        defaults = {} if searches else self.generation_defaults
-        return SamplingParams(**(defaults | changes))
+        """Return the recommended sampling with ``changes``. Raises ValueError if out of range."""
+        return with_recommended(self.generation_defaults, **changes)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises ValueError if it is neither text nor ids."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
@@ -23,6 +25,15 @@ _WITH = {
     "penalty_alpha": (*_BOTH, "stop", "top_k", "penalty_alpha"),
 }
 _SAME_AS_DEFAULT = {"temperature": 0, "top_k": -1, "logit_bias": {}}  # to a search
+
+
+def with_recommended(recommended: Mapping[str, Any], **changes: Any) -> SamplingParams:
+    """Return the sampling that a model recommends, with ``changes``. Raises ValueError.
+
+    A search draws nothing, so recommendations do not apply to it.
+    """
+    searches = changes.get("use_beam_search") or changes.get("penalty_alpha") is not None
+    return SamplingParams(**{**({} if searches else recommended), **changes})
 
 
 def check_search(params: SamplingParams, *, is_stream: bool = False) -> None:

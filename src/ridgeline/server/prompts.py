@@ -12,15 +12,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import NewConstraint, TextSide
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
 from ridgeline.decoding.messages.message import MessageForm
+from ridgeline.decoding.messages.tools import ToolUse
+from ridgeline.decoding.search import with_recommended
 from ridgeline.server.dialects.llamacpp.infill import InfillRequest
 from ridgeline.server.dialects.openai.conversation import Rendering
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_format import wanted_form
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import Work
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
@@ -31,30 +35,39 @@ _MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
 
-class Formed(NamedTuple):
-    """The form that an answer must have.
+class Prepared(NamedTuple):
+    """What a request asks of the engine, and its answers may be.
 
     Attributes:
-        params: of the request, which say so.
-        new_constraint: what ensures it, if anything must.
-        message: what a message may have, if it may have more than text.
-        param: the field that asks for it.
+        params: of each prompt.
+        form: what a message may have, if it may have more than text.
+        new_constraint: what ensures the form of an answer, if anything must.
+        form_param: the field that asks for it.
         ignored: paths of what the schemas of tools say and the answer is not held to.
+        token_rules: what the parameters say of tokens.
     """
 
     params: SamplingParams
+    form: MessageForm | None
     new_constraint: Callable[[], Constraint] | None = None
-    message: MessageForm | None = None
-    param: str | None = None
+    form_param: str | None = None
     ignored: tuple[str, ...] = ()
+    token_rules: TokenRules = NO_RULES
 
 
 class Prompts:
     """Turns messages, texts and token ids into prompts of one model."""
 
-    def __init__(self, text: TextSide, max_model_len: int, metrics: Metrics, work: Work) -> None:
+    def __init__(
+        self,
+        text: TextSide,
+        max_model_len: int,
+        metrics: Metrics,
+        work: Work,
+        options: ServeOptions,
+    ) -> None:
         self._text, self._max_model_len = text, max_model_len
-        self._metrics, self._work = metrics, work
+        self._metrics, self._work, self._options = metrics, work, options
         text.tokenizer.prepare()
         work.prompts.soon(text.chat_template.start)
         vocab = range(text.tokenizer.vocab_size)
@@ -201,59 +214,89 @@ class Prompts:
 
         return await self._in_thread("input_prefix", encode), is_truncated
 
-    async def of_form(
-        self, params: SamplingParams, form_fields: dict[str, Any], message: MessageForm | None
-    ) -> Formed:
-        """Return the form that the answer must have.
+    async def prepare(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[Ids],
+        param: str,
+        *,
+        is_middle: bool,
+    ) -> Prepared:
+        """Return what a request with these prompts asks for.
 
         Args:
-            params: of the request.
-            form_fields: its fields that ask for a form.
-            message: what a message may have besides.
+            body: the request.
+            prompts: token ids.
+            param: the field that they come from.
+            is_middle: whether answers end where the model marks that the middle is over.
 
         Raises ApiError.
         """
-        if not form_fields and not (message and message.tools):
-            return Formed(params, message=message)
-        formed = partial(self._formed, params, form_fields, message)
+        recommended = partial(with_recommended, self._text.generation_defaults)
+        params = body.params(recommended, self._text.vocab_size)
+        body.check_bounds(params, self._options)
+        use = body.use if isinstance(body, ChatRequest) else None
+        for prompt in prompts:
+            self._check_one(len(prompt), params.max_tokens, param, body.length_field)
+        names_tokens = params.allowed_token_ids or params.bad_words or params.uses_dry
+        prepared = partial(self._prepared, body, use, params, prompts[0], is_middle=is_middle)
+        if not (body.form_fields or use or names_tokens or body.narrows):
+            return prepared(may_compile=False)
         try:
-            return await self._work.prompts.run(partial(formed, may_compile=False))
+            return await self._work.prompts.run(partial(prepared, may_compile=False))
         except NotKept:
-            return await self._work.grammars.run(partial(formed, may_compile=True))
+            return await self._work.grammars.run(partial(prepared, may_compile=True))
 
-    def _formed(
+    def _prepared(
         self,
+        body: ChatRequest | CompletionRequest,
+        use: ToolUse | None,
         params: SamplingParams,
-        form_fields: dict[str, Any],
-        message: MessageForm | None,
+        prompt: Ids,
         *,
+        is_middle: bool,
         may_compile: bool,
-    ) -> Formed:
-        """Do what ``of_form`` says. Raises NotKept if a grammar must not be compiled and has to."""
-        form = wanted_form(form_fields)
-        constrained, param = params, form.param if form else "tools"
-        if params.penalty_alpha and (form or (message and message.tools)):
+    ) -> Prepared:
+        """Do what ``prepare`` says. Raises NotKept if a grammar must not be compiled and has to."""
+        wanted = wanted_form(body.form_fields)
+        self._check_task(params)
+        params = self._text.ending_at_fim(params) if is_middle else params
+        form = None
+        if isinstance(body, ChatRequest):
+            continues = bool(body.continue_final_message)
+            form = self._text.message_form(prompt, use, continues=continues)
+        if wanted is None and not use:
+            rules = self._token_rules(params, narrows=body.narrows)
+            return Prepared(params, form, token_rules=rules)
+        param = wanted.param if wanted else "tools"
+        if params.penalty_alpha:
             raise _bad(param, f"{param} cannot be used with penalty_alpha")
-        if form is not None:
-            if message and message.tools and message.tools[1].is_required:
+        if wanted is not None:
+            if use and use.is_required:
                 raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
+            form = form and form._replace(has_body=True)
             try:
-                constrained = replace(params, structured_outputs=form.structured_outputs)
+                params = replace(params, structured_outputs=wanted.structured_outputs)
             except ValueError as error:
                 raise _bad(str(error).split(" ")[0], str(error)) from None
-        shape = message and message._replace(has_body=form is not None)
+        constraint = self._constraint(params, form, param, may_compile=may_compile)
+        rules = self._token_rules(params, narrows=body.narrows)
+        return Prepared(params, form, constraint, param, constraint.ignored, rules)
+
+    def _constraint(
+        self, params: SamplingParams, form: MessageForm | None, param: str, *, may_compile: bool
+    ) -> NewConstraint:
         begin_s = time.monotonic()
         try:
-            constraint = self._text.new_constraint(constrained, shape, may_compile=may_compile)
+            constraint = self._text.new_constraint(params, form, may_compile=may_compile)
         except ValueError as error:
             self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
             raise _bad(param, f"{param} cannot be used: {error}") from None
-        if constraint is None:
-            return Formed(constrained, message=shape)
+        assert constraint is not None  # a form or a call is asked for
         self._metrics.note_grammar(time.monotonic() - begin_s)
-        return Formed(constrained, constraint, shape, param, constraint.ignored)
+        return constraint
 
-    async def token_rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
+    def _token_rules(self, params: SamplingParams, *, narrows: bool) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
 
         Raises ApiError if they leave no token, or with ``narrows`` more than can be compared.
@@ -263,9 +306,8 @@ class Prompts:
             raise _bad("samplers", message)
         if not (params.allowed_token_ids or params.bad_words or params.uses_dry or narrows):
             return NO_RULES
-        rules = partial(self._text.lexicon.rules, params, narrows=narrows)
         try:
-            return await self._work.prompts.run(rules)
+            return self._text.lexicon.rules(params, narrows=narrows)
         except ValueError as error:
             raise _bad(str(error).split(" ")[0], str(error)) from None
 
@@ -289,14 +331,6 @@ class Prompts:
                 f"({self._max_model_len} tokens) has at most {max_bytes} bytes",
                 "context_length_exceeded",
             )
-
-    def check_length(
-        self, prompts: Sequence[Ids], params: SamplingParams, param: str, length_field: str
-    ) -> None:
-        """Raise ApiError, with the numbers, unless each prompt and its answer can ever fit."""
-        self._check_task(params)
-        for prompt in prompts:
-            self._check_one(len(prompt), params.max_tokens, param, length_field)
 
     def _check_task(self, params: SamplingParams) -> None:
         try:

@@ -15,7 +15,6 @@ from opentelemetry.context import Context
 
 from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextSide
-from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
@@ -79,7 +78,7 @@ class Service:
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.work = Work(options.max_queued_requests)
-        self.prompts = Prompts(text, max_model_len, metrics, self.work)
+        self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
         self.live = Live(bridge, metrics.score)
         self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(bridge, metrics.score)
@@ -170,48 +169,39 @@ class Service:
         Answers of ``is_middle`` end where the model marks that the middle is over. What goes wrong
         later is told in the names of the ``dialect``.
         """
-        params = body.params(self.text.default_params, self.text.vocab_size)
-        params = self.text.ending_at_fim(params) if is_middle else params
-        self._check_bounds(params, body)
-        self.prompts.check_length(prompts, params, param, body.length_field)
         self.check_queue(len(prompts))
         deadline = deadline_of(body.deadline, request.headers.get(HEADER))
-        if deadline and params.searches:
+        prepared = await self.prompts.prepare(body, prompts, param, is_middle=is_middle)
+        if deadline and prepared.params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
-        form = None
-        if isinstance(body, ChatRequest):
-            continues = bool(body.continue_final_message)
-            form = self.text.message_form(prompts[0], body.use, continues=continues)
-        formed = await self.prompts.of_form(params, body.form_fields, form)
-        params, form = formed.params, formed.message
-        tenant = request.state.tenant
-        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         adapter, name = NO_ADAPTER, self.name
         if body.model is not None and not self.is_called(body.model):
             adapter, name = await self.loras.lease(body.model), body.model
+        tenant = request.state.tenant
+        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         stream = Stream(
             prompts,
-            params,
-            body.watched(partial(self.text.new_text, form=form)),
+            prepared.params,
+            body.watched(partial(self.text.new_text, form=prepared.form)),
             tenant,
             is_read=bool(body.stream),
             name=request.state.request_id,
             cache_root=self.cache_root(tenant),
             adapter=adapter,
             prediction=prediction,
-            new_constraint=formed.new_constraint,
-            form_param=formed.param,
-            token_rules=await self.prompts.token_rules(params, narrows=body.narrows),
+            new_constraint=prepared.new_constraint,
+            form_param=prepared.form_param,
+            token_rules=prepared.token_rules,
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
-        answers = Answers(self.text, body, stream, form)
+        answers = Answers(self.text, body, stream, prepared.form)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
         reply = Reply(self.bridge, self.limits, *parts, *of_server)
-        note_ignored(reply, formed.ignored)
+        note_ignored(reply, prepared.ignored)
         return reply
 
     def cache_root(self, tenant: str) -> bytes:
@@ -226,23 +216,6 @@ class Service:
         """Count a prompt that ended, of the model or adapter of this name."""
         self.metrics.count_usage(tenant, record)
         emit(record, parent, operation, name)
-
-    def _check_bounds(self, params: SamplingParams, body: ChatRequest | CompletionRequest) -> None:
-        """Raise ApiError for what OpenAI's specification allows and this server's flags do not."""
-        options = self.options
-        biases = (params.logit_bias or {}).values()
-        logprobs = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
-        for name, value, maximum in (
-            ("n", params.n, options.max_n),
-            ("best_of", params.best_of or 0, options.max_n),
-            ("stop", len(params.stop), options.max_stop),
-            (logprobs, params.logprobs or 0, options.max_logprobs),
-            ("temperature", body.temperature or 0, options.max_temperature),
-            ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
-        ):
-            if value > maximum:
-                message = f"{name} asks for {value:g}: this server allows at most {maximum:g}"
-                raise ApiError(400, message, param=name, code="invalid_value")
 
     def check_count(self, num_prompts: int, param: str = "prompt") -> None:
         """Raise ApiError if a request has no prompt, or more than can wait now or ever."""

@@ -21,6 +21,7 @@ from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
 from ridgeline.server.dialects.openai.response_format import FIELDS
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import Strict, contradiction, wrong
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]
@@ -204,6 +205,22 @@ class _Sampled(samplers.WithSamplers):
     def narrows(self) -> bool:
         """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
         return False
+
+    def check_bounds(self, params: SamplingParams, options: ServeOptions) -> None:
+        """Raise ApiError for what OpenAI's specification allows and the server's flags do not."""
+        biases = (params.logit_bias or {}).values()
+        logprobs = "top_logprobs" if isinstance(self, ChatRequest) else "logprobs"
+        for name, value, maximum in (
+            ("n", params.n, options.max_n),
+            ("best_of", params.best_of or 0, options.max_n),
+            ("stop", len(params.stop), options.max_stop),
+            (logprobs, params.logprobs or 0, options.max_logprobs),
+            ("temperature", self.temperature or 0, options.max_temperature),
+            ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
+        ):
+            if value > maximum:
+                message = f"{name} asks for {value:g}: this server allows at most {maximum:g}"
+                raise ApiError(400, message, param=name, code="invalid_value")
 
     def watched(self, new_text: NewText) -> NewText:
         """Return what makes the texts of answers, of what makes them without rules of their own."""
