@@ -76,8 +76,8 @@ class Prompts:
 
     async def of_chat(self, request: Rendering) -> Ids:
         """Return the prompt that the model's template makes of messages; raises ApiError."""
-        self._check_task(SamplingParams())
-        return await self._in_thread("messages", lambda: self._rendered(request))
+        _, ids = await self.of_converted(lambda: request)
+        return ids
 
     async def of_converted(self, convert: Callable[[], Converted]) -> tuple[Converted, Ids]:
         """Return a conversation of another API as ours, and its prompt; raises ApiError."""
@@ -238,9 +238,8 @@ class Prompts:
         use = body.use if isinstance(body, ChatRequest) else None
         for prompt in prompts:
             self._check_one(len(prompt), params.max_tokens, param, body.length_field)
-        names_tokens = params.allowed_token_ids or params.bad_words or params.uses_dry
         prepared = partial(self._prepared, body, use, params, prompts[0], is_middle=is_middle)
-        if not (body.form_fields or use or names_tokens or body.narrows):
+        if not (body.form_fields or use or _names_tokens(params, body.narrows)):
             return prepared(may_compile=False)
         try:
             return await self._work.prompts.run(partial(prepared, may_compile=False))
@@ -304,7 +303,7 @@ class Prompts:
         if narrows and not 1 <= params.top_k <= _MOST_NARROWED:
             message = f"samplers names infill, which needs top_k from 1 to {_MOST_NARROWED}"
             raise _bad("samplers", message)
-        if not (params.allowed_token_ids or params.bad_words or params.uses_dry or narrows):
+        if not _names_tokens(params, narrows):
             return NO_RULES
         try:
             return self._text.lexicon.rules(params, narrows=narrows)
@@ -351,6 +350,12 @@ class Prompts:
                 f"{prompt_len}, and {length_field} asks for {max_tokens or 'at least 1'} more",
                 "context_length_exceeded",
             )
+
+
+def _names_tokens(params: SamplingParams, narrows: bool) -> bool:
+    """Whether token rules say anything of an answer."""
+    named = params.allowed_token_ids or params.bad_words or params.uses_dry
+    return bool(named or narrows)
 
 
 def _bad(param: str, message: str, code: str = "invalid_value") -> ApiError:

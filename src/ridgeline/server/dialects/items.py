@@ -19,15 +19,17 @@ class Item:
 
     Attributes:
         kind: "reasoning", "text" or "call".
+        index: its place among the items.
+        call_id: of a call, else nothing.
+        name: of the function that is called, else nothing.
         text: as far as it came; of a call, its arguments.
-        call_id: of a call.
-        name: of the function that is called.
     """
 
     kind: str
+    index: int
+    call_id: str
+    name: str
     text: str = ""
-    call_id: str = ""
-    name: str = ""
 
 
 Change = tuple[Literal["begins", "grows", "ends"], Item, str]  # the text by which it grows
@@ -54,7 +56,7 @@ class Items:
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
-                yield from self._begin(Item("call", call_id=call["id"], name=function["name"]))
+                yield from self._begin("call", call["id"], function["name"])
             if piece := function.get("arguments"):
                 yield from self.grow("call", piece)
         if choice["finish_reason"]:
@@ -63,15 +65,15 @@ class Items:
     def grow(self, kind: str, text: str) -> Iterator[Change]:
         """Add text to the item that is open, or to a new one if that is of another kind."""
         if not self._is_open or self.all[-1].kind != kind:
-            yield from self._begin(Item(kind))
+            yield from self._begin(kind)
         self.all[-1].text += text
         yield "grows", self.all[-1], text
 
-    def _begin(self, item: Item) -> Iterator[Change]:
+    def _begin(self, kind: str, call_id: str = "", name: str = "") -> Iterator[Change]:
         yield from self._end()
-        self.all.append(item)
+        self.all.append(Item(kind, len(self.all), call_id, name))
         self._is_open = True
-        yield "begins", item, ""
+        yield "begins", self.all[-1], ""
 
     def _end(self) -> Iterator[Change]:
         if self._is_open:

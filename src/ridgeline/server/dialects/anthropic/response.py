@@ -77,7 +77,7 @@ class MessageShape:
     def _take(self, choice: Choice) -> Iterator[bytes]:
         """Put a delta into the items, and yield the events that say so."""
         for change, item, text in self._items.take(choice):
-            index = len(self._items.all) - 1
+            index = item.index
             if change == "begins":
                 yield self._event("content_block_start", index=index, content_block=_block(item))
             elif change == "ends":

@@ -97,12 +97,10 @@ class ResponseShape:
                 yield from self._open(item)
             elif change == "ends":
                 yield from self._close(item)
-            elif item.kind == "call":
-                yield self._event("function_call_arguments.delta", **self._place(), delta=text)
             else:
                 optional = {"logprobs": self._take_logprobs()} if item.kind == "text" else {}
-                kind = f"{_PART[item.kind]}.delta"
-                yield self._event(kind, **self._place(0), delta=text, **optional)
+                kind = f"{_PART.get(item.kind, 'function_call_arguments')}.delta"
+                yield self._event(kind, **self._place(item), delta=text, **optional)
 
     def _hold_logprobs(self, choice: Choice) -> None:
         """Keep the logprobs of tokens until their text comes; text has them, nothing else does.
@@ -125,47 +123,47 @@ class ResponseShape:
     def _open(self, item: Item) -> Iterator[bytes]:
         self._ids.append(_PREFIX[item.kind] + uuid4().hex[:24])
         self._shown.append([])
-        place, shown = self._place(), self._item(item, -1)
-        empty: dict[str, Any] = {"content": []} if item.kind in _PART else {}
-        index = place["output_index"]
-        yield self._event("output_item.added", output_index=index, item=shown | empty)
+        empty = {"content": list[Any]()} if item.kind in _PART else {}
+        shown = self._item(item) | empty
+        yield self._event("output_item.added", output_index=item.index, item=shown)
         if item.kind in _PART:
-            yield self._event("content_part.added", **self._place(0), part=self._part(item, -1))
+            yield self._event("content_part.added", **self._place(item), part=self._part(item))
 
     def _close(self, item: Item) -> Iterator[bytes]:
         if item.kind == "call":
             done = {"arguments": item.text, "name": item.name}
-            yield self._event("function_call_arguments.done", **self._place(), **done)
+            yield self._event("function_call_arguments.done", **self._place(item), **done)
         else:
+            optional = {}
             if item.kind == "text":
                 self._take_logprobs()
-            part = self._part(item, -1)
-            optional = {"logprobs": part["logprobs"]} if item.kind == "text" else {}
-            kind = f"{part['type']}.done"
-            yield self._event(kind, **self._place(0), text=part["text"], **optional)
-            yield self._event("content_part.done", **self._place(0), part=part)
-        index = self._place()["output_index"]
-        yield self._event("output_item.done", output_index=index, item=self._item(item, -1))
+                optional["logprobs"] = self._shown[item.index]
+            place, part = self._place(item), self._part(item)
+            yield self._event(f"{part['type']}.done", **place, text=item.text, **optional)
+            yield self._event("content_part.done", **place, part=part)
+        yield self._event("output_item.done", output_index=item.index, item=self._item(item))
 
-    def _place(self, content_index: int | None = None) -> dict[str, Any]:
-        place = {"item_id": self._ids[-1], "output_index": len(self._ids) - 1}
-        return place if content_index is None else place | {"content_index": content_index}
+    def _place(self, item: Item) -> dict[str, Any]:
+        place = {"item_id": self._ids[item.index], "output_index": item.index}
+        return place if item.kind == "call" else place | {"content_index": 0}
 
     # --- the object ----------------------------------------------------------------------------
 
-    def _item(self, item: Item, index: int) -> dict[str, Any]:
+    def _item(self, item: Item) -> dict[str, Any]:
         is_cut = self._finish_reason == "length" and item is self._items.all[-1]
         status = "incomplete" if is_cut else "completed"
         status = "in_progress" if item is self._items.open else status
-        shown = {"id": self._ids[index], "type": _TYPE[item.kind], "status": status}
+        shown = {"id": self._ids[item.index], "type": _TYPE[item.kind], "status": status}
         if item.kind == "call":
             return shown | {"call_id": item.call_id, "name": item.name, "arguments": item.text}
         role: dict[str, Any] = {"role": "assistant"} if item.kind == "text" else {"summary": []}
-        return shown | role | {"content": [self._part(item, index)]}
+        return shown | role | {"content": [self._part(item)]}
 
-    def _part(self, item: Item, index: int) -> dict[str, Any]:
+    def _part(self, item: Item) -> dict[str, Any]:
         part: dict[str, Any] = {"type": _PART[item.kind], "text": item.text}
-        more = {"annotations": [], "logprobs": self._shown[index]} if item.kind == "text" else {}
+        more = (
+            {"annotations": [], "logprobs": self._shown[item.index]} if item.kind == "text" else {}
+        )
         return part | more
 
     def _response(self) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class ResponseShape:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "model": self._model,
-            "output": [self._item(item, i) for i, item in enumerate(self._items.all)],
+            "output": list(map(self._item, self._items.all)),
             "previous_response_id": None,
             "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "store": False,
