@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.rope import Rope
+from ridgeline.backends.interface import Setup
 from ridgeline.models.tensors import Checkpoint, Tensor
 from tests.latent import LAYERS as LATENT_LAYERS
 from tests.latent import latent_attention
@@ -30,6 +31,11 @@ PLAIN = ModelArch(
     max_position=1024,
     norm_eps=1e-5,
 )
+
+
+def new_setup(**settings: Any) -> Setup:
+    """Settings for a runner of a tiny model; what is not given has small values."""
+    return replace(Setup("f32", "f32", 16, 1, 64, 8, max_num_batched_tokens=64), **settings)
 
 
 def changed(arch: ModelArch, windows: tuple[int | None, ...] = (), **facts: Any) -> ModelArch:

@@ -20,7 +20,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from tests.kept_kernels import KERNELS
-from tests.tiny import ENCODERS, checkpoint, plain_states, random_arrays
+from tests.tiny import ENCODERS, checkpoint, new_setup, plain_states, random_arrays
 
 MAX_LEN = 96
 VOCAB = 50
@@ -47,13 +47,15 @@ def make() -> Iterator[Make]:
         dtype, cache_dtype, _ = FORMATS[kind]
         runner = CpuRunner(
             checkpoint(ENCODERS[name]),
-            dtype=dtype,
-            cache_dtype=cache_dtype,
-            num_blocks=48,
-            block_size=16,
-            max_model_len=MAX_LEN,
-            max_num_batched_tokens=512,
-            num_threads=num_threads,
+            new_setup(
+                dtype=dtype,
+                kv_cache_dtype=cache_dtype,
+                num_blocks=48,
+                block_size=16,
+                max_model_len=MAX_LEN,
+                max_num_batched_tokens=512,
+                threads=num_threads,
+            ),
             kernel_cache=KERNELS,
         )
         made.append(runner)
@@ -97,7 +99,7 @@ def error(got: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_reference_is_the_plain_computation(name: str, size: int) -> None:
     runner = ReferenceRunner(
-        checkpoint(ENCODERS[name]), num_blocks=6, block_size=16, max_model_len=MAX_LEN
+        checkpoint(ENCODERS[name]), new_setup(num_blocks=6, block_size=16, max_model_len=MAX_LEN)
     )
     assert error(vectors(runner, size), expected(name, size)) < 1e-5
 
@@ -158,7 +160,7 @@ def test_a_vector_depends_on_its_text_alone(make: Make, name: str, kind: str, po
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_reference_beside_others(name: str) -> None:
     runner = ReferenceRunner(
-        checkpoint(ENCODERS[name]), num_blocks=48, block_size=16, max_model_len=MAX_LEN
+        checkpoint(ENCODERS[name]), new_setup(num_blocks=48, block_size=16, max_model_len=MAX_LEN)
     )
     sizes = (1, 5, 40, 90, 5)
     found = runner.execute(step(*(text(n, 6 * i, "mean") for i, n in enumerate(sizes)))).vectors

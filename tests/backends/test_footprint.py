@@ -20,12 +20,12 @@ from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
-from tests.tiny import BY_LAYER, LATENT, PLAIN, changed, checkpoint
+from tests.tiny import BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup
 
 ARCH = replace(PLAIN, vocab_size=20_000)
 MAX_LEN, PROMPT_LEN, BLOCK_SIZE = 512, 300, 16
 BATCHED = 2048
-SHAPE = {"block_size": BLOCK_SIZE, "max_model_len": MAX_LEN, "num_threads": 2}
+SHAPE = {"block_size": BLOCK_SIZE, "max_model_len": MAX_LEN, "threads": 2}
 
 
 def run_the_largest_step(runner: Runner, num_seqs: int) -> None:
@@ -62,7 +62,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_are_those_that_are_decoded(arch: ModelArch) -> None:
     """The table of layers' inputs stays in its file."""
     model = checkpoint(arch)
-    runner = ReferenceRunner(model, num_blocks=2, **SHAPE)
+    runner = ReferenceRunner(model, new_setup(num_blocks=2, **SHAPE))
     held = {name: part for name, part in runner.memory().items() if name.startswith("weights.")}
     decoded = {n: p.num_bytes for n, p in held.items() if not p.is_mapped and n != "weights.rope"}
     assert sum(decoded.values()) == sum(reference.packed_bytes(model, setup(1)).values())
@@ -73,12 +73,14 @@ def test_weights_are_those_that_are_decoded(arch: ModelArch) -> None:
 def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
     runner = CpuRunner(
         checkpoint(ARCH),
-        dtype="int8",
-        cache_dtype="int8",
-        num_blocks=max_num_seqs + MAX_LEN // BLOCK_SIZE,
-        max_num_batched_tokens=BATCHED,
+        new_setup(
+            dtype="int8",
+            kv_cache_dtype="int8",
+            num_blocks=max_num_seqs + MAX_LEN // BLOCK_SIZE,
+            max_num_batched_tokens=BATCHED,
+            **SHAPE,
+        ),
         kernel_cache=kernels,
-        **SHAPE,
     )
     run_the_largest_step(runner, max_num_seqs)
     taken = sum(array.nbytes for array in arrays_of(runner))
@@ -91,7 +93,7 @@ def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
 @pytest.mark.parametrize("max_num_seqs", [1, 256, 1024])
 def test_of_the_reference(max_num_seqs: int) -> None:
     blocks = max_num_seqs + MAX_LEN // BLOCK_SIZE
-    runner = ReferenceRunner(checkpoint(ARCH), num_blocks=blocks, **SHAPE)
+    runner = ReferenceRunner(checkpoint(ARCH), new_setup(num_blocks=blocks, **SHAPE))
     tracemalloc.start()
     run_the_largest_step(runner, max_num_seqs)
     _, taken = tracemalloc.get_traced_memory()
@@ -115,9 +117,12 @@ def bytes_per_token(arch: ModelArch, cache: str) -> int:
 def test_a_token_s_bytes_are_those_of_the_cache(cache: str, kernels: Path) -> None:
     arch = of_heads(80)
     runner = CpuRunner(
-        checkpoint(arch), dtype="f32", cache_dtype=cache, num_blocks=9, max_num_batched_tokens=64,
-        kernel_cache=kernels, **SHAPE,
-    )  # fmt: skip
+        checkpoint(arch),
+        new_setup(
+            dtype="f32", kv_cache_dtype=cache, num_blocks=9, max_num_batched_tokens=64, **SHAPE
+        ),
+        kernel_cache=kernels,
+    )
     held = runner.memory()["kv_cache"].num_bytes
     runner.close()
     assert held == 9 * BLOCK_SIZE * bytes_per_token(arch, cache)

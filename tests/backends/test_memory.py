@@ -16,9 +16,9 @@ from ridgeline.backends.memory_use import held
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint
+from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup
 
-SHAPE = {"num_blocks": 40, "block_size": 16, "max_model_len": 512, "num_threads": 2}
+SHAPE = {"num_blocks": 40, "block_size": 16, "max_model_len": 512, "threads": 2}
 WIDE = replace(PLAIN, vocab_size=5000)
 OWN = ("ridgeline", "builtins", "numpy", "collections")
 
@@ -64,7 +64,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("arch", ["plain", "tied", "all biases", "qk norm", *BY_LAYER, *LATENT])
 def test_of_the_reference(arch: str) -> None:
-    runner = ReferenceRunner(checkpoint((ARCHS | BY_LAYER | LATENT)[arch]), **SHAPE)
+    runner = ReferenceRunner(checkpoint((ARCHS | BY_LAYER | LATENT)[arch]), new_setup(**SHAPE))
     for act in (lambda: None, lambda: run(runner)):
         act()
         assert sum(part.num_bytes for part in runner.memory().values()) == all_bytes(runner)
@@ -76,9 +76,10 @@ def test_of_the_reference(arch: str) -> None:
 def test_of_the_cpu_backend(dtype: str, cache: str, kernels: Path) -> None:
     arch = changed(WIDE, qkv_bias=True)
     runner = CpuRunner(
-        checkpoint(arch), dtype=dtype, cache_dtype=cache, max_num_batched_tokens=64,
-        kernel_cache=kernels, **SHAPE,
-    )  # fmt: skip
+        checkpoint(arch),
+        new_setup(dtype=dtype, kv_cache_dtype=cache, max_num_batched_tokens=64, **SHAPE),
+        kernel_cache=kernels,
+    )
     for act in (lambda: None, lambda: run(runner)):
         act()
         memory = runner.memory()
@@ -93,9 +94,10 @@ def test_of_the_cpu_backend(dtype: str, cache: str, kernels: Path) -> None:
 def test_a_cache_is_in_memory_as_its_blocks_are_used(kernels: Path) -> None:
     shape = SHAPE | {"num_blocks": 20_000}
     runner = CpuRunner(
-        checkpoint(PLAIN), dtype="int8", cache_dtype="f32", max_num_batched_tokens=64,
-        kernel_cache=kernels, **shape,
-    )  # fmt: skip
+        checkpoint(PLAIN),
+        new_setup(dtype="int8", kv_cache_dtype="f32", max_num_batched_tokens=64, **shape),
+        kernel_cache=kernels,
+    )
     before = runner.memory()["kv_cache"]
     assert before.num_bytes > 64 << 20
     assert before.resident_bytes == 0

@@ -35,7 +35,7 @@ from tests.backends.reference.test_runner import (
 )
 from tests.core.harness import Clock, Reciter, finish, make_scheduler, tokens_of
 from tests.recurrent import MIXERS
-from tests.tiny import RECURRENT, checkpoint, plain_logits, random_arrays
+from tests.tiny import RECURRENT, checkpoint, new_setup, plain_logits, random_arrays
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 40, 4, 64
 
@@ -43,10 +43,12 @@ NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 40, 4, 64
 def make(name: str, *, num_states: int = 4) -> ReferenceRunner:
     return ReferenceRunner(
         checkpoint(RECURRENT[name]),
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_model_len=MAX_LEN,
-        num_states=num_states,
+        new_setup(
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_LEN,
+            num_states=num_states,
+        ),
     )
 
 

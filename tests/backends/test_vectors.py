@@ -14,7 +14,7 @@ from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.vectors import pooled, tanh
 from ridgeline.core.params import POOLINGS, SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from tests.tiny import ARCHS, checkpoint
+from tests.tiny import ARCHS, checkpoint, new_setup
 
 States = NDArray[np.float32]
 _ALL = Sampling(SamplingParams(), 0, ())
@@ -64,7 +64,7 @@ def test_where_nobody_asks_nothing_is_computed() -> None:
 def test_the_reference_pools_its_final_states(name: str) -> None:
     """The head of the vector is the text's logits: checked without a second implementation."""
     model = checkpoint(ARCHS[name])
-    runner = ReferenceRunner(model, num_blocks=8, block_size=16, max_model_len=96)
+    runner = ReferenceRunner(model, new_setup(num_blocks=8, block_size=16, max_model_len=96))
     tokens = tuple(range(1, 21))
     vectors = {
         pool: np.array(runner.execute(step(work(tokens, 0, pool))).vectors[0]) for pool in POOLINGS
@@ -97,9 +97,7 @@ def test_vectors_scale_with_no_logits() -> None:
     found = [
         ReferenceRunner(
             checkpoint(replace(arch, logit_scale=scale)),
-            num_blocks=8,
-            block_size=16,
-            max_model_len=96,
+            new_setup(num_blocks=8, block_size=16, max_model_len=96),
         )
         .execute(step(work(tokens, 0, "last")))
         .vectors[0]

@@ -21,7 +21,7 @@ from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput
 from ridgeline.decoding.search import new_search
 from tests.core.harness import POLICIES, finish
 from tests.kept_kernels import KERNELS
-from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint
+from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, new_setup
 
 MAX_LEN = 240
 BLOCK_SIZE = 16
@@ -60,15 +60,13 @@ def make(arch: ModelArch, form: str, groups: tuple[CacheGroup, ...]) -> Runner:
         "groups": groups,
     }  # fmt: skip
     if form == "reference":
-        return ReferenceRunner(checkpoint(arch), **settings)
+        return ReferenceRunner(checkpoint(arch), new_setup(**settings))
     return CpuRunner(
         checkpoint(arch),
-        dtype="f32",
-        cache_dtype=form,
-        max_num_batched_tokens=256,
-        num_threads=1,
+        new_setup(
+            dtype="f32", kv_cache_dtype=form, max_num_batched_tokens=256, threads=1, **settings
+        ),
         kernel_cache=KERNELS,
-        **settings,
     )
 
 

@@ -23,7 +23,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
 from tests.models.vocabularies import byte_level
-from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, plain_logits, random_arrays
+from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, new_setup, plain_logits, random_arrays
 
 Rows = NDArray[np.float64]
 TEXT = "to be, or not to be: that is the question. " * 20
@@ -46,7 +46,9 @@ class Recorded:
 
 
 def runner(arrays: Arrays, arch: ModelArch = PLAIN) -> ReferenceRunner:
-    return ReferenceRunner(checkpoint(arch, arrays), num_blocks=7, block_size=16, max_model_len=112)
+    return ReferenceRunner(
+        checkpoint(arch, arrays), new_setup(num_blocks=7, block_size=16, max_model_len=112)
+    )
 
 
 def log_softmax(logits: Rows) -> Rows:

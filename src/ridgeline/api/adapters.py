@@ -89,7 +89,7 @@ class Adapters:
         base: Base,
         add: Callable[[int, AdapterWeights], KeptAdapter],
         *,
-        max_rank: int,
+        max_lora_rank: int,
         limit_bytes: int | None,
     ) -> None:
         """Begin without any.
@@ -97,11 +97,11 @@ class Adapters:
         Args:
             base: the model.
             add: gives an adapter to the backend under a number.
-            max_rank: largest rank that the backend has room for; 0 if it takes no adapters.
+            max_lora_rank: largest rank that the backend has room for; 0 if it takes no adapters.
             limit_bytes: memory that all may take; None stands for what those that come first take,
                 and 256 MiB.
         """
-        self._base, self._add, self.max_rank = base, add, max_rank
+        self._base, self._add, self.max_lora_rank = base, add, max_lora_rank
         self.default: str | None = None  # that of prompts which name none
         self._limit_bytes = limit_bytes
         self._named: OrderedDict[str, _Named] = OrderedDict()
@@ -222,11 +222,11 @@ class Adapters:
         This takes time, and no lock: no other thread waits for it.
         """
         weights = weights or read_adapter(path, self._base)
-        if weights.rank > self.max_rank:
+        if weights.rank > self.max_lora_rank:
             raise ValueError(
                 f"the adapter {path} has rank {weights.rank}, but there is room for "
-                f"{self.max_rank}: start with --max-lora-rank {weights.rank}"
-                + ("" if self.max_rank else " and --enable-lora")
+                f"{self.max_lora_rank}: start with --max-lora-rank {weights.rank}"
+                + ("" if self.max_lora_rank else " and --enable-lora")
             )
         number = next(self._numbers)
         return self._add(number, weights), number, weights.digest

@@ -85,9 +85,9 @@ class LLM:
         small = find_small_model(wishes, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
         lora = read_adapters(wishes.adapters, Base.of(checkpoint))
-        max_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
+        max_lora_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
         self.config = resolve(
-            wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_rank
+            wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_lora_rank
         )
         for line in start_lines(str(model), checkpoint, self.config):
             say(line)
@@ -96,7 +96,10 @@ class LLM:
             self.runner = new_runner(self.config, checkpoint, report)
         limit = parse_bytes(wishes.lora_memory, "--lora-memory") if wishes.lora_memory else None
         self.adapters = Adapters(
-            Base.of(checkpoint), self.runner.add_adapter, max_rank=max_rank, limit_bytes=limit
+            Base.of(checkpoint),
+            self.runner.add_adapter,
+            max_lora_rank=max_lora_rank,
+            limit_bytes=limit,
         )
         for name, (path, weights) in lora.items():
             self.adapters.load(name, path, weights)

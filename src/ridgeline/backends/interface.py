@@ -18,14 +18,15 @@ from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
 
-class Setup(NamedTuple):
-    """The settings that a backend runs with.
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The settings that a backend runs with, called as their flags are.
 
     Attributes:
         dtype: what weights are computed in; "auto" is the backend's choice.
         kv_cache_dtype: what keys and values are stored in, or "auto".
         block_size: tokens in a block of the cache.
-        num_threads: threads.
+        threads: that compute, the caller's among them.
         max_model_len: longest sequence, tokens.
         max_num_seqs: sequences that may run at once.
         max_num_batched_tokens: longest step, tokens.
@@ -38,7 +39,7 @@ class Setup(NamedTuple):
     dtype: str
     kv_cache_dtype: str
     block_size: int
-    num_threads: int
+    threads: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.interface import BackendRunner, Setup, Surroundings
+from ridgeline.backends.interface import BackendRunner, Surroundings
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.cache.states import new_states
 from ridgeline.core.engine import Engine
@@ -37,31 +37,11 @@ def new_runner(
 
     surroundings = Surroundings(_home, report, announce, say)
     try:
-        return BACKENDS[config.backend].new_runner(checkpoint, setup_of(config), surroundings)
+        return BACKENDS[config.backend].new_runner(checkpoint, config, surroundings)
     except KeyboardInterrupt:
         if has_compiled:
             say("stopped: the next start compiles the kernels that are missing")
         raise
-
-
-def setup_of(config: EngineConfig) -> Setup:
-    """Return what a backend has to know of a configuration."""
-    num_states = (
-        0 if config.num_checkpoints is None else config.max_num_seqs + config.num_checkpoints
-    )
-    return Setup(
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        block_size=config.block_size,
-        num_threads=config.threads,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        num_blocks=config.num_blocks,
-        max_lora_rank=config.max_lora_rank,
-        num_states=num_states,
-        groups=config.groups,
-    )
 
 
 def _home() -> Path:

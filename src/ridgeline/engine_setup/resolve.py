@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.arch.cache_groups import CacheGroup, cache_groups, one_group
+from ridgeline.arch.cache_groups import cache_groups, one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import Setup
@@ -24,33 +24,22 @@ _DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Setup):
     """Plain values to build an engine from. ``notes`` are lines for the user.
 
-    ``num_checkpoints`` is None for models without recurrent layers. ``groups`` are the layers that
-    share a block table, with the window of each.
+    ``num_checkpoints`` is None for models without recurrent layers.
     """
 
     backend: str
-    dtype: str
-    kv_cache_dtype: str
     policy: Policy
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
     num_checkpoints: int | None
-    groups: tuple[CacheGroup, ...]
     weights_bytes: int
     kv_bytes: int
     total_bytes: int
     enable_prefix_caching: bool
-    threads: int
     seed: int
     speculative: SpeculativeConfig | None
     enable_contrastive_search: bool
-    max_lora_rank: int
     notes: tuple[str, ...]
 
 
@@ -85,7 +74,7 @@ def resolve(
             dtype=options.dtype,
             kv_cache_dtype=options.kv_cache_dtype,
             block_size=options.block_size,
-            num_threads=threads,
+            threads=threads,
             max_model_len=model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -95,6 +84,8 @@ def resolve(
         arch,
     )
     fitted = fit(options, backend, checkpoint, setup, _left_bytes(taken_bytes, most_bytes))
+    checkpoints = fitted.num_checkpoints
+    num_states = 0 if checkpoints is None else fitted.max_num_seqs + checkpoints
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -106,6 +97,7 @@ def resolve(
         block_size=options.block_size,
         num_blocks=fitted.num_blocks,
         num_checkpoints=fitted.num_checkpoints,
+        num_states=num_states,
         groups=groups,
         weights_bytes=fitted.weights_bytes,
         kv_bytes=fitted.kv_bytes,

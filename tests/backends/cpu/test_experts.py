@@ -15,7 +15,7 @@ from tests.tiny import ARCHS, checkpoint
 __all__ = ["make"]  # a fixture
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_no_more_experts_are_read_than_rows_meet(
     make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_no_more_experts_are_read_than_rows_meet(
     routes = parts.routes
     monkeypatch.setattr(parts, "routes", counted)
     wanted = reference(checkpoint(ARCHS["many experts"]))
-    runner = make("many experts", "f32", num_threads=num_threads)
+    runner = make("many experts", "f32", threads=num_threads)
     counters, start = runner.profile(), 0
     for end in (40, 41, 44, 56):
         met.clear()

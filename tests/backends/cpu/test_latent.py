@@ -54,7 +54,7 @@ def test_heads_stand_in_as_few_groups_as_go() -> None:
 def test_heads_as_large_as_published_ones(make: Make, kind: str) -> None:
     arch = replace(PLAIN, layers=(Layer(PUBLISHED, Mlp(40)),))
     model = checkpoint(arch)
-    runner: Any = make(model, kind, num_threads=2)
+    runner: Any = make(model, kind, threads=2)
     of_a_value = {"f32, f16 cache": 2, "int8": 1 + 4 / 32}[kind]
     assert runner.cache.nbytes == NUM_BLOCKS * 16 * 576 * of_a_value
     whole = runner.prompt_logits(TEXT)

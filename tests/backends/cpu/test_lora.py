@@ -19,7 +19,7 @@ from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.models.adapters import AdapterWeights, LowRank
 from tests.kept_kernels import KERNELS
 from tests.lora import merged_arrays, random_adapter
-from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
+from tests.tiny import ARCHS, PLAIN, checkpoint, new_setup, random_arrays
 
 VOCAB, MAX_LEN, RANK = PLAIN.vocab_size, 96, 9
 PARAMS = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=VOCAB)
@@ -41,11 +41,12 @@ def make() -> Iterator[Make]:
     def build(name: str = "plain", kind: str = "int8", arrays: Any = None, **options: Any) -> Any:
         dtype, cache_dtype = FORMATS[kind]
         shape = {"num_blocks": 40, "block_size": 16, "max_model_len": MAX_LEN}
-        rest = {"max_num_batched_tokens": 256, "num_threads": 1, "max_rank": RANK} | options
+        rest = {"max_num_batched_tokens": 256, "threads": 1, "max_lora_rank": RANK} | options
         runner = CpuRunner(
-            checkpoint(ARCHS[name], arrays), dtype=dtype, cache_dtype=cache_dtype,
-            kernel_cache=KERNELS, **shape, **rest,
-        )  # fmt: skip
+            checkpoint(ARCHS[name], arrays),
+            new_setup(dtype=dtype, kv_cache_dtype=cache_dtype, **shape, **rest),
+            kernel_cache=KERNELS,
+        )
         made.append(runner)
         return runner
 
@@ -94,8 +95,8 @@ def test_an_adapter_is_as_merged_weights_in_f32(make: Make, name: str) -> None:
     kept = runner.add_adapter(3, adapter)
     whole = ReferenceRunner(
         checkpoint(arch, merged_arrays(random_arrays(arch), adapter)),
-        num_blocks=40, block_size=16, max_model_len=MAX_LEN,
-    )  # fmt: skip
+        new_setup(num_blocks=40, block_size=16, max_model_len=MAX_LEN),
+    )
     for end in (3, 12, 80):
         (found,) = run(runner, work(0, 3, end))
         (wanted,) = run(whole, work(0, 0, end))
@@ -115,8 +116,8 @@ def test_other_formats_are_as_far_from_merged_weights_as_without(
     kept = runner.add_adapter(1, adapter)
     whole = ReferenceRunner(
         checkpoint(PLAIN, merged_arrays(random_arrays(PLAIN), adapter)),
-        num_blocks=40, block_size=16, max_model_len=MAX_LEN,
-    )  # fmt: skip
+        new_setup(num_blocks=40, block_size=16, max_model_len=MAX_LEN),
+    )
     for end in (4, 60):
         found, wanted = (
             np.frombuffer(run(one, work(0, number, end))[0])
@@ -155,11 +156,11 @@ def test_a_rows_bits_are_its_own(make: Make, kind: str) -> None:
     adapters = {n: random_adapter(PLAIN, rank=3 * n, seed=n) for n in (1, 2, 3)}
     partly = random_adapter(PLAIN, rank=4, seed=4, names=("v", "down"))
     adapters[4] = partly
-    without = make(kind=kind, max_rank=0)
+    without = make(kind=kind, max_lora_rank=0)
     plain = {end: run(without, work(0, 0, end))[0] for end in (1, 5, 14, 70)}
     alone: dict[tuple[int, int], bytes] = {}
     for num_threads in (1, 3):
-        runner = make(kind=kind, num_threads=num_threads)
+        runner = make(kind=kind, threads=num_threads)
         kept = [runner.add_adapter(n, adapter) for n, adapter in adapters.items()]
         for end in plain:
             assert run(runner, work(0, 0, end))[0] == plain[end]
@@ -189,7 +190,7 @@ def test_threads_and_batches_change_no_bit_of_other_structures(
     adapter = random_adapter(ARCHS[name], rank=5, names=adapted(ARCHS[name]))
     found = set()
     for num_threads in (1, 2):
-        runner = make(name, kind, num_threads=num_threads)
+        runner = make(name, kind, threads=num_threads)
         kept = runner.add_adapter(1, adapter)
         found.add(run(runner, work(0, 1, 5))[0])
         found.add(run(runner, work(0, 1, 5), work(1, 0, 9))[0])

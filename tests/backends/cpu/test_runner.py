@@ -18,7 +18,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 from ridgeline.models.tensors import Checkpoint
 from tests.kept_kernels import KERNELS
-from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, random_arrays
+from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup, random_arrays
 
 MODELS = ARCHS | BY_LAYER | LATENT
 NUM_BLOCKS, MAX_LEN, VOCAB = 24, 96, PLAIN.vocab_size
@@ -68,16 +68,15 @@ def make() -> Iterator[Make]:
         dtype, cache_dtype, _ = FORMATS[kind]
         base = {
             "dtype": dtype,
-            "cache_dtype": cache_dtype,
+            "kv_cache_dtype": cache_dtype,
             "num_blocks": NUM_BLOCKS,
             "block_size": 16,
             "max_model_len": MAX_LEN,
             "max_num_batched_tokens": 256,
-            "num_threads": 1,
-            "kernel_cache": KERNELS,
+            "threads": 1,
         }
         model = checkpoint(MODELS[model]) if isinstance(model, str) else model
-        made.append(CpuRunner(model, **base | options))
+        made.append(CpuRunner(model, new_setup(**base | options), kernel_cache=KERNELS))
         return made[-1]
 
     yield build
@@ -86,7 +85,7 @@ def make() -> Iterator[Make]:
 
 
 def reference(model: Checkpoint) -> ReferenceRunner:
-    return ReferenceRunner(model, num_blocks=8, block_size=16, max_model_len=MAX_LEN)
+    return ReferenceRunner(model, new_setup(num_blocks=8, block_size=16, max_model_len=MAX_LEN))
 
 
 def work(
@@ -205,7 +204,7 @@ def test_the_token_after_pruning_is_the_exact_one(make: Make, head: str) -> None
     if head == "much in common":
         arrays["head"] += np.random.default_rng(4).normal(0, 3, 96).astype(np.float32)
     for num_threads in (1, 2, 3):
-        runner = make(checkpoint(MANY, arrays), num_threads=num_threads)
+        runner = make(checkpoint(MANY, arrays), threads=num_threads)
         assert runner.weights.proxy is not None
         for count in range(1, 8):  # the last are too many
             quick = runner.execute(streams(count, PLAIN_GREEDY))
@@ -238,7 +237,7 @@ def test_a_proxy_as_wrong_as_it_can_be(make: Make) -> None:
 @pytest.mark.parametrize(("head", "wanted"), [("random", 1), ("near ties", 0)])
 def test_pruning_rests_where_it_spares_nothing(make: Make, head: str, wanted: int) -> None:
     arrays = random_arrays(MANY) | ({"head": near_ties()} if head == "near ties" else {})
-    runner = make(checkpoint(MANY, arrays), num_threads=2)
+    runner = make(checkpoint(MANY, arrays), threads=2)
     runner._adaptive_threads.size = 1  # whose counters lie elsewhere
     for _ in range(10):
         runner.execute(streams(2, PLAIN_GREEDY))
@@ -247,7 +246,7 @@ def test_pruning_rests_where_it_spares_nothing(make: Make, head: str, wanted: in
 
 def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
     """Without a number where nobody looks, the token stays; who wants logits gets the error."""
-    runner = make(checkpoint(MANY, random_arrays(MANY)), num_threads=2)
+    runner = make(checkpoint(MANY, random_arrays(MANY)), threads=2)
     one, with_logits = streams(1, PLAIN_GREEDY), streams(1, ALL)
     wanted = runner.execute(one).tokens
     logits = runner.prompt_logits(TOKENS[:1])[0]
@@ -264,7 +263,7 @@ def test_what_cannot_be_the_likeliest_is_not_read(make: Make) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_with_masks_the_pruned_head_gives_what_the_whole_one_does(make: Make, count: int) -> None:
-    runner = make(checkpoint(MANY, random_arrays(MANY)), num_threads=2)
+    runner = make(checkpoint(MANY, random_arrays(MANY)), threads=2)
     plain = streams(count, PLAIN_GREEDY)
     likeliest = [token for (token,) in runner.execute(plain).tokens]
     assert runner._buffers.get("prunes")
@@ -312,7 +311,7 @@ def test_of_equal_logits_the_first_token_wins(make: Make) -> None:
     """Whichever thread found it."""
     model = checkpoint(PLAIN, random_arrays(PLAIN) | {"head": np.zeros((VOCAB, 24), np.float32)})
     for num_threads in (1, 2, 3):
-        runner = make(model, num_threads=num_threads)
+        runner = make(model, threads=num_threads)
         greedy = work(TOKENS[:3], (0,), params=PLAIN_GREEDY)
         assert runner.execute(step(greedy)).tokens == ((0,),)
 
@@ -357,7 +356,7 @@ OTHERS += [*LATENT, "latent"]
     + [(name, KINDS[2 + i % 2]) for i, name in enumerate(OTHERS)],
 )
 def test_a_text_in_pieces(make: Make, name: str, kind: str) -> None:
-    runner = make(name, kind, num_threads=2)
+    runner = make(name, kind, threads=2)
     whole = runner.prompt_logits(TOKENS)
     for sizes in ([1] * 20, [3, 4, 1, 2, 60], [70, 5], [16, 16, 33], [66, 2, 11], [7, 17, 15, 6]):
         runner.cache[:] = 0
@@ -389,7 +388,7 @@ def test_any_number_of_threads(make: Make, name: str, kind: str) -> None:
     some = step(work(TOKENS[2:10], (13,)), work(TOKENS[7:8], (14,)), work(TOKENS[:5], (15,)))
     wanted = None
     for num_threads in (1, 2, 3, 4):
-        runner = make(name, kind, num_threads=num_threads)
+        runner = make(name, kind, threads=num_threads)
         got = [*map(runner.execute, (crowd(), few, some)), runner.prompt_logits(TOKENS).tobytes()]
         wanted = wanted or got
         assert got == wanted
@@ -398,7 +397,7 @@ def test_any_number_of_threads(make: Make, name: str, kind: str) -> None:
 
 def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that owns no rows at all does some of the other's, and nothing changes."""
-    runner = make(num_threads=2)
+    runner = make(threads=2)
     wanted = runner.prompt_logits(TOKENS)
 
     def to_the_first(*args: Any) -> Batch:
@@ -414,7 +413,7 @@ def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.Monkey
 
 
 def test_a_step_may_be_executed_again(make: Make) -> None:
-    runner = make(num_threads=2)
+    runner = make(threads=2)
     once = runner.execute(crowd())
     assert runner.execute(crowd()) == once
     alone = [runner.execute(step(item)) for item in crowd().work]
@@ -477,7 +476,7 @@ def test_a_vector_depends_on_its_text_alone(make: Make, kind: str, how: str) -> 
     (wanted,) = make("plain", kind).execute(step(pool(TOKENS[:37], 0, how))).vectors.values()
     others = crowd().work
     for num_threads in (1, 2, 3):
-        runner = make("plain", kind, num_threads=num_threads)
+        runner = make("plain", kind, threads=num_threads)
         for before in (0, 1, 2, 5):
             items = (*others[:before], pool(TOKENS[:37], 16, how), *others[before:])
             assert runner.execute(step(*items)).vectors == {before: wanted}

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ridgeline.backends.cpu.emit.threads import AdaptiveThreads
 from ridgeline.backends.cpu.runner import CpuRunner
+from ridgeline.backends.interface import Setup
 from tests.backends.cpu.test_runner import (
     FORMATS,
     PLAIN_GREEDY,
@@ -30,7 +30,7 @@ from tests.backends.cpu.test_runner import (
 )
 from tests.kept_kernels import KERNELS
 from tests.server.serving import eventually
-from tests.tiny import PLAIN, checkpoint, random_arrays
+from tests.tiny import PLAIN, checkpoint, new_setup, random_arrays
 
 __all__ = ["make"]  # a fixture
 POISON = 13
@@ -101,7 +101,7 @@ def test_damage_in_the_middle_of_a_prompt_is_not_forgotten(poisoned: CpuRunner) 
 def test_damaged_weights_are_an_error(make: Make, name: str, row: int, kind: str) -> None:
     arrays = random_arrays(PLAIN)
     arrays[name][row, 3] = np.nan
-    runner = make(checkpoint(PLAIN, arrays), kind, num_threads=2)
+    runner = make(checkpoint(PLAIN, arrays), kind, threads=2)
     for count in (1, 9):
         plain = work(TOKENS[:count], (0,), params=PLAIN_GREEDY)
         assert set(runner.execute(step(plain, work(TOKENS[:count], (1,)))).errors) == {0, 1}
@@ -117,7 +117,7 @@ def workers() -> list[threading.Thread]:
 
 def test_an_idle_runner_costs_nothing(make: Make) -> None:
     others = set(workers())
-    runner = make(num_threads=3)
+    runner = make(threads=3)
     clocks = [time.pthread_getcpuclockid(t.ident or 0) for t in {*workers()} - others]
     assert len(clocks) == 2
     runner.execute(crowd())
@@ -139,7 +139,7 @@ def test_threads_may_leave_and_return_between_steps(make: Make, kind: str) -> No
     few, many = step(*items), crowd()
     quiet = make(kind=kind)
     wanted = quiet.execute(few), quiet.execute(many)
-    runner = make(kind=kind, num_threads=3)
+    runner = make(kind=kind, threads=3)
     threads = runner._adaptive_threads
     for turn in range(60):
         threads.size = (3, 1, 2, 1, 3, 2)[turn % 6]
@@ -214,7 +214,7 @@ def test_a_busy_neighbour_is_seen_although_rows_vary() -> None:
 
 def test_close_ends_the_threads(make: Make) -> None:
     others = set(workers())
-    runner = make(num_threads=4)
+    runner = make(threads=4)
     assert len(set(workers()) - others) == 3
     runner.execute(crowd())
     runner.close()
@@ -225,11 +225,13 @@ def test_close_ends_the_threads(make: Make) -> None:
 def test_more_threads_than_a_byte_can_say_give_the_same_answer() -> None:
     """In a process of its own, as a barrier that waits for too many would never end."""
     script = """
-        from tests.backends.cpu.test_runner_life import CpuRunner, crowd, options
+        from tests.backends.cpu.test_runner_life import KERNELS, CpuRunner, crowd, settings
         from tests.tiny import PLAIN, checkpoint, random_arrays
         model = checkpoint(PLAIN, random_arrays(PLAIN))
-        one = CpuRunner(model, **options() | {"num_threads": 1}).execute(crowd())
-        many = CpuRunner(model, **options() | {"num_threads": 256}).execute(crowd())
+        one, many = (
+            CpuRunner(model, settings(threads), kernel_cache=KERNELS).execute(crowd())
+            for threads in (1, 256)
+        )
         print(many == one and len(many.tokens), flush=True)
     """
     done = run(script)
@@ -238,7 +240,7 @@ def test_more_threads_than_a_byte_can_say_give_the_same_answer() -> None:
 
 def test_disuse_ends_the_threads() -> None:
     others = set(workers())
-    runner = CpuRunner(checkpoint(PLAIN), **options())
+    runner = CpuRunner(checkpoint(PLAIN), settings(), kernel_cache=KERNELS)
     runner.execute(crowd())
     assert set(workers()) != others
     del runner
@@ -246,17 +248,15 @@ def test_disuse_ends_the_threads() -> None:
     assert set(workers()) == others
 
 
-def options() -> dict[str, Any]:
-    return {
-        "dtype": "auto",
-        "cache_dtype": "int8",
-        "num_blocks": 24,
-        "block_size": 16,
-        "max_model_len": 96,
-        "max_num_batched_tokens": 256,
-        "num_threads": 2,
-        "kernel_cache": KERNELS,
-    }
+def settings(threads: int = 2) -> Setup:
+    return new_setup(
+        dtype="auto",
+        kv_cache_dtype="int8",
+        num_blocks=24,
+        max_model_len=96,
+        max_num_batched_tokens=256,
+        threads=threads,
+    )
 
 
 @pytest.mark.parametrize(
@@ -272,9 +272,9 @@ def test_python_ends_without_close(ending: str, code: int) -> None:
     """It neither hangs nor crashes."""
     script = f"""
         import sys, time
-        from tests.backends.cpu.test_runner_life import CpuRunner, crowd, options
+        from tests.backends.cpu.test_runner_life import KERNELS, CpuRunner, crowd, settings
         from tests.tiny import PLAIN, checkpoint
-        runner = CpuRunner(checkpoint(PLAIN), **options())
+        runner = CpuRunner(checkpoint(PLAIN), settings(), kernel_cache=KERNELS)
         runner.execute(crowd())
         print("done", flush=True)
         {ending}

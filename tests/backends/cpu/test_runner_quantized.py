@@ -68,7 +68,7 @@ def test_a_quantised_model_answers_like_itself_in_floats(
     assert kinds - {""} == {kind}
     logits = runner.prompt_logits(PROMPT)
     assert error(logits, wanted) < 0.06
-    in_parts = make(quantised, dtype="auto", num_threads=2)
+    in_parts = make(quantised, dtype="auto", threads=2)
     for low, high in ((0, 23), (23, 24), (24, 27), (27, 40)):
         assert same_bits(in_parts.prompt_logits(PROMPT[low:high], low), logits[low:high])
     narrow = make(quantised, dtype="int4")

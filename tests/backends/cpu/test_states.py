@@ -22,7 +22,7 @@ from tests.backends.reference.test_runner import TOKENS, step, work
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
 from tests.kept_kernels import KERNELS
-from tests.tiny import RECURRENT, checkpoint
+from tests.tiny import RECURRENT, checkpoint, new_setup
 
 BLOCK_SIZE, MAX_LEN = 16, 64
 NAMES = ["short convolution", "delta rule", "state space"]
@@ -35,13 +35,10 @@ def make() -> Iterator[Make]:
     made: list[CpuRunner] = []
 
     def build(name: str, dtype: str = "f32", **options: Any) -> CpuRunner:
-        base = {"num_threads": 2, "num_states": 20, "max_num_batched_tokens": 256} | options
-        made.append(
-            CpuRunner(
-                checkpoint(RECURRENT[name]), dtype=dtype, cache_dtype="f32", num_blocks=40,
-                block_size=BLOCK_SIZE, max_model_len=MAX_LEN, kernel_cache=KERNELS, **base,
-            )
-        )  # fmt: skip
+        base = {"threads": 2, "num_states": 20, "max_num_batched_tokens": 256} | options
+        base |= {"num_blocks": 40, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN}
+        setup = new_setup(dtype=dtype, **base)
+        made.append(CpuRunner(checkpoint(RECURRENT[name]), setup, kernel_cache=KERNELS))
         return made[-1]
 
     yield build
@@ -51,7 +48,7 @@ def make() -> Iterator[Make]:
 
 def reference(name: str) -> NDArray[np.float32]:
     model = checkpoint(RECURRENT[name])
-    runner = ReferenceRunner(model, num_blocks=8, block_size=16, max_model_len=MAX_LEN)
+    runner = ReferenceRunner(model, new_setup(num_blocks=8, block_size=16, max_model_len=MAX_LEN))
     return runner.prompt_logits(TOKENS[:50])
 
 
@@ -91,7 +88,7 @@ def test_no_bit_depends_on_cuts_and_threads(make: Make, name: str, dtype: str) -
     """In pieces that are split by outputs, mixed and by tokens."""
     wanted = None
     for num_threads in (1, 3):
-        runner = make(name, dtype, num_threads=num_threads)
+        runner = make(name, dtype, threads=num_threads)
         for sizes in ([50], [1, 6, 7, 16, 17, 3], [1] * 50):
             found, begin = [], 0
             for size in sizes:

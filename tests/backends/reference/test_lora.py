@@ -12,7 +12,7 @@ from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from tests.lora import merged_arrays, random_adapter
-from tests.tiny import ARCHS, PLAIN, checkpoint, random_arrays
+from tests.tiny import ARCHS, PLAIN, checkpoint, new_setup, random_arrays
 
 VOCAB = PLAIN.vocab_size
 ALL = SamplingParams(temperature=0, logprobs=VOCAB, prompt_logprobs=VOCAB)
@@ -22,7 +22,7 @@ MATRICES = ("q", "k", "v", "o")
 
 def make(name: str = "plain", arrays: dict[str, np.ndarray] | None = None) -> ReferenceRunner:
     return ReferenceRunner(
-        checkpoint(ARCHS[name], arrays), num_blocks=8, block_size=16, max_model_len=64
+        checkpoint(ARCHS[name], arrays), new_setup(num_blocks=8, block_size=16, max_model_len=64)
     )
 
 

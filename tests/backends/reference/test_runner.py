@@ -26,6 +26,7 @@ from tests.tiny import (
     Arrays,
     changed,
     checkpoint,
+    new_setup,
     plain_logits,
     random_arrays,
 )
@@ -43,9 +44,7 @@ TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(0, VOCA
 def make(arch: ModelArch, *, block_size: int = 4, arrays: Arrays | None = None) -> ReferenceRunner:
     return ReferenceRunner(
         checkpoint(arch, arrays),
-        num_blocks=NUM_BLOCKS,
-        block_size=block_size,
-        max_model_len=MAX_LEN,
+        new_setup(num_blocks=NUM_BLOCKS, block_size=block_size, max_model_len=MAX_LEN),
     )
 
 
@@ -112,7 +111,7 @@ def test_the_engines_length_chooses_the_rope(name: str) -> None:
     arch, tokens = ARCHS[name], TOKENS[:20]
     for max_len in (32, 33):
         runner = ReferenceRunner(
-            checkpoint(arch), num_blocks=5, block_size=4, max_model_len=max_len
+            checkpoint(arch), new_setup(num_blocks=5, block_size=4, max_model_len=max_len)
         )
         output = runner.execute(step(work(tokens, (0, 1, 2, 3, 4))))
         assert_near(output.logprobs[0][0], expected(name, tokens, max_len)[-1])
@@ -172,7 +171,9 @@ def test_a_prompt_longer_than_every_tile() -> None:
     """Queries attend 256 at a time, and logits of prompt_logprobs come 256 at a time."""
     arch = changed(PLAIN, windows=(None, 100))
     tokens = tuple(int(token) for token in np.random.default_rng(1).integers(0, VOCAB, 600))
-    runner = ReferenceRunner(checkpoint(arch), num_blocks=41, block_size=16, max_model_len=640)
+    runner = ReferenceRunner(
+        checkpoint(arch), new_setup(num_blocks=41, block_size=16, max_model_len=640)
+    )
     wanted = plain_logits(arch, random_arrays(arch), tokens, 640)
     wanted -= np.log(np.exp(wanted).sum(axis=1, keepdims=True))
     items = [
@@ -210,7 +211,7 @@ def test_attention_holds_little_at_once() -> None:
     """Neither the longest context, nor blocks reserved ahead, weigh on every sequence."""
     context = 1 << 15
     runner = ReferenceRunner(
-        checkpoint(PLAIN), num_blocks=context // 16, block_size=16, max_model_len=context
+        checkpoint(PLAIN), new_setup(num_blocks=context // 16, block_size=16, max_model_len=context)
     )
     table = tuple(range(context // 16))
     decodes = [work((1,), table, index=i) for i in range(200)]
@@ -391,9 +392,7 @@ def test_progress_reaches_the_files_size(name: str) -> None:
     seen: list[tuple[int, int]] = []
     ReferenceRunner(
         checkpoint(KINDS[name]),
-        num_blocks=1,
-        block_size=1,
-        max_model_len=2,
+        new_setup(num_blocks=1, block_size=1, max_model_len=2),
         progress=lambda done, total: seen.append((done, total)),
     )
     shapes = KINDS[name].matrix_shapes()

@@ -31,7 +31,7 @@ from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
-from tests.tiny import ARCHS, checkpoint
+from tests.tiny import ARCHS, checkpoint, new_setup
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOCAB = 410
@@ -219,9 +219,18 @@ def test_work_is_set_against_the_roof_of_what_it_multiplies(
 
 def test_experts_that_no_row_met_count_as_not_read(tmp_path: Path) -> None:
     runner = CpuRunner(
-        checkpoint(ARCHS["experts"]), dtype="f32", cache_dtype="f32", num_blocks=4, block_size=16,
-        max_model_len=64, max_num_batched_tokens=64, num_threads=1, kernel_cache=tmp_path,
-    )  # fmt: skip
+        checkpoint(ARCHS["experts"]),
+        new_setup(
+            dtype="f32",
+            kv_cache_dtype="f32",
+            num_blocks=4,
+            block_size=16,
+            max_model_len=64,
+            max_num_batched_tokens=64,
+            threads=1,
+        ),
+        kernel_cache=tmp_path,
+    )
     step = replace(EMPTY, work=(((0, 0), 3, 1),), sampled=((1,),))
     read = [runner.traffic(step, met)["linears"].read_bytes for met in (0, 4, 10, None)]
     runner.close()

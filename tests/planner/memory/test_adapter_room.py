@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_adapters_take_what_the_engine_leaves_for_them(base: Path, adapter: str)
     bare = Setup("auto", "int8", 16, usable_cpus(), 128, 256, 2048)
     steps = [
         BACKENDS["cpu"].footprint(checkpoint.arch, setup).step_bytes
-        for setup in (bare._replace(max_lora_rank=6), bare)
+        for setup in (replace(bare, max_lora_rank=6), bare)
     ]
     grown = line(found, "activations")[0] - line(without, "activations")[0]
     assert grown == steps[0] - steps[1] > 0

@@ -16,7 +16,6 @@ from pathlib import Path
 from ridgeline import __version__
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
-from ridgeline.engine_setup.build import setup_of
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.foresight.step_time.calibration import Calibration, read
@@ -96,8 +95,8 @@ def assume(
 
 def bytes_of(arch: ModelArch, config: EngineConfig) -> tuple[int, int]:
     """Return the bytes of all weights in memory, and of a token in the cache."""
-    setup = setup_of(config)._replace(groups=())  # in one group a token has all layers
-    footprint = BACKENDS[config.backend].footprint(arch, setup)
+    whole = replace(config, groups=())  # in one group a token has all layers
+    footprint = BACKENDS[config.backend].footprint(arch, whole)
     return config.weights_bytes, footprint.kv_bytes_per_token
 
 

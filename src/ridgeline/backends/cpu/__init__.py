@@ -11,6 +11,7 @@ them, with code for each kind of layer), ``threads``, ``compile``; then ``batch`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ridgeline.arch.model import ModelArch
@@ -60,20 +61,19 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
         raise ValueError(
             f"--block-size is {setup.block_size}: the cpu backend needs a multiple of {TOKENS}"
         )
-    if setup.num_threads > MOST_THREADS:
-        raise ValueError(
-            f"--threads is {setup.num_threads}: at most {MOST_THREADS} can work together"
-        )
-    dtype, cache_dtype = setup.dtype, setup.kv_cache_dtype
-    if cache_dtype == "int8-int4" and any(a.latent for a in arch.attentions):
+    if setup.threads > MOST_THREADS:
+        raise ValueError(f"--threads is {setup.threads}: at most {MOST_THREADS} can work together")
+    dtype, kv_cache_dtype = setup.dtype, setup.kv_cache_dtype
+    if kv_cache_dtype == "int8-int4" and any(a.latent for a in arch.attentions):
         raise ValueError("--kv-cache-dtype int8-int4: latent attention keeps no values; int8 runs")
-    return setup._replace(
+    return replace(
+        setup,
         dtype="int8-row" if dtype == "auto" and arch.reads_whole else dtype,
-        kv_cache_dtype=_cache_dtype(dtype, arch) if cache_dtype == "auto" else cache_dtype,
+        kv_cache_dtype=_kv_cache_dtype(dtype, arch) if kv_cache_dtype == "auto" else kv_cache_dtype,
     )
 
 
-def _cache_dtype(dtype: str, arch: ModelArch) -> str:
+def _kv_cache_dtype(dtype: str, arch: ModelArch) -> str:
     if dtype == "bf16" and arch.reads_whole:
         return "f16"
     return own_kv_dtype(dtype)
@@ -89,16 +89,7 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings)
     home = surroundings.home()
     return CpuRunner(
         checkpoint,
-        dtype=setup.dtype,
-        cache_dtype=setup.kv_cache_dtype,
-        num_blocks=setup.num_blocks,
-        block_size=setup.block_size,
-        max_model_len=setup.max_model_len,
-        max_num_batched_tokens=setup.max_num_batched_tokens,
-        num_threads=setup.num_threads,
-        max_rank=setup.max_lora_rank,
-        num_states=setup.num_states,
-        groups=setup.groups,
+        setup,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
         progress=surroundings.progress,

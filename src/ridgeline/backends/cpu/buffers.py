@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
@@ -19,6 +18,7 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.cache_places import part_bytes, put_places
 from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
+from ridgeline.backends.interface import Setup
 
 _WORD = {name: i for i, name in enumerate(ARGUMENTS)}
 # See ``emit.argmax``.
@@ -49,18 +49,13 @@ class Buffers:
         arch: ModelArch,
         sizes: Sizes,
         weights: Weights,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        rows: int,
-        num_threads: int,
-        groups: tuple[CacheGroup, ...],
+        setup: Setup,
     ) -> None:
         """Reserve memory, and point the arguments to it and to the weights."""
-        stride = scores_stride(max_model_len)
+        stride, rows = scores_stride(setup.max_model_len), setup.max_num_batched_tokens
+        num_threads, groups = setup.threads, setup.groups
         put_places(weights.layers, arch, sizes, groups)
-        shape = num_blocks, block_size // TOKENS, part_bytes(sizes, groups)
+        shape = setup.num_blocks, setup.block_size // TOKENS, part_bytes(sizes, groups)
         self.cache = aligned(shape, np.uint8)
         self.x = aligned((rows, sizes.hidden), np.float32)
         self.non_finite = np.zeros(rows, np.float32)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, one_group
+from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
 from ridgeline.backends.cpu.emit.argmax import BoundPruning
@@ -34,7 +34,7 @@ from ridgeline.backends.cpu.measure.cycles import Counters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
-from ridgeline.backends.interface import Held, Traffic
+from ridgeline.backends.interface import Held, Setup, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import Answer, Ask, Pick, answered, finish
 from ridgeline.backends.states import States
@@ -57,17 +57,8 @@ class CpuRunner:
     def __init__(
         self,
         checkpoint: Checkpoint,
+        setup: Setup,
         *,
-        dtype: str,
-        cache_dtype: str,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        num_threads: int,
-        max_rank: int = 0,
-        num_states: int = 0,
-        groups: tuple[CacheGroup, ...] = (),
         kernel_cache: Path,
         weights_cache: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -78,68 +69,51 @@ class CpuRunner:
 
         Args:
             checkpoint: the model.
-            dtype: auto, f32, bf16, int8, int8-row or int4.
-            cache_dtype: int8, int8-int4, f16 or f32.
-            num_blocks: blocks of the cache.
-            block_size: tokens per block, a multiple of 16.
-            max_model_len: longest sequence, tokens.
-            max_num_batched_tokens: longest step, tokens.
-            num_threads: threads, this one included.
-            max_rank: of adapters; 0 leaves them out.
-            num_states: slots for states of recurrent layers.
-            groups: of layers, each with a block table of its own; none is one of all layers.
+            setup: its block size is a multiple of 16.
             kernel_cache: directory for compiled kernels.
             weights_cache: directory for packed weights; None packs them each time.
             progress: told how many of how many bytes of the file are packed.
             announce: called before a compilation.
             say: told in a line what is wrong with a file that was kept.
         """
-        arch = checkpoint.arch
-        self.arch, self.num_blocks, self.block_size = arch, num_blocks, block_size
-        self.sizes = sizes = model_sizes(arch, dtype, cache_dtype, max_rank)
+        self.arch = arch = checkpoint.arch
+        self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
+        self.sizes = sizes = model_sizes(
+            arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank
+        )
         self.weights = load_weights(
-            checkpoint, sizes, dtype, max_model_len, weights_cache, progress, say
+            checkpoint, sizes, setup.dtype, setup.max_model_len, weights_cache, progress, say
         )
         kinds = self.weights.kinds
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
-        self._num_threads = num_threads
-        groups = groups or one_group(arch)
+        self._threads = setup.threads
+        groups = setup.groups or one_group(arch)
         self._windows = tuple(group.window for group in groups)
         self._has_unlike_records = has_unlike_records(sizes, groups)
-        self._slots = Slots(sizes, num_states)
+        self._slots = Slots(sizes, setup.num_states)
         self._done: Done | None = None
-        self._buffers = Buffers(
-            arch,
-            sizes,
-            self.weights,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            rows=max_num_batched_tokens,
-            num_threads=num_threads,
-            groups=groups,
-        )
+        self._buffers = Buffers(arch, sizes, self.weights, replace(setup, groups=groups))
         states = self._slots.states
         self._buffers.put(states=address(states), state_stride=states.strides[0])
         self.cache = self._buffers.cache
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
-        self._states = States(num_blocks, block_size, arch.hidden_size)
+        self._states = States(setup.num_blocks, setup.block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
         self._embed_norm = EmbeddingNorm(checkpoint) if arch.embed_norm else None
         positions = self.weights.positions if arch.position_rows else None
         self._first_inputs = FirstInputs(arch, positions, self._embed_norm)
         self._inputs = checkpoint.tensors.get("inputs")
-        self._adaptive_threads, self._pruning = AdaptiveThreads(num_threads), BoundPruning()
+        self._adaptive_threads, self._pruning = AdaptiveThreads(setup.threads), BoundPruning()
         self._start(kernels)
 
     def _start(self, kernels: Kernels) -> None:
         """Start the workers in these kernels."""
         self._kernels, self._run = kernels, kernels.function("run", 1)
         self._norm_rows = kernels.function("norm_rows", 4)
-        workers = Workers(kernels.function("worker", 2), self._args_address, self._num_threads)
+        workers = Workers(kernels.function("worker", 2), self._args_address, self._threads)
         # The workers must be gone before their code and memory are, also when Python ends.
         kept, sync = (kernels, self._buffers, self._slots), address(self._buffers.scratch["sync"])
         self.close = weakref.finalize(
@@ -156,7 +130,7 @@ class CpuRunner:
         self._buffers.scratch["sync"][:] = 0
         sizes, eps = replace(self.sizes, profiled=True), self.arch.norm_eps
         kernels = load_kernels(sizes, self.weights.kinds, eps, self._kernel_cache, announce)
-        self._counters = Counters(kernels.function("clock", 1), self._num_threads)
+        self._counters = Counters(kernels.function("clock", 1), self._threads)
         self._buffers.put(counters=self._counters.address)
         self._start(kernels)
         return self._counters
@@ -220,7 +194,7 @@ class CpuRunner:
     def _prepare(self, work: tuple[Work, ...]) -> Batch:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
-        num_threads = self._adaptive_threads.size if few else self._num_threads
+        num_threads = self._adaptive_threads.size if few else self._threads
         records = self.block_size // TOKENS
         batch = arrange(work, num_threads, self.sizes.tile, records, self._windows)
         if self._has_unlike_records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
@@ -21,21 +22,12 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     for flag, value in (("--dtype", setup.dtype), ("--kv-cache-dtype", setup.kv_cache_dtype)):
         if value not in ("auto", "f32"):
             raise ValueError(f"{flag} {value}: the reference backend has f32 only")
-    return setup._replace(dtype="f32", kv_cache_dtype="f32")
+    return replace(setup, dtype="f32", kv_cache_dtype="f32")
 
 
 def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> ReferenceRunner:
     """Decode the weights and allocate the cache."""
-    return ReferenceRunner(
-        checkpoint,
-        num_blocks=setup.num_blocks,
-        block_size=setup.block_size,
-        max_model_len=setup.max_model_len,
-        num_threads=setup.num_threads,
-        num_states=setup.num_states,
-        groups=setup.groups,
-        progress=surroundings.progress,
-    )
+    return ReferenceRunner(checkpoint, setup, surroundings.progress)
 
 
 def step_knots() -> tuple[int, ...]:

@@ -20,10 +20,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, one_group
+from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
-from ridgeline.backends.interface import Counters, Held, Traffic
+from ridgeline.backends.interface import Counters, Held, Setup, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.reference.cache import KeysAndValues
 from ridgeline.backends.reference.inputs import LayerInputs
@@ -71,27 +71,20 @@ class ReferenceRunner:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        num_threads: int | None = None,
-        num_states: int = 0,
-        groups: tuple[CacheGroup, ...] = (),
-        progress: Callable[[int, int], None] | None = None,
+        setup: Setup,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Decode the weights and allocate the cache, and ``num_states`` slots for states.
+        """Decode the weights and allocate the cache, and slots for states.
 
-        Each of ``groups`` of layers has a block table of its own; none is one of all layers.
         ``progress`` is told how many of how many bytes of the file's tensors are decoded.
         """
-        self.arch = checkpoint.arch
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self._num_threads = num_threads
+        self.arch, max_model_len = checkpoint.arch, setup.max_model_len
+        self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
+        self._threads = setup.threads
         from threadpoolctl import ThreadpoolController  # here: other backends start without
 
         self._blas = ThreadpoolController()
-        self._load(checkpoint, progress or (lambda done, total: None))
+        self._load(checkpoint, progress)
         ropes = [mixer.rope for mixer in self.arch.attentions]
         self._ropes = {  # cosines and sines
             rope: rope_tables(rope, max_model_len) for rope in dict.fromkeys(ropes) if rope
@@ -100,11 +93,11 @@ class ReferenceRunner:
         self._query_scales = {
             rope: query_scales(rope, max_model_len) for rope in self._ropes if rope.query_growth
         }
-        groups = groups or one_group(self.arch)
+        groups = setup.groups or one_group(self.arch)
         self._num_groups = len(groups)
-        self.cache = KeysAndValues(self.arch, num_blocks, block_size, groups)
-        self._recurrent = RecurrentStates(self.arch, num_states)
-        self._states = States(num_blocks, block_size, self.arch.hidden_size)
+        self.cache = KeysAndValues(self.arch, setup.num_blocks, setup.block_size, groups)
+        self._recurrent = RecurrentStates(self.arch, setup.num_states)
+        self._states = States(setup.num_blocks, setup.block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
@@ -115,7 +108,7 @@ class ReferenceRunner:
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""
         with (
-            self._blas.limit(limits=self._num_threads, user_api="blas"),
+            self._blas.limit(limits=self._threads, user_api="blas"),
             np.errstate(all="ignore"),  # a damaged row is found by its values, and fails alone
         ):
             self.cache.copy(step.copies)
@@ -142,7 +135,7 @@ class ReferenceRunner:
         sampling = Sampling(SamplingParams(), 0, ())
         work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), (), state=0)
         work = work._replace(others=tuple(others))
-        with self._blas.limit(limits=self._num_threads, user_api="blas"), np.errstate(all="ignore"):
+        with self._blas.limit(limits=self._threads, user_api="blas"), np.errstate(all="ignore"):
             hidden = self._forward((work,))[0]
             self._recurrent.end()
             return self._logits(hidden)

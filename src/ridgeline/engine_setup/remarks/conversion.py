@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.backends import BACKENDS
-from ridgeline.engine_setup.build import setup_of
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
 
@@ -53,8 +52,7 @@ def conversion_line(model: str, checkpoint: Checkpoint, config: EngineConfig) ->
     has = checkpoint.quantization or ", ".join(few)
     converted = [name for name in types if name in _BECOME]
     kind = _becomes(converted, config)
-    setup = setup_of(config)
-    in_memory = sum(BACKENDS[config.backend].packed_bytes(checkpoint, setup).values())
+    in_memory = sum(BACKENDS[config.backend].packed_bytes(checkpoint, config).values())
     smaller = ""
     if few and not checkpoint.quantization and config.dtype in ("auto", "int8"):
         smaller = "; --dtype int4 takes less, and loses more"

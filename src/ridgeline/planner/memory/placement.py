@@ -175,7 +175,7 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
         dtype=wishes.dtype,
         kv_cache_dtype=wishes.kv_cache_dtype,
         block_size=setting.block_size,
-        num_threads=usable_cpus(),
+        threads=usable_cpus(),
         max_model_len=setting.context,
         max_num_seqs=min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
         max_num_batched_tokens=setting.max_num_batched_tokens,

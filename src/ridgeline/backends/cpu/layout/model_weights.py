@@ -119,7 +119,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     sizes = model_sizes(arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank)
     per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
     local_bytes = sizes.local_bytes(scores_stride(setup.max_model_len))
-    step_bytes = setup.max_num_batched_tokens * per_row + setup.num_threads * local_bytes
+    step_bytes = setup.max_num_batched_tokens * per_row + setup.threads * local_bytes
     if arch.has_head:
         step_bytes += max(setup.max_num_seqs, PROMPT_ROWS) * logits_stride(arch.vocab_size)
         step_bytes += PRUNED_ROWS * sizes.proxy_stride

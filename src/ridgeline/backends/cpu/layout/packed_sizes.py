@@ -32,9 +32,9 @@ _PARTS = {
 }  # fmt: skip
 
 
-def packed_bytes(checkpoint: Checkpoint, dtype: str, cache_dtype: str) -> dict[str, int]:
+def packed_bytes(checkpoint: Checkpoint, dtype: str, kv_cache_dtype: str) -> dict[str, int]:
     """Return the bytes of the arrays that ``load.load_weights`` makes, by part of the model."""
-    arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, cache_dtype)
+    arch, sizes = checkpoint.arch, model_sizes(checkpoint.arch, dtype, kv_cache_dtype)
     embedding = arch.vocab_size * sizes.hidden * np.dtype(embedding_type(dtype)).itemsize
     by_part = {"embedding": embedding, "attention": 0, "MLP": 0, "norms": 0}
     by_part |= {"recurrent": 0} if sizes.recurrence else {}
