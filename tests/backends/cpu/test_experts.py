@@ -15,7 +15,7 @@ from tests.tiny import ARCHS, checkpoint
 __all__ = ["make"]  # a fixture
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2])
 def test_no_more_experts_are_read_than_rows_meet(
     make: Make, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
