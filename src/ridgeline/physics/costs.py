@@ -12,11 +12,9 @@ values of the positions before are in the cache. Decoding is a chunk of one toke
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
+from ridgeline.arch.model import Attention, ModelArch
 from ridgeline.arch.recurrent import Recurrent, num_matrix_weights
 
 STATE_VALUE_BYTES = 4  # of recurrent layers: always float32
@@ -38,35 +36,6 @@ class Features(NamedTuple):
     num_rows: int
     num_positions: float
     num_pairs: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What one step computes and moves.
-
-    Attributes:
-        flops: of all matrix products.
-        weight_bytes: weights read; each once, however many tokens share it.
-        kv_read_bytes: keys and values that attention reads, once per chunk and layer.
-        kv_write_bytes: keys and values of the new tokens.
-        state_bytes: states of recurrent layers, read and written once per chunk.
-    """
-
-    flops: int
-    weight_bytes: int
-    kv_read_bytes: int
-    kv_write_bytes: int
-    state_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes read and written together."""
-        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.state_bytes
-
-    @property
-    def flops_per_byte(self) -> float:
-        """Arithmetic intensity; nan for a step without work."""
-        return self.flops / self.total_bytes if self.total_bytes else math.nan
 
 
 def weight_params(arch: ModelArch) -> int:
@@ -154,7 +123,7 @@ def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> 
     if not attention.causal:
         keys = num_tokens * min(start + num_tokens, 2 * (window or start + num_tokens) - 1)
         return per_key * keys
-    keys = _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
+    keys = visible_keys(start + num_tokens, window) - visible_keys(start, window)
     return per_key * keys
 
 
@@ -163,57 +132,7 @@ def head_flops(arch: ModelArch, num_rows: int) -> int:
     return 2 * num_rows * arch.vocab_size * arch.hidden_size
 
 
-def step_cost(
-    arch: ModelArch,
-    work: Sequence[tuple[int, int, int]],
-    bytes_per_weight: float,
-    bytes_per_kv_value: float,
-) -> StepCost:
-    """Return the cost of one step.
-
-    Args:
-        arch: the model.
-        work: per sequence (start, num_tokens, rows of logits computed).
-        bytes_per_weight: may be a fraction.
-        bytes_per_kv_value: bytes of one channel of a cached key or value.
-    """
-    num_tokens = sum(count for _, count, _ in work)
-    num_rows = sum(rows for _, _, rows in work)
-    embedding_params = arch.vocab_size * arch.hidden_size
-    num_embeddings = 1 if arch.tied_embeddings else 2
-    params_read = num_tokens * arch.hidden_size  # of the embedding, one row per token
-    if num_tokens:
-        of_inputs = arch.num_layers * arch.input_size  # the same
-        params_read += (num_tokens - arch.vocab_size) * of_inputs
-        params_read += weight_params(arch) - num_embeddings * embedding_params
-        params_read -= round(
-            sum(_unmet_params(arch, layer.ffn, num_tokens) for layer in arch.layers)
-        )
-    if num_rows:
-        params_read += embedding_params  # the head
-    return StepCost(
-        flops=linear_flops(arch, num_tokens)
-        + recurrent_flops(arch, num_tokens)
-        + head_flops(arch, num_rows)
-        + sum(attention_flops(arch, start, count) for start, count, _ in work),
-        weight_bytes=round(params_read * bytes_per_weight),
-        kv_read_bytes=sum(
-            kv_read_bytes(arch, start, count, bytes_per_kv_value) for start, count, _ in work
-        ),
-        kv_write_bytes=num_tokens * kv_bytes_per_token(arch, bytes_per_kv_value),
-        state_bytes=2 * len(work) * state_bytes_per_seq(arch),
-    )
-
-
-def _unmet_params(arch: ModelArch, ffn: Mlp | Experts, num_tokens: int) -> float:
-    """Return the weights of a layer's experts that none of the tokens is expected to meet."""
-    if isinstance(ffn, Mlp):
-        return 0.0
-    matrices = 3 if ffn.gated else 2
-    return (ffn.num - ffn.expected_met(num_tokens)) * matrices * ffn.size * arch.hidden_size
-
-
-def _visible_keys(num_tokens: int, window: int | None) -> int:
+def visible_keys(num_tokens: int, window: int | None) -> int:
     """Return the sum over a sequence's first tokens of the keys each sees: 1, 2, ... window."""
     growing = num_tokens if window is None else min(num_tokens, window)
     return growing * (growing + 1) // 2 + (num_tokens - growing) * (window or 0)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ridgeline.physics.costs import Features
+from ridgeline.physics.costs import STATE_VALUE_BYTES, Features
 from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, Shape
@@ -28,7 +28,6 @@ _OTHER = "other"  # the row that says how far servers may be off to which nothin
 OLDER = "trtllm-0.6.1"  # whose constants are taken for engines to which nothing was fitted
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
-_STATE_BYTES = 4  # states of sequences are kept in f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) 
         row_flops=row_flops,
         pair_flops=sum(_pair_flops(layer.matrices, tp) for layer in shape.layers),
         position_bytes=sum(cache.values_per_token(tp) for cache in caches) * kv_value_bytes,
-        seq_bytes=2 * _STATE_BYTES * states,
+        seq_bytes=2 * STATE_VALUE_BYTES * states,
         windows=_windows(shape),
     )
 

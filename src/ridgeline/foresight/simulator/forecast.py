@@ -23,8 +23,8 @@ from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import StepOutput
-from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import of_step
 
 _NEVER = 1 << 62
@@ -206,19 +206,11 @@ def _scheduler(state: State) -> Scheduler:
 
     It keeps no states: how much a checkpoint saves is in what the cache is said to hold.
     """
-    settings, fresh = state.settings, count()
-    kv = KVCache(
-        settings.num_blocks,
-        settings.block_size,
-        enable_prefix_caching=settings.enable_prefix_caching,
+    fresh = count()
+    return new_scheduler(
+        state.settings,
+        keeps_states=False,
         hash_block=lambda parent, tokens: b"%d" % next(fresh),  # no two contents are the same
-        windows=settings.windows,
-    )
-    return Scheduler(
-        kv,
-        POLICIES[settings.policy],
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
     )
 
 

@@ -13,17 +13,16 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import new_states
 from ridgeline.core.fold import abort, commit
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import EngineRecord
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
-from ridgeline.core.scheduling.speculate import Drafter, Guess, Speculation
+from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import SeqId, Step, StepOutput, Work
-from ridgeline.decoding.policies import POLICIES
 from ridgeline.decoding.search import new_search
+from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
 
 Json = Mapping[str, Any]
 
@@ -99,8 +98,9 @@ def replay(records: Iterable[Json]) -> Replay:
         if engine["type"] != "engine":
             raise ValueError("this is not a trace: its first line does not describe an engine")
         recorded_drafts = _Recorded()
-        scheduler = _scheduler(engine, recorded_drafts)
-        requests = dict(_requests(engine, others))
+        settings = engine_of(engine)
+        scheduler = new_scheduler(settings, speculation=Speculation(recorded_drafts))
+        requests = dict(_requests(settings, others))
         steps = [record for record in others if record["type"] == "step"]
         for number, record in enumerate(steps):
             if any(request_id not in requests for request_id in record["arrived"]):
@@ -118,24 +118,7 @@ def replay(records: Iterable[Json]) -> Replay:
     return Replay(len(steps), len(requests), None, None)
 
 
-def _scheduler(engine: Json, drafter: Drafter) -> Scheduler:
-    kv = KVCache(
-        engine["num_blocks"],
-        engine["block_size"],
-        enable_prefix_caching=engine["enable_prefix_caching"],
-        states=new_states(engine["max_num_seqs"], engine.get("num_checkpoints")),
-        windows=tuple(engine.get("windows", (None,))),
-    )
-    return Scheduler(
-        kv,
-        POLICIES[engine["policy"]],
-        max_num_batched_tokens=engine["max_num_batched_tokens"],
-        max_num_seqs=engine["max_num_seqs"],
-        speculation=Speculation(drafter),
-    )
-
-
-def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Request]]:
+def _requests(engine: EngineRecord, records: Iterable[Json]) -> Iterable[tuple[int, Request]]:
     """Yield the recorded requests, ready to run again."""
     for record in (record for record in records if record["type"] == "request"):
         ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
@@ -146,8 +129,8 @@ def _requests(engine: Json, records: Iterable[Json]) -> Iterable[tuple[int, Requ
                 record["request_id"],
                 tuple(record["prompt_token_ids"]),
                 params_of(record["params"]),
-                eos_ids=tuple(engine["eos_ids"]),
-                max_model_len=engine["max_model_len"],
+                eos_ids=engine.eos_ids,
+                max_model_len=engine.max_model_len,
                 new_text=partial(next, iter(texts), _Ends(None)),
                 cache_root=bytes.fromhex(record["cache_root"]),
                 owner=record.get("owner", ""),

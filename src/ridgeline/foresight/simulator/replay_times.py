@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, StepRecord, to_json
 from ridgeline.foresight.simulator.replay import params_of
 from ridgeline.foresight.simulator.run import Asked, Clock, new_replica
+from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.physics.costs import Features
 
@@ -67,12 +67,7 @@ def settings_of(records: Sequence[Json]) -> EngineRecord:
     engine = next((record for record in records if record.get("type") == "engine"), None)
     if engine is None:
         raise ValueError("this is not a trace: none of its lines describes an engine")
-    try:
-        values = {field.name: engine[field.name] for field in fields(EngineRecord)}
-    except KeyError as error:
-        raise ValueError(f"this is not a trace of this version: {error} is missing") from None
-    lists = ("eos_ids", "windows")
-    return EngineRecord(**(values | {name: tuple(engine[name]) for name in lists}))
+    return engine_of(engine)
 
 
 def asked_in(records: Iterable[Json]) -> dict[int, Asked]:

@@ -18,19 +18,16 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
-from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import new_states
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.request import Sequence, Text
 from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
-from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.drafts import Drafter, Drafts
+from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import Windows, of_step
 from ridgeline.physics.costs import Features
 
@@ -428,28 +425,14 @@ def new_replica(
 
     Without one no record of a step is made, which takes a tenth of the time.
     """
-    kv = KVCache(
-        settings.num_blocks,
-        settings.block_size,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        states=new_states(settings.max_num_seqs, settings.num_checkpoints),
-        windows=settings.windows,
-    )
     eos_ids = settings.eos_ids or (_END,)
     runner = VirtualRunner(clock, times, eos_ids[0])
     speculation = None
     if drafts is not None:
         drafter = Drafter(drafts.acceptance, runner.foretell)
         speculation = Speculation(drafter, most=drafts.most)
-    scheduler = Scheduler(
-        kv,
-        POLICIES[settings.policy],
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        speculation=speculation,
-    )
     engine = Engine(
-        scheduler,
+        new_scheduler(settings, speculation=speculation),
         runner,
         clock,
         max_model_len=settings.max_model_len,

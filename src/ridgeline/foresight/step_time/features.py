@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.arch.model import ModelArch
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, sampled_from
-from ridgeline.physics.costs import Features
+from ridgeline.physics.costs import Features, visible_keys
 
 Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
 
@@ -70,14 +70,8 @@ def _features(items: Iterable[tuple[int, int, int]], windows: Windows) -> Featur
     for window, part in windows:
         for start, count, _ in items:
             seen += part * (min(start, window - 1) + count)
-            looked += part * (_visible(start + count, window) - _visible(start, window))
+            looked += part * (visible_keys(start + count, window) - visible_keys(start, window))
     return Features(tokens, seqs, rows, seen, looked)
-
-
-def _visible(num_tokens: int, window: int) -> int:
-    """Return the sum over a sequence's first tokens of the keys each sees: 1, 2, ... window."""
-    growing = min(num_tokens, window)
-    return growing * (growing + 1) // 2 + (num_tokens - growing) * window
 
 
 @dataclass(frozen=True, slots=True)
