@@ -160,7 +160,7 @@ def test_a_trace_that_ends_early_is_replayed_as_far_as_it_goes() -> None:
         ([], "not a trace"),
         ([{"type": "step"}], "does not describe an engine"),
         ([{"kind": "engine"}], "'type'"),
-        ([{"type": "engine", "policy": "splitfuse"}], "'num_blocks'"),
+        ([{"type": "engine", "policy": "splitfuse"}], "'block_size' is missing"),
     ],
 )
 def test_what_is_no_trace_is_refused(records: list[Json], words: str) -> None:
