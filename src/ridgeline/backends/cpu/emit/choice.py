@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     Function,
@@ -18,7 +19,7 @@ from ridgeline.backends.cpu.emit.ir import (
     select,
 )
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.cpu.layout.networks import Experts
+from ridgeline.backends.cpu.layout.feed_forward import choice_bytes, route_stride
 
 _TAKEN = -1e30  # below every product; its exponential is 0
 
@@ -64,8 +65,8 @@ def take_one_by_one(
     ``visible`` returns 16 of the products that are there. ``choice`` is room for all of them, and
     for those of experts that are left.
     """
-    row_bytes, zero = fn.i64(experts.route_stride), fn.lanes(F32, [0.0] * 16)
-    left, whole = choice + experts.route_stride, fn.var(zero)
+    row_bytes, zero = fn.i64(route_stride(experts)), fn.lanes(F32, [0.0] * 16)
+    left, whole = choice + route_stride(experts), fn.var(zero)
     with fn.loop(row_bytes, step=64) as at:
         product = visible(at)
         whole.set(whole.get() + product * 0.0)
@@ -94,8 +95,8 @@ def take_one_by_one(
 def _limit_to_groups(fn: Function, choice: Value, experts: Experts) -> None:
     """Leave minus infinity at ``choice`` for experts of groups that are not met."""
     size, least = experts.num // experts.num_groups, -math.inf
-    of_groups = choice + experts.route_stride
-    is_met = of_groups + (experts.choice_bytes - experts.route_stride) // 2
+    of_groups = choice + route_stride(experts)
+    is_met = of_groups + (choice_bytes(experts) - route_stride(experts)) // 2
     with fn.loop(experts.num_groups) as group:
         best, second = (fn.var(fn.value(least, F32)) for _ in range(2))
         with fn.loop(size) as i:

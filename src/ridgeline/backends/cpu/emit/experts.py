@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import Thread
 from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
@@ -17,8 +18,8 @@ from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward, is_limited, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
-from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
 
 ROUTE = Kernel("route", ("x", "router", "bias", "size", "out", "choice"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))
@@ -35,7 +36,7 @@ def emit_experts(module: object, ffns: Sequence[FeedForward]) -> None:
     for number, ffn in enumerate(ffns):
         if ffn.experts:
             _emit_route(module, ffn.experts, number)
-    if any(ffn.experts and ffn.experts.dense_gated for ffn in ffns):
+    if any(ffn.experts and ffn.experts.shared_gated for ffn in ffns):
         _emit_share(module)
     if any(ffn.experts and ffn.experts.own_scales for ffn in ffns):
         _emit_own_scales(module)
@@ -105,7 +106,7 @@ def _emit_route(module: object, experts: Experts, number: int) -> None:
         fn.store(dot, out + e * 4, 4)
     lanes = fn.lanes(I32, list(range(16)))
     highest = fn.var(fn.lanes(F32, [-math.inf] * 16))
-    row_bytes = experts.route_stride
+    row_bytes = route_stride(experts)
 
     def visible(at: Value) -> Value:
         index = lanes + (at >> 2).signed(I32).splat(16)
@@ -126,7 +127,7 @@ def _emit_route(module: object, experts: Experts, number: int) -> None:
         top = highest.get().reduce(maximum).splat(16)
         with fn.loop(fn.i64(row_bytes), step=64) as at:
             fn.store(exp(visible(at) - top), out + at, 4)
-    if experts.is_limited:
+    if is_limited(experts):
         choose_limited(fn, out, bias, choice, experts)
     else:
         _choose(fn, out, experts)
@@ -164,9 +165,9 @@ def routed(
     What experts read is in the activations "in" already, or made of ``x``.
     """
     fn, size = thread.fn, thread.sizes.hidden
-    out = getattr(thread, scope)("routes") + row * experts.route_stride
+    out = getattr(thread, scope)("routes") + row * route_stride(experts)
     reads = thread.floats("in", row, scope)
-    if experts.dense_apart:
+    if experts.beside:
         reads = thread.local("rotated")
         row_parts.only_norm(thread, layer, "router_norm", x, reads)
     bias = layer["choice_bias" if experts.choice_bias else "router_bias"]
@@ -176,13 +177,13 @@ def routed(
     )  # fmt: skip
     if experts.own_scales:
         _OWN_SCALES.call(fn, routes=out, scales=layer["expert_scales"], count=experts.num)
-    if experts.dense_gated:
+    if experts.shared_gated:
         _SHARE.call(
             fn, x=reads, weights=layer["shared_scale"], size=size, out=out + experts.num * 4
         )
-    elif experts.dense:
+    elif experts.shared or experts.beside:
         fn.store(fn.value(1.0, F32), out + experts.num * 4, 4)
-    if experts.dense_apart:
+    if experts.beside:
         row_parts.norm(thread, layer, "experts_norm", x, row, scope, ())
 
 
@@ -196,13 +197,13 @@ def joined(
     fn, experts, size = thread.fn, thread.kind.ffn.experts, thread.sizes.hidden
     assert experts is not None
     out = thread.local("joined")
-    if experts.dense_apart:
+    if experts.beside:
         dense, made = thread.local("rotated"), dense
         row_parts.only_norm(thread, layer, "experts_post_norm", sums, out)
         row_parts.only_norm(thread, layer, "beside_post_norm", made, dense)
     else:
         COPY.call(fn, x=out, y=sums, size=size)
-    weights = getattr(thread, scope)("routes") + row * experts.route_stride
+    weights = getattr(thread, scope)("routes") + row * route_stride(experts)
     _ADD_WEIGHTED.call(fn, x=out, y=dense, weight=weights + experts.num * 4, size=size)
     return out
 
@@ -251,9 +252,9 @@ def met_experts(
             at, width = first * (TILE * 4), (end - first) * TILE
             with fn.loop(count) as j:
                 m = thread.index(thread.local("picked") + j * 4)
-                weight = routes + m * experts.route_stride + e * 4
+                weight = routes + m * route_stride(experts) + e * 4
                 if experts.scales_input:  # then the dense network's weight is 1, and this one too
-                    weight = routes + m * experts.route_stride + experts.num * 4
+                    weight = routes + m * route_stride(experts) + experts.num * 4
                 parts = [thread.local("expert_y") + j * y_stride]
                 if experts.bias:
                     parts.append(layer["down_bias"] + e * y_stride)
@@ -273,7 +274,7 @@ def _gather(thread: Thread, weights: Value, num_rows: Value, scope: str) -> Valu
     assert experts is not None
     count = fn.var(fn.i64(0))
     with fn.loop(num_rows) as m:
-        weight = fn.load(weights + m * experts.route_stride, F32, 4)
+        weight = fn.load(weights + m * route_stride(experts), F32, 4)
         with fn.when(weight.equals(0.0).equals(0)):
             j = count.get()
             fn.store(m.signed(I32), thread.local("picked") + j * 4, 4)
@@ -323,7 +324,7 @@ def _inner_values(
             row = thread.index(thread.local("picked") + m * 4)
             for target in (gate, up):
                 _SCALE.call(
-                    fn, x=target + at, weight=weights + row * ffn.experts.route_stride, size=size
+                    fn, x=target + at, weight=weights + row * route_stride(ffn.experts), size=size
                 )
         if whole_rows:
             row_parts.gate(thread, layer, of_expert, gate + at, up + at, gate + at, size, ffn)

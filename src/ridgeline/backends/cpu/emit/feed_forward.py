@@ -15,8 +15,8 @@ from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
 from ridgeline.backends.cpu.emit.prefetch import next_address, next_share
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.networks import FeedForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ def networks(thread: Thread) -> tuple[Network | None, Network | None, Network | 
     kind = thread.kind
     own = None if kind.ffn.experts else Network(kind.ffn)
     dense = None
-    if kind.ffn.experts and kind.ffn.experts.dense:
-        group = "dense" if kind.ffn.experts.dense_apart else "in"
-        dense = Network(kind.ffn.experts.dense, "dense_", group)
+    if kind.ffn.experts and kind.ffn.dense:
+        group = "dense" if kind.ffn.experts.beside else "in"
+        dense = Network(kind.ffn.dense, "dense_", group)
     return own, dense, Network(kind.input, "input_") if kind.input else None
 
 

@@ -35,7 +35,7 @@ def after_attention(
         return
     experts = thread.kind.ffn.experts
     if not thread.kind.is_parallel:
-        group = "dense" if experts and experts.dense_apart else "in"
+        group = "dense" if experts and experts.beside else "in"
         norm(thread, layer, "mlp_norm", x, row, scope, readers, group)
     if experts:
         routed(thread, layer, experts, x, row, scope)

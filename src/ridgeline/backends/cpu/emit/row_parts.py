@@ -11,8 +11,8 @@ from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import expand, shrink
 from ridgeline.backends.cpu.emit.rows import ADD, COPY, GATE, NORM
 from ridgeline.backends.cpu.emit.rows import quantise as quantise_kernel
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
-from ridgeline.backends.cpu.layout.networks import FeedForward
 
 
 def norm(

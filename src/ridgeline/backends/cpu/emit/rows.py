@@ -26,8 +26,8 @@ from ridgeline.backends.cpu.emit.ir import (
     vec,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, MAX_ROTATED, TILE
-from ridgeline.backends.cpu.layout.networks import FeedForward
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
 
 FLOATS = vec(F32, 16)

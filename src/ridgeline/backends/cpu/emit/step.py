@@ -305,7 +305,7 @@ def _add_made(
     """Add to a row of x what the feed-forward network made of it, or experts and what is beside."""
     experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
     x_at, made = x + at, (sums if experts else y) + at
-    if experts and experts.dense:
+    if thread.kind.ffn.dense:
         made = joined(thread, layer, made, y + at, row, scope)
     row_parts.add(thread, layer, "mlp", x_at, made)
 

@@ -394,9 +394,9 @@ def file_names(kind: LayerKind) -> dict[str, str]:
     """Return the canonical names of matrices that have others in a layer's words."""
     experts = kind.ffn.experts
     names = {"input_down": "input_proj"}
-    if experts and experts.dense:
-        of_dense = "beside" if experts.dense_apart else "shared"
-        names |= {f"dense_{name}": f"{of_dense}_{name}" for name in (*experts.dense.inner, "down")}
+    if experts and kind.dense:
+        of_dense = "beside" if experts.beside else "shared"
+        names |= {f"dense_{name}": f"{of_dense}_{name}" for name in (*kind.dense.inner, "down")}
     return names
 
 

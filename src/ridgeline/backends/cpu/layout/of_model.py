@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.arch import model as arch_parts
-from ridgeline.arch.model import Layer, ModelArch
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.recurrent import Delta, Ssm
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
-from ridgeline.backends.cpu.layout.networks import Experts, FeedForward
 from ridgeline.backends.cpu.layout.pack import padded
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
@@ -56,7 +55,7 @@ def _kind(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> LayerKind:
     of_input = None
     if layer.input_size:
         size = padded(layer.input_size)
-        of_input = FeedForward(size, layer.ffn.activation, given=True)
+        of_input = FeedForward(Mlp(size, layer.ffn.activation), given=True)
     return LayerKind(
         hidden=padded(arch.hidden_size),
         heads=_heads(arch, layer, cache, dtype),
@@ -81,34 +80,18 @@ def _recurrence(arch: ModelArch, layer: Layer) -> Recurrence | None:
 
 def _has_bias(layer: Layer) -> bool:
     """Return whether what the mixer adds to the residual stream has a bias."""
-    if isinstance(layer.mixer, arch_parts.Attention):
+    if isinstance(layer.mixer, Attention):
         return layer.mixer.o_bias
     return not isinstance(layer.mixer, Delta) and layer.mixer.bias
 
 
-def _feed_forward(ffn: arch_parts.Mlp | arch_parts.Experts) -> FeedForward:
-    feed_forward = FeedForward(padded(ffn.size), ffn.activation, ffn.gated, ffn.bias)
-    if isinstance(ffn, arch_parts.Mlp):
-        return replace(feed_forward, gate_scale=ffn.gate_scale, out_scale=ffn.out_scale)
-    dense = ffn.shared or ffn.beside
-    experts = Experts(
-        num=ffn.num,
-        per_token=ffn.per_token,
-        normalised=ffn.normalised,
-        scale=ffn.scale,
-        bias=ffn.bias,
-        own_scales=ffn.own_scales,
-        dense=_feed_forward(dense) if dense else None,
-        dense_gated=ffn.shared_gated,
-        dense_apart=ffn.beside is not None,
-        router=ffn.router,
-        choice_bias=ffn.choice_bias,
-        num_groups=ffn.num_groups,
-        groups_met=ffn.groups_met,
-        jitter=ffn.jitter,
-        scales_input=ffn.scales_input,
-    )
-    return replace(feed_forward, experts=experts)
+def _feed_forward(ffn: Mlp | Experts) -> FeedForward:
+    if isinstance(ffn, Experts):
+        shared, beside = (
+            one and replace(one, size=padded(one.size)) for one in (ffn.shared, ffn.beside)
+        )
+        ffn = replace(ffn, shared=shared, beside=beside)
+    return FeedForward(replace(ffn, size=padded(ffn.size)))
 
 
 def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
@@ -174,7 +157,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         return "a state and norms elsewhere than before"
     if mixer is None:
         return ""
-    experts = ffn if isinstance(ffn, arch_parts.Experts) else None
+    experts = ffn if isinstance(ffn, Experts) else None
     dense = [one for one in (experts.shared, experts.beside) if one] if experts else []
     has_post_norm = "attn_post_norm" in layer.norm_names
     reads = None if mixer.kv_of is None else arch.layers[mixer.kv_of]
@@ -189,7 +172,7 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         "gated attention beside a state": keeps and mixer.gated,
         "a scale of what attention reads": mixer.in_scale != 1.0 and not is_plain,
         "a bias before a scale": (mixer.o_bias and mixer.out_scale != 1.0)
-        or (isinstance(ffn, arch_parts.Mlp) and ffn.bias and ffn.out_scale != 1.0),
+        or (isinstance(ffn, Mlp) and ffn.bias and ffn.out_scale != 1.0),
         "a bias before a norm behind": has_post_norm and (mixer.o_bias or ffn.bias),
         "slopes and sight of what follows": mixer.slopes and not mixer.causal,
         "biases by distance, and heads that share keys": mixer.bias_buckets

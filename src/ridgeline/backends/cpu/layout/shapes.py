@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
+from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.latent import LatentHeads
-from ridgeline.backends.cpu.layout.networks import FeedForward
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
 
 TOKENS = 16  # per record
@@ -255,7 +255,7 @@ class LayerKind:
     @property
     def dense(self) -> FeedForward | None:
         """The dense network beside experts, if there is one."""
-        return self.ffn.experts.dense if self.ffn.experts else None
+        return self.ffn.dense
 
     def inputs(self, matrix: str) -> int:
         """Return the padded width of what a matrix of a layer reads."""
@@ -444,9 +444,9 @@ class Sizes:
         experts = [ffn.experts for ffn in self.all_ffns if ffn.experts]
         if not experts:
             return {}
-        strides = [one.route_stride for one in experts]
-        dense = {"joined": self.hidden * 4} if any(one.dense for one in experts) else {}
-        if any(one.dense_apart for one in experts):
+        strides = [route_stride(one) for one in experts]
+        dense = {"joined": self.hidden * 4} if any(kind.dense for kind in self.kinds) else {}
+        if any(one.beside for one in experts):
             dense |= {
                 "dense_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
                 "dense_values": ROW_BLOCK * self.value_stride,
@@ -454,7 +454,7 @@ class Sizes:
             }
         return dense | {
             "routes": ROW_BLOCK * max(strides),
-            "choice": max(one.choice_bytes for one in experts),
+            "choice": max(choice_bytes(one) for one in experts),
             "picked": ROW_BLOCK * 4,
             "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
             "gathered_values": ROW_BLOCK * self.value_stride,
