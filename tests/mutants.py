@@ -30,9 +30,9 @@ NEEDED = (
     *PLANNER_TESTS,
     *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py"),
     *("tests/data/configs.json", "tests/data/decisions.json"),
-    *("tests/physics/__init__.py", "tests/physics/published.py", "tests/planner/__init__.py"),
+    *("tests/physics/__init__.py", "tests/physics/published.py", "tests/physics/stored.py"),
     *("tests/foresight/__init__.py", "tests/foresight/explain/__init__.py"),
-    "tests/foresight/runs.py",
+    *("tests/foresight/runs.py", "tests/planner/__init__.py"),
 )
 WORKERS = 2
 
