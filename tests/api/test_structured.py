@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -195,10 +195,17 @@ BOMBS: dict[str, dict[str, Any]] = {
 }
 
 
+def cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_bomb_goes_off(plain: LLM, name: str) -> None:
-    """It is refused within seconds, or compiles and then ends or fails alone."""
-    begin_s, refusal = time.monotonic(), ""
+    """It is refused within seconds, or compiles and then ends or fails alone.
+
+    Seconds of processors, of processes that have ended too: those of others do not count.
+    """
+    begin_s, refusal = cpu_s(), ""
     neighbour = replace(SAMPLED, seed=3, max_tokens=8, ignore_eos=True)
     try:
         bomb = replace(SAMPLED, structured_outputs=BOMBS[name], max_tokens=8)
@@ -208,7 +215,7 @@ def test_no_bomb_goes_off(plain: LLM, name: str) -> None:
     except ValueError as error:
         refusal = str(error)
     assert len(refusal) < 400
-    assert time.monotonic() - begin_s < 20  # of which a refusal takes 2 on a quiet machine
+    assert cpu_s() - begin_s < 20  # of which a refusal takes 2
     assert_idle(plain)
     (good,) = plain.generate(
         "x", replace(SAMPLED, structured_outputs={"choice": ["still", "well"]})

@@ -5,7 +5,6 @@ Speed is never asserted tightly: a busy machine must not fail these.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,7 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
     seen: list[tuple[int, int]] = []
     with LLM(model, threads=1, kv_cache_memory="1MiB") as llm:
         listeners, speculation = list(llm.engine.listeners), llm.engine.scheduler.speculation
-        begin_s = time.monotonic()
         found = calibrate(llm, 2.0, lambda done, total: seen.append((done, total)))
-        assert time.monotonic() - begin_s < 10
         assert llm.engine.listeners == listeners
         assert llm.engine.scheduler.speculation is speculation
         assert not llm.engine.has_work()
@@ -40,6 +37,8 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
         path.write_text(path.read_text().replace('"threads":1', '"threads":[]'))
         assert known(tmp_path, llm.path, llm.arch, llm.config).source == "assumed"
     assert seen[0] == (0, 2)
+    assert seen[-1] == (2, 2)  # it looks at the clock before each shape, and begins none after that
+    assert seen.count((2, 2)) < 0.9 * len(seen)
     assert found.source == "measured"
     assert found.step_error is not None
     tokens = {sample.features.num_tokens for sample in found.samples}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.step import Step
+from ridgeline.foresight.simulator.forecast import forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.server.deadlines.prediction_sampling import EVERY, Arrivals
 from tests.server.serving import Served, eventually, serving
@@ -159,12 +160,23 @@ def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "ridgeline.server.deadlines.prediction_sampling._REST_S", 0.3
     )  # a hundred of these
+    ended = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        try:
+            found = forecast(*arguments, **named)
+        except Exception:
+            ended.append("given up")
+            raise
+        ended.append("whole")
+        return found
+
+    monkeypatch.setattr("ridgeline.server.deadlines.prediction_sampling.forecast", watched)
     arrivals = Arrivals(knowing.running.bridge, knowing.running.score, every=1)
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy
-    began_s = time.monotonic()
     arrivals.close()
     arrivals._thread.shutdown(wait=True)
-    assert time.monotonic() - began_s < 20
+    assert ended in (["given up"], [])  # none if it had not begun
     ask(knowing)
     assert found(knowing)[0] == 0

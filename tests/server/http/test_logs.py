@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,11 +25,9 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_a_full_pipe_holds_up_nobody_and_what_is_lost_is_counted(pipe: tuple[int, int]) -> None:
     reader, descriptor = pipe
     log = LogWriter(descriptor)
-    before_s = time.monotonic()
-    for i in range(12_000):
+    for i in range(12_000):  # whoever waited for a reader would wait for ever
         log.line(f"{i:0100d}")
     log.close()  # gives up: nobody reads
-    assert time.monotonic() - before_s < 30
     numbers, num_dropped = [], 0
     with os.fdopen(reader) as lines:
         while len(numbers) + num_dropped < 12_000:
