@@ -12,8 +12,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
-from ridgeline.server.dialects.anthropic import request as anthropic
 from ridgeline.server.dialects.anthropic.protocol import CountTokensRequest, MessagesRequest
+from ridgeline.server.dialects.anthropic.request import ANTHROPIC
+from ridgeline.server.dialects.anthropic.request import chat_request as anthropic_request
 from ridgeline.server.dialects.anthropic.response import MessageShape
 from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppShape
 from ridgeline.server.dialects.ollama.routes import add_ollama
@@ -115,15 +116,15 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
-        convert = partial(anthropic.chat_request, body)
-        return await service.reply_in(anthropic.ANTHROPIC, request, convert, MessageShape)
+        convert = partial(anthropic_request, body)
+        return await service.reply_in(ANTHROPIC, request, convert, MessageShape)
 
     @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """Count the tokens of a conversation, without an answer."""
         service.check_open(body.model)
-        with anthropic.ANTHROPIC.errors():
-            convert = partial(anthropic.chat_request, body)
+        with ANTHROPIC.errors():
+            convert = partial(anthropic_request, body)
             _, prompt = await service.prompts.of_converted(convert)
             return {"input_tokens": len(prompt)}
 

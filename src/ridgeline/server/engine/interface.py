@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ridgeline.core.records import EngineRecord, Record
 from ridgeline.foresight.simulator.forecast import State
-from ridgeline.server.engine.request_stream import Stream, StreamError
+from ridgeline.server.engine.request_stream import Stream
 
 
 class EngineSnapshot(NamedTuple):
@@ -62,9 +62,6 @@ class EngineClient(Protocol):
 
     def abandon(self, stream: Stream, why: Exception) -> None:
         """End a stream before its time; its requests end before the next step."""
-
-    def abandon_all(self, why: StreamError) -> None:
-        """End every stream."""
 
     def permit(self, num_prompts: float) -> None:
         """Let this many of the prompts that wait enter from now on; inf lets all."""
