@@ -106,6 +106,19 @@ def test_experts_that_share_keys_by_group_or_by_head() -> None:
     assert shape_of_config(coder | {"multi_query": False}).num_kv_heads == 8
 
 
+def test_an_opt_without_biases_and_a_llama_4_that_names_no_still_layer() -> None:
+    opt = RUN_HERE["opt-125m"]["config"]
+    biases = 12 * (5 * 768 + 3072)
+    bare = shape_of_config(opt | {"enable_bias": False})
+    assert weight_params(shape_of_config(opt)) - weight_params(bare) == biases
+    scout = RUN_HERE["llama-4-scout"]["config"]
+    text = scout["text_config"] | {"no_rope_layers": []}
+    windows = [
+        layer.cache.window for layer in shape_of_config(scout | {"text_config": text}).layers
+    ]
+    assert windows == [8192, 8192, 8192, None] * 12
+
+
 @pytest.mark.parametrize(
     ("changes", "more"),
     [

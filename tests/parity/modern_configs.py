@@ -149,4 +149,15 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
         "Dots1",
         {**_SPARSE, "norm_topk_prob": False, "sliding_window": 8, "max_window_layers": 1},
     ),
+    "vaultgemma": (
+        "VaultGemma",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
 }

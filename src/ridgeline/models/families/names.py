@@ -92,6 +92,7 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "SmolLM3ForCausalLM": ("smollm3", "smollm3"),
     "StableLmForCausalLM": ("stablelm", "stablelm"),
     "Starcoder2ForCausalLM": ("starcoder2", "starcoder2"),
+    "VaultGemmaForCausalLM": ("vaultgemma", ""),
     "XLMRobertaModel": ("xlm-roberta", ""),
 }
 CLASS_OF_MODEL_TYPE = {kind: name for name, (kinds, _) in _ROWS.items() for kind in kinds.split()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.models.families.deepseek import (
     GGUF_DENSE_NAMES,
     GGUF_SPARSE,
@@ -14,6 +16,7 @@ from ridgeline.models.families.gguf_names import LAYER as GGUF_LAYER
 from ridgeline.models.families.gguf_names import OUTER as GGUF_OUTER
 from ridgeline.models.families.gguf_names import PREFIX as GGUF_PREFIX
 from ridgeline.models.families.gguf_names import REFUSED, refused_but
+from ridgeline.models.families.hf import FAMILIES as _HF
 from ridgeline.models.families.hf_parts import (
     ACTIVATIONS,
     BIASES,
@@ -60,6 +63,7 @@ _SQUARED = {
 }
 _HUNYUAN = {"mixer.qk_norm": const("head"), "mixer.norm_turned": const(True)}
 _ERNIE_THETA = {"rope_theta": 500_000.0}
+_GEMMA_2 = _HF["Gemma2ForCausalLM"]
 FAMILIES = {
     "Exaone4ForCausalLM": Family(
         OUTER,
@@ -248,6 +252,11 @@ FAMILIES = {
         MODEL | BIASES | LAYER_NORM | {"norm_eps": const(1e-5)},
         plain_norms=True,
         refuse=("clip_qkv",),
+    ),
+    "VaultGemmaForCausalLM": replace(  # Gemma 2 without norms behind
+        _GEMMA_2,
+        layer=LAYER | {"mlp_norm": "pre_feedforward_layernorm.weight"},
+        facts={**_GEMMA_2.facts, "layer.norms": const("before")},
     ),
     "Qwen3VLForConditionalGeneration": Family(OUTER, LAYER, PREFIX, MODEL | BIASES | QWEN3),
 }
