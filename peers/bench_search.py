@@ -28,7 +28,7 @@ from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.search.knee import WIDTH, Trial, likely_limit
 from ridgeline.bench.search.served import first_model
 from ridgeline.bench.search.slo import parse_slo
-from ridgeline.bench.search.trial import Setting, run_trial
+from ridgeline.bench.search.trial import TrialSetting, run_trial
 from ridgeline.foresight.simulator.workload import Workload
 
 _WORDS, _TOKENS = "64", "32"
@@ -98,12 +98,12 @@ def search(base_url: str, slo: Sequence[str], num_prompts: int) -> dict[str, Any
 
 def setting_of(
     base_url: str, slo: Sequence[str], num_prompts: int, found: dict[str, Any]
-) -> Setting:
+) -> TrialSetting:
     """Return what the grid's trials have in common: what the search's last ones had."""
     asking = Asking(base_url=base_url, model=first_model(base_url, None), ignore_eos=True)
     measured = [one["measured"] for one in found["trials"] if one["measured"]]
     answers = [one["e2e"]["mean_ms"] for one in measured if one["e2e"]]
-    return Setting(
+    return TrialSetting(
         target=asking.target(),
         workload=Workload(
             request_rate=1.0, prompt_words=_WORDS, max_tokens=_TOKENS,

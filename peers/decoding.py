@@ -248,10 +248,10 @@ def markdown(asked: Comparison, table: Mapping[str, Mapping[str, Any]]) -> str:
 
 def prompts_of(source: Path) -> tuple[list[tuple[int, ...]], Decode]:
     """Return every conversation as the model's token ids, and what turns ids into text."""
-    from ridgeline.api.text_side import TextSide
+    from ridgeline.api.text_side import TextProcessor
     from ridgeline.models.checkpoint import load_checkpoint
 
-    side = TextSide(load_checkpoint(source), {})
+    side = TextProcessor(load_checkpoint(source), {})
     render = side.chat_template.render_ids
     try:
         ids = [tuple(render([{"role": "user", "content": text}])) for text in conversations()]

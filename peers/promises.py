@@ -37,7 +37,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.deadline_admission import Due, latest_start_s
 from ridgeline.foresight.simulator.replay_times import asked_in, settings_of
-from ridgeline.foresight.simulator.run import Asked, Clock, Course, new_replica, serve
+from ridgeline.foresight.simulator.run import Clock, Course, SimRequest, new_replica, serve
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.least_squares import fit
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
@@ -183,7 +183,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     refused = [one for one in plan if one.outcome == "refused"]
     chosen = dice.sample(refused, min(_MOST_REPLAYED, len(refused)))
 
-    def kept(load: Sequence[Asked]) -> set[tuple[int, ...]]:
+    def kept(load: Sequence[SimRequest]) -> set[tuple[int, ...]]:
         in_time, ended, clock = set(), list[Record](), Clock()
         at_speed = AtSpeed(times, speed, clock)
         replica, runner = new_replica(settings, clock, at_speed, ended.append)
@@ -205,7 +205,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
     for i, one in enumerate(chosen, start=1):
         slack_s = latest_start_s(times, len(one.prompt), one.num_new, Due(inf, one.total_s))
         params = SamplingParams(temperature=0, max_tokens=one.num_new, ignore_eos=True)
-        again = Asked(
+        again = SimRequest(
             prompt=one.prompt,
             num_new=(one.num_new,),
             arrival_s=one.end_s,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.foresight.simulator.forecast import State, forecast, new_standing
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime
 
 _TIMES = StepTime(
@@ -46,18 +46,18 @@ class Run(NamedTuple):
     num_steps: int
 
 
-def new_load(rate_per_s: float, num: int = _NUM) -> list[Asked]:
+def new_load(rate_per_s: float, num: int = _NUM) -> list[SimRequest]:
     """Return requests that come at random times, at this rate."""
     dice, at_s, load = random.Random(1), 0.0, []
     for i in range(num):
         at_s += dice.expovariate(rate_per_s)
         prompt = tuple(dice.choices(range(40_000), k=dice.randint(50, 300)))
         num_new = (dice.randint(20, 120),)
-        load.append(Asked(prompt=prompt, num_new=num_new, arrival_s=at_s, name=str(i)))
+        load.append(SimRequest(prompt=prompt, num_new=num_new, arrival_s=at_s, name=str(i)))
     return load
 
 
-def with_records(load: Sequence[Asked]) -> Run:
+def with_records(load: Sequence[SimRequest]) -> Run:
     """Simulate with all records."""
     start_s = time.process_time()
     records = simulate(load, _SETTINGS, _TIMES)
@@ -67,7 +67,7 @@ def with_records(load: Sequence[Asked]) -> Run:
     return Run(took_s, [ends_s[asked.name] for asked in load], len(steps))
 
 
-def as_fleet(load: Sequence[Asked]) -> Run:
+def as_fleet(load: Sequence[SimRequest]) -> Run:
     """Simulate a fleet of one replica."""
     start_s = time.process_time()
     ended = serve_fleet(load, _SETTINGS, _TIMES, 1)
@@ -76,7 +76,7 @@ def as_fleet(load: Sequence[Asked]) -> Run:
     return Run(took_s, [ends_s[asked.name] for asked in load], 0)
 
 
-def as_forecast(load: Sequence[Asked]) -> Run:
+def as_forecast(load: Sequence[SimRequest]) -> Run:
     """Foresee all of a load, from an idle engine."""
     start_s = time.process_time()
     coming = [

@@ -19,12 +19,12 @@ from typing import Any
 from ridgeline.api.calibration.known import all_of
 from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.physics.costs import Features
-from ridgeline.server.observe.trace_buffer import History
+from ridgeline.server.observe.trace_buffer import TraceBuffer
 
 _UNKNOWN = StepTime((1, 64), (3e-3, 20e-3), 3e-4, 0.0, 0.0, 0.0, 0.0)
 
@@ -46,18 +46,18 @@ def measure(calibration: Calibration, num_seqs: int, num_steps: int = 2000) -> d
         max_num_seqs=num_seqs, max_model_len=4096, enable_prefix_caching=True, seed=0, eos_ids=(),
     )  # fmt: skip
     load = [
-        Asked(prompt=(i, *range(1, 128)), num_new=(num_steps,), arrival_s=0.0)
+        SimRequest(prompt=(i, *range(1, 128)), num_new=(num_steps,), arrival_s=0.0)
         for i in range(num_seqs)
     ]
     records = simulate(load, settings, calibration.times)
-    score = Score(calibration, start=lambda work: None)
+    score = PredictionMonitor(calibration, start=lambda work: None)
     # All that a history asks of an engine's thread.
     bridge: Any = SimpleNamespace(
         settings=settings,
         listeners=[],
         tenant_of=lambda number: "-",
     )
-    History(bridge, score)
+    TraceBuffer(bridge, score)
     costs_us: dict[str, list[float]] = {"foresee": [], "remember": []}
     for record in records:
         is_decode = isinstance(record, StepRecord) and not record.num_prompt_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.api.llm import LLM
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.gguf.pre_tokenizers import names_no_pre_tokenizer
 from tests.api.test_llm import write_model
@@ -31,7 +31,7 @@ def test_users_cannot_write_what_the_template_names_nor_what_fills_in_the_middle
     template = {"chat_template": "{{ '<think>' }}{{ messages[0].content }}"}
     (path / "tokenizer_config.json").write_text(json.dumps(template))
 
-    text = TextSide(load_checkpoint(path), {})
+    text = TextProcessor(load_checkpoint(path), {})
     ids = {token["content"]: token["id"] for token in spec["added_tokens"]}
     assert text.fim is not None
     plain = text.tokenizer.encode("<think>※" + "".join(fim), parse_special=False)

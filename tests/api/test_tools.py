@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.decoding.messages.message import MessageForm, MessageReader, Reasoning
 from ridgeline.decoding.messages.tools import FORMATS, Tool, ToolUse, format_named
 from tests.api.test_llm import model
@@ -43,12 +43,12 @@ FREE = SamplingParams(max_tokens=500)
 
 
 @pytest.fixture(scope="module")
-def text(model: Path) -> Iterator[TextSide]:
+def text(model: Path) -> Iterator[TextProcessor]:
     with LLM(model, kv_cache_memory="1MiB", threads=1) as llm:
         yield llm.text
 
 
-def written(text: TextSide, form: MessageForm, wish: str, seed: int) -> str | None:
+def written(text: TextProcessor, form: MessageForm, wish: str, seed: int) -> str | None:
     """A message of random tokens that the grammar allows; it keeps to ``wish`` while it can."""
     new = text.new_constraint(FREE, form)
     assert new is not None
@@ -87,7 +87,7 @@ def calls_of(form: MessageForm, message: str) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", [form.name for form in FORMATS])
 @pytest.mark.parametrize("reasoning", ["none", "may", "inside"])
-def test_a_call_that_must_come_fits(text: TextSide, name: str, reasoning: str) -> None:
+def test_a_call_that_must_come_fits(text: TextProcessor, name: str, reasoning: str) -> None:
     marks = None if reasoning == "none" else Reasoning()
     wish = {"none": "", "may": "<think>Hm</think>", "inside": "Hm</think>"}[reasoning]
     num_calls = 0
@@ -105,7 +105,7 @@ def test_a_call_that_must_come_fits(text: TextSide, name: str, reasoning: str) -
 
 
 @pytest.mark.parametrize("name", [form.name for form in FORMATS])
-def test_text_is_free_until_a_call_begins(text: TextSide, name: str) -> None:
+def test_text_is_free_until_a_call_begins(text: TextProcessor, name: str) -> None:
     form = MessageForm(tools=(format_named(name, ""), USE))
     said = 'Well, {"a": [1]} & <b>: fine.\n'
     assert (written(text, form, said, 1) or "").startswith(said)
@@ -115,7 +115,7 @@ def test_text_is_free_until_a_call_begins(text: TextSide, name: str) -> None:
         assert message is None or calls_of(form, message)
 
 
-def test_arguments_in_gemmas_notation_fit_their_schema(text: TextSide) -> None:
+def test_arguments_in_gemmas_notation_fit_their_schema(text: TextProcessor) -> None:
     place = {
         "type": "object",
         "properties": {"city": {"type": "string"}, "at": {"type": "number"}},
@@ -171,7 +171,7 @@ def read_call(form: MessageForm, message: str, schema: Any) -> Any:
     return arguments
 
 
-def test_one_call_and_no_more(text: TextSide) -> None:
+def test_one_call_and_no_more(text: TextProcessor) -> None:
     form = MessageForm(tools=(format_named("hermes", ""), USE._replace(is_parallel=False)))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     message = written(text, form, f"{one}\n{one}", 1)
@@ -179,7 +179,7 @@ def test_one_call_and_no_more(text: TextSide) -> None:
     assert calls_of(form, message) == [("now", {})]
 
 
-def test_a_form_and_tools_go_together(text: TextSide) -> None:
+def test_a_form_and_tools_go_together(text: TextProcessor) -> None:
     schema = {"properties": {"name": {"const": "Ada"}}, "required": ["name"]}
     params = replace(
         FREE,
@@ -209,7 +209,7 @@ def test_a_form_and_tools_go_together(text: TextSide) -> None:
     ],
 )
 def test_any_form_goes_with_tools_and_reasoning(
-    text: TextSide, wish: dict[str, Any], good: str, bad: str
+    text: TextProcessor, wish: dict[str, Any], good: str, bad: str
 ) -> None:
     params = replace(FREE, structured_outputs=wish)
     form = MessageForm(Reasoning(), tools=(format_named("hermes", ""), USE), has_body=True)
@@ -222,7 +222,7 @@ def test_any_form_goes_with_tools_and_reasoning(
         assert (new().num_valid(ids) == len(ids)) == is_taken, message
 
 
-def test_what_cannot_be_held_to_is_left_out_alone(text: TextSide) -> None:
+def test_what_cannot_be_held_to_is_left_out_alone(text: TextProcessor) -> None:
     items = {"type": "array", "items": {"type": "integer", "maximum": 5}, "uniqueItems": True}
     odd = {"type": "object", "properties": {"a": items}, "required": ["a"]}
     use = ToolUse((TOOLS[1], Tool("odd", odd)), is_required=True)
@@ -237,7 +237,7 @@ def test_what_cannot_be_held_to_is_left_out_alone(text: TextSide) -> None:
 
 
 @pytest.mark.parametrize("name", [form.name for form in FORMATS])
-def test_nothing_is_left_out_for_a_strict_tool(text: TextSide, name: str) -> None:
+def test_nothing_is_left_out_for_a_strict_tool(text: TextProcessor, name: str) -> None:
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     odd = {"type": "object", "properties": {"a": items}}
     use = ToolUse((TOOLS[1], Tool("odd", odd, is_strict=True)))
@@ -245,7 +245,7 @@ def test_nothing_is_left_out_for_a_strict_tool(text: TextSide, name: str) -> Non
         text.new_constraint(FREE, MessageForm(tools=(format_named(name, ""), use)))
 
 
-def test_xml_names_what_it_cannot_say(text: TextSide) -> None:
+def test_xml_names_what_it_cannot_say(text: TextProcessor) -> None:
     schema = {"properties": {"a": {"type": "integer"}, "b": {}}, "anyOf": [{"required": ["a"]}],
               "required": ["c"]}  # fmt: skip
     form = MessageForm(tools=(format_named("qwen3_xml", ""), ToolUse((Tool("odd", schema),))))
@@ -260,7 +260,7 @@ def test_xml_names_what_it_cannot_say(text: TextSide) -> None:
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://a.b"}, {"type": "x"}, {"enum": []}])
 def test_of_a_schema_that_cannot_be_read_nothing_holds(
-    text: TextSide, schema: dict[str, Any]
+    text: TextProcessor, schema: dict[str, Any]
 ) -> None:
     form = MessageForm(tools=(format_named("hermes", ""), ToolUse((Tool("odd", schema),))))
     new = text.new_constraint(FREE, form)
@@ -281,7 +281,7 @@ def test_of_a_schema_that_cannot_be_read_nothing_holds(
     ids=str,
 )  # fmt: skip
 def test_what_is_no_schema_is_named_in_every_format(
-    text: TextSide, name: str, schema: dict[str, Any]
+    text: TextProcessor, name: str, schema: dict[str, Any]
 ) -> None:
     tool = Tool("odd", schema)
     form = MessageForm(tools=(format_named(name, ""), ToolUse((TOOLS[1], tool))))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.backends.states import States
+from ridgeline.backends.states import HiddenStates
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
 
@@ -19,7 +19,9 @@ States_T = NDArray[np.float32]
 
 
 def compare(
-    states: States, items: list[tuple[Work, States_T]], copies: tuple[tuple[int, int], ...] = ()
+    states: HiddenStates,
+    items: list[tuple[Work, States_T]],
+    copies: tuple[tuple[int, int], ...] = (),
 ) -> dict[int, float]:
     """Run a step whose items have these final states; return what is compared."""
     step = Step(tuple(work for work, _ in items), copies, (), (), ())
@@ -45,28 +47,32 @@ def exact(of_text: States_T) -> float:
 
 def test_it_is_the_greatest_cosine_with_what_was_said_before() -> None:
     for seed in range(20):
-        found = compare(States(8, BLOCK, HIDDEN), [(item(0, text(seed), (5, 0, 3)), text(seed))])[0]
+        found = compare(
+            HiddenStates(8, BLOCK, HIDDEN), [(item(0, text(seed), (5, 0, 3)), text(seed))]
+        )[0]
         assert found == pytest.approx(exact(text(seed)), abs=1e-5)
 
 
 def test_a_first_token_is_like_nothing() -> None:
-    assert compare(States(8, BLOCK, HIDDEN), [(item(0, text(0, 1), (5,)), text(0, 1))]) == {0: 0.0}
+    assert compare(HiddenStates(8, BLOCK, HIDDEN), [(item(0, text(0, 1), (5,)), text(0, 1))]) == {
+        0: 0.0
+    }
 
 
 def test_a_state_is_like_itself_whatever_its_length() -> None:
     told = text(3, 6)
     told[5] = told[1] * 1000
-    assert compare(States(8, BLOCK, HIDDEN), [(item(0, told, (5, 1)), told)])[0] == pytest.approx(
-        1, abs=1e-5
-    )
+    assert compare(HiddenStates(8, BLOCK, HIDDEN), [(item(0, told, (5, 1)), told)])[
+        0
+    ] == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11])
 def test_the_same_in_pieces_and_beside_others(size: int) -> None:
     """Bit for bit: with any cut, table, neighbour and order."""
     told = text(7)
-    (alone,) = compare(States(8, BLOCK, HIDDEN), [(item(0, told, (0, 1, 2)), told)]).values()
-    states, table = States(16, BLOCK, HIDDEN), (9, 2, 12)
+    (alone,) = compare(HiddenStates(8, BLOCK, HIDDEN), [(item(0, told, (0, 1, 2)), told)]).values()
+    states, table = HiddenStates(16, BLOCK, HIDDEN), (9, 2, 12)
     for start in range(0, len(told), size):
         piece, other = told[start : start + size], text(start)
         neighbours = [
@@ -79,7 +85,7 @@ def test_the_same_in_pieces_and_beside_others(size: int) -> None:
 
 
 def test_a_fork_takes_its_copied_block_along() -> None:
-    told, states = text(1, 6), States(8, BLOCK, HIDDEN)
+    told, states = text(1, 6), HiddenStates(8, BLOCK, HIDDEN)
     compare(states, [(item(0, told, (0, 1)), told)])
     last = text(2, 1)
     forks = [(item(6, last, (0, block)), last) for block in (1, 2, 3)]
@@ -92,7 +98,7 @@ def test_a_fork_takes_its_copied_block_along() -> None:
 def test_states_that_are_not_finite_are_like_nothing() -> None:
     told = text(1, 6)
     told[2], told[3, 4] = np.inf, np.nan
-    (found,) = compare(States(8, BLOCK, HIDDEN), [(item(0, told, (0, 1)), told)]).values()
+    (found,) = compare(HiddenStates(8, BLOCK, HIDDEN), [(item(0, told, (0, 1)), told)]).values()
     assert np.isfinite(found)
 
 
@@ -103,4 +109,4 @@ def test_where_nobody_asks_nothing_is_kept() -> None:
     work = Work((0, 0), 0, (1, 1), (0,), *NOTHING, top=2)
     output = StepOutput(tokens=((),), top={0: ((0, 0.0),)})
     step = Step((work,), (), (), (), ())
-    assert States(8, BLOCK, HIDDEN).compare(step, output, forbidden) is output
+    assert HiddenStates(8, BLOCK, HIDDEN).compare(step, output, forbidden) is output

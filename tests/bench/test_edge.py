@@ -15,7 +15,7 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord, to_json
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
@@ -24,9 +24,11 @@ Pair = Callable[..., str]
 
 
 def served(num_prompt: int) -> list[Record]:
-    warm = [Asked(prompt=(9,), num_new=(2,), arrival_s=0.0, name="")]
+    warm = [SimRequest(prompt=(9,), num_new=(2,), arrival_s=0.0, name="")]
     load = [
-        Asked(prompt=(3,) * (num_prompt + i % 5), num_new=(6,), arrival_s=1 + 0.2 * i, name=str(i))
+        SimRequest(
+            prompt=(3,) * (num_prompt + i % 5), num_new=(6,), arrival_s=1 + 0.2 * i, name=str(i)
+        )
         for i in range(20)
     ]
     return simulate([*warm, *load], SETTINGS, TIMES)

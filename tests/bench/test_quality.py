@@ -18,7 +18,15 @@ from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.bench import quality, texts
-from ridgeline.bench.quality import FORMATS, REFERENCE, Format, Quality, chosen, compare, measure
+from ridgeline.bench.quality import (
+    FORMATS,
+    REFERENCE,
+    Quality,
+    WeightsFormat,
+    chosen,
+    compare,
+    measure,
+)
 from ridgeline.engine_setup.options import Options
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
@@ -111,7 +119,7 @@ def test_two_models_against_the_plain_computation() -> None:
 
 def test_against_the_weights_that_a_model_was_made_of() -> None:
     ours, theirs = checkpoint(PLAIN), checkpoint(PLAIN, random_arrays(PLAIN, seed=1))
-    form = Format("cpu", "f32", "f32")
+    form = WeightsFormat("cpu", "f32", "f32")
     result = measure(theirs, [form, REFERENCE], {"t": PARTS}, Options(), ours)
     both = [random_arrays(PLAIN), random_arrays(PLAIN, seed=1)]
     wanted, found = ([plain_logits(PLAIN, one, ids, 112) for ids in PARTS] for one in both)
@@ -192,7 +200,7 @@ def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_options_narrow_the_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    formats = (REFERENCE, Format("cpu", "int8", "int8"), Format("cpu", "int8", "f16"))
+    formats = (REFERENCE, WeightsFormat("cpu", "int8", "int8"), WeightsFormat("cpu", "int8", "f16"))
     monkeypatch.setattr(quality, "FORMATS", formats)
     assert chosen(Options()) == list(formats)
     assert chosen(Options(dtype="f32")) == [REFERENCE]

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, Format, measure, windows
+from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, WeightsFormat, measure, windows
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.options import Options
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.real_models import real_model
 
-DEFAULT, ROWS = Format("auto", "auto", "auto"), Format("auto", "int8-row", "auto")
+DEFAULT, ROWS = WeightsFormat("auto", "auto", "auto"), WeightsFormat("auto", "int8-row", "auto")
 QWEN, GEMMA = "qwen2.5-coder:0.5b", "gemma-3-270m-q4_k_m"
 NUM_TOKENS, WINDOW = 512, 512
 KINDS = ["prose", "code", "scripts", "repeats"]
@@ -55,7 +55,7 @@ MISSED = {
 def test_accuracy_of_a_real_model(
     model: str,
     kinds: list[str],
-    formats: list[Format],
+    formats: list[WeightsFormat],
     shared_model: Callable[[str], Path],
 ) -> None:
     checkpoint = load_checkpoint(shared_model(model) if model == GEMMA else real_model(model))
@@ -92,7 +92,7 @@ def test_accuracy_with_values_of_4_bits(model: str, kinds: list[str], num_tokens
         kind: windows(checkpoint, texts()[kind], num_tokens, num_tokens, whole=False)
         for kind in kinds
     }
-    format = Format("cpu", "f32", "int8-int4")
+    format = WeightsFormat("cpu", "f32", "int8-int4")
     of_kinds = measure(checkpoint, [format], parts, Options())[format]
     for kind, quality in of_kinds.items():
         print(model, kind, quality.num_predictions, f"{quality.mean_kl:.5f}")

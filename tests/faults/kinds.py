@@ -24,7 +24,7 @@ from ridgeline.backends.cpu.layout.model_weights import load_weights, model_size
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import replay_command, serve_again
 from ridgeline.engine_setup.options import Options
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
 from ridgeline.text.template.chat import ChatTemplate
@@ -225,7 +225,7 @@ def _packed(folder: Path, seed: int) -> Use:
 
 
 def _calibration(folder: Path, seed: int) -> Use:
-    path = heard(Score(known(source="served")), served()).calibration.save(folder)
+    path = heard(PredictionMonitor(known(source="served")), served()).calibration.save(folder)
     good = json.loads(path.read_bytes())
 
     def use(number: int) -> None:
@@ -233,7 +233,7 @@ def _calibration(folder: Path, seed: int) -> Use:
         content = damage.as_json(damage.damaged_value(good, rng), rng)
         path.write_bytes(damage.damaged_bytes(content, rng) if rng.random() < 0.2 else content)
         for one in all_of(folder):  # then it is used as a server does
-            heard(Score(one), _SERVED)
+            heard(PredictionMonitor(one), _SERVED)
             one.interval(), one.weights_bytes_per_s, one.kv_bytes_per_s, one.path(folder)
 
     return use

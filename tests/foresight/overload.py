@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.foresight.deadline_admission import Asked, Book, Due, Safety, latest_start_s
+from ridgeline.foresight.deadline_admission import Book, Due, PromiseRequest, Safety, latest_start_s
 from ridgeline.foresight.simulator import run
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
 from ridgeline.foresight.simulator.run import Clock, Course, new_replica, serve
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.physics.costs import Features
 
 # Of a model of 135M weights on two cores: 450 tokens/s alone, 2,700 of prompts.
@@ -158,10 +158,10 @@ class Wish:
         lengths = len(self.prompt), self.num_new
         return new_standing(number, *lengths, due_s=self.due_s, owner=self.owner)
 
-    def asked(self) -> run.Asked:
+    def asked(self) -> run.SimRequest:
         params = SamplingParams(temperature=0.0, max_tokens=self.num_new, ignore_eos=True)
         lengths = {"prompt": self.prompt, "num_new": (self.num_new,)}
-        return run.Asked(**lengths, arrival_s=self.entered_s, params=params, due_s=self.due_s)
+        return run.SimRequest(**lengths, arrival_s=self.entered_s, params=params, due_s=self.due_s)
 
 
 def overload(seconds: float, seed: int, load: float = 1.5) -> list[Wish]:
@@ -197,7 +197,7 @@ class Promising:
         self.times = Noisy(noise, self.clock, self.speed, seed)
         replica, self.runner = new_replica(SETTINGS, self.clock, self.times, self.records.append)
         self.engine = replica.engine
-        self.score, self.safety = Score(KNOWN, start=lambda work: work()), Safety()
+        self.score, self.safety = PredictionMonitor(KNOWN, start=lambda work: work()), Safety()
         self.engine.listeners.append(self.score.on_record)
         self.open: dict[int, Wish] = {}  # by the engine's numbers
         self.to_come: deque[Wish] = deque()
@@ -253,7 +253,7 @@ class Promising:
         standings = [standing[number] for number in copy.open]
         coming = [wish.standing((1 << 39) + i) for i, wish in enumerate(self.on_the_way)]
         promised = {
-            i: Asked((one,), Due(end_s=wish.last_s - now_s))
+            i: PromiseRequest((one,), Due(end_s=wish.last_s - now_s))
             for i, (wish, one) in enumerate(zip(known, [*standings, *coming], strict=True))
         }
         asked = []
@@ -261,7 +261,7 @@ class Promising:
             lengths = len(wish.prompt), wish.num_new
             slack_s = latest_start_s(copy.times, *lengths, Due(end_s=wish.total_s))
             wish.due_s = wish.arrived_s + slack_s
-            asked.append(Asked((wish.standing(number),), Due(end_s=wish.last_s - now_s)))
+            asked.append(PromiseRequest((wish.standing(number),), Due(end_s=wish.last_s - now_s)))
         under_way_s = round_s - now_s
         book = Book(
             copy.state,

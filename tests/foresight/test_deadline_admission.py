@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.foresight.deadline_admission import (
-    Asked,
+    AdmissionVerdict,
     Book,
     Due,
     Lengths,
+    PromiseRequest,
     Safety,
-    Verdict,
     latest_start_s,
 )
 from ridgeline.foresight.simulator.forecast import Foreseen, State, new_standing, state_of
@@ -90,7 +90,7 @@ class Served:
         alive = {standing.number: standing for standing in state.requests}
         begun = {n for n, s in alive.items() if s.answers[0].num_tokens > s.num_prompt}
         open_ = {
-            n: Asked(
+            n: PromiseRequest(
                 (alive[n],),
                 Due(
                     inf if n in begun else wish.after_s + wish.ttft_s - now_s,
@@ -107,7 +107,7 @@ class Served:
             due_s = now_s + latest_start_s(TIMES, wish.num_prompt, wish.num_new, due)
             number = machine.engine._next_id + i
             standing = new_standing(number, wish.num_prompt, wish.num_new, due_s=due_s)
-            asked.append(Asked((standing,), due))
+            asked.append(PromiseRequest((standing,), due))
         book = Book(state, TIMES, sure(), open_)
         for wish, one, verdict in zip(asking, asked, book.decide(asked), strict=True):
             if verdict is None or not verdict.is_kept:
@@ -213,8 +213,8 @@ class Told:
         return {number: Foreseen(took_s, took_s) for number in wanted}
 
 
-def asks(number: int, total_s: float) -> Asked:
-    return Asked((new_standing(number, 4, 4),), Due(inf, total_s))
+def asks(number: int, total_s: float) -> PromiseRequest:
+    return PromiseRequest((new_standing(number, 4, 4),), Due(inf, total_s))
 
 
 def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
@@ -222,7 +222,7 @@ def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
     book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
     verdicts = book.decide([asks(i, 9.0) for i in range(8)])
     assert [verdict.is_kept for verdict in verdicts if verdict] == [True] * 8
-    assert verdicts[0] == Verdict(True, Foreseen(8.0, 8.0), Foreseen(8.0, 8.0))
+    assert verdicts[0] == AdmissionVerdict(True, Foreseen(8.0, 8.0), Foreseen(8.0, 8.0))
     assert told.num_asked == 1
 
 
@@ -388,10 +388,13 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
         State(replace(SETUP, max_num_seqs=8), ()),
         TIMES,
         sure(),
-        {i: Asked((new_standing(i, 5, 5, owner="a"),), Due(2.0, 2.0)) for i in range(num_before)},
+        {
+            i: PromiseRequest((new_standing(i, 5, 5, owner="a"),), Due(2.0, 2.0))
+            for i in range(num_before)
+        },
         foretell=foretell,
     )
-    newcomer = Asked((new_standing(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
+    newcomer = PromiseRequest((new_standing(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
     (verdict,) = book.decide([newcomer])
     assert verdict is not None
     assert verdict.is_kept == is_kept

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.server.engine.request_stream import Stream
+from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
@@ -260,7 +260,9 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
     def look() -> None:
         for name in ("a", "b"):
             adapter = served.llm.adapters.lease(name)
-            stream = Stream([prompt], SamplingParams(max_tokens=2), None, "-", adapter=adapter)  # type: ignore[arg-type]
+            stream = RequestStream(
+                [prompt], SamplingParams(max_tokens=2), None, "-", adapter=adapter
+            )  # type: ignore[arg-type]
             asking: Any = SimpleNamespace(stream=stream, deadline=deadline)
             (standing,) = promises._standings(asking, 1)
             found[name] = standing.answers[0].num_cached

@@ -27,7 +27,7 @@ from ridgeline.api.outputs import (
     TokensBehindText,
     completions,
 )
-from ridgeline.api.text_side import Message, Prompt, TextSide, is_chat, is_list, is_one_prompt
+from ridgeline.api.text_side import Message, Prompt, TextProcessor, is_chat, is_list, is_one_prompt
 from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
@@ -43,7 +43,7 @@ from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.foresight.trace.writer import Trace
+from ridgeline.foresight.trace.writer import TraceWriter
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
@@ -91,7 +91,7 @@ class LLM:
         )
         for line in start_lines(str(model), checkpoint, self.config):
             say(line)
-        self.trace = Trace(Path(wishes.trace)) if wishes.trace else None
+        self.trace = TraceWriter(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
         limit = parse_bytes(wishes.lora_memory, "--lora-memory") if wishes.lora_memory else None
@@ -107,7 +107,7 @@ class LLM:
         self._drafting = _small_runner(small) if small else None
         in_use = memory_in_use()
         # Behind the runner, which has asked for its weights: the disk works meanwhile.
-        self.text = TextSide(checkpoint, located.sampling)
+        self.text = TextProcessor(checkpoint, located.sampling)
         text_bytes += memory_in_use() - in_use
         self._text_bytes = max(0, text_bytes)
         listeners = [self.trace] if self.trace else []

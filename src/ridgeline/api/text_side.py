@@ -55,7 +55,7 @@ class NewConstraint:
         return self.new()
 
 
-class TextSide:
+class TextProcessor:
     """A model's tokenizer, chat template and recommended sampling.
 
     Attributes:

@@ -75,7 +75,7 @@ class Held(NamedTuple):
     is_mapped: bool = False
 
 
-class Surroundings(NamedTuple):
+class BackendContext(NamedTuple):
     """Where a runner may keep files, and whom it tells about progress.
 
     Attributes:
@@ -180,7 +180,7 @@ class Backend(Protocol):
         """Return the bytes of the weights as it would hold them, by part; none is read."""
 
     def new_runner(
-        self, checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings
+        self, checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext
     ) -> BackendRunner:
         """Load a model."""
 

@@ -19,7 +19,7 @@ STATE_BYTES = 4  # of each channel
 _ONE = 1 << 20
 
 
-class States:
+class HiddenStates:
     """States of the tokens whose K/V are in the cache, as far as they were asked for."""
 
     def __init__(self, num_blocks: int, block_size: int, hidden_size: int) -> None:

@@ -31,7 +31,7 @@ _SAMPLED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BenchShape:
     """A number of streams, with prompt and answer tokens of each; greedy without ``sampling``."""
 
     name: str
@@ -49,9 +49,9 @@ def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
     """
     room = llm.config.max_model_len
     shapes = [
-        Shape("prefill_512", 1, 512, 2),
+        BenchShape("prefill_512", 1, 512, 2),
         *(
-            Shape(f"batch{n}" if n > 1 else "single", n, prompt_tokens, new_tokens)
+            BenchShape(f"batch{n}" if n > 1 else "single", n, prompt_tokens, new_tokens)
             for n in (1, 4, 16, 64)
         ),
     ]
@@ -66,7 +66,7 @@ def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
     rng = random.Random(0)
     results: dict[str, dict[str, float]] = {}
     with count_bar("Measuring", note="shapes") as report:
-        _measure(llm, Shape("warm-up", 1, 16, 4), rng)
+        _measure(llm, BenchShape("warm-up", 1, 16, 4), rng)
         for done, shape in enumerate(fitting):
             report(done, len(fitting))
             runs = [_measure(llm, shape, rng) for _ in range(_REPEATS)]
@@ -76,7 +76,7 @@ def bench(llm: LLM, *, prompt_tokens: int, new_tokens: int) -> None:
     print(json.dumps(config | {"repeats": _REPEATS, "median": results}))
 
 
-def _measure(llm: LLM, shape: Shape, rng: random.Random) -> dict[str, float]:
+def _measure(llm: LLM, shape: BenchShape, rng: random.Random) -> dict[str, float]:
     vocab = range(llm.arch.vocab_size)
     prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
     sampling = _SAMPLED.get(shape.sampling, {"temperature": 0})
@@ -123,7 +123,7 @@ def _span_s(steps: list[StepRecord]) -> float:
     return steps[-1].end_s - steps[0].start_s
 
 
-def _print(shapes: list[Shape], results: dict[str, dict[str, Any]]) -> None:
+def _print(shapes: list[BenchShape], results: dict[str, dict[str, Any]]) -> None:
     table = Table("shape", box=None, pad_edge=False)
     for name in (
         "streams",

@@ -39,7 +39,7 @@ Tokens = Sequence[int]
 Floats = NDArray[np.float32]
 
 
-class Format(NamedTuple):
+class WeightsFormat(NamedTuple):
     """A way to compute, named by the options that choose it."""
 
     backend: str
@@ -50,20 +50,20 @@ class Format(NamedTuple):
         return "/".join(self)
 
 
-REFERENCE = Format("reference", "f32", "f32")
+REFERENCE = WeightsFormat("reference", "f32", "f32")
 FORMATS = (
-    Format("cpu", "auto", "int8"),  # the default
-    Format("cpu", "auto", "f16"),
-    Format("cpu", "int8", "int8"),
-    Format("cpu", "int8", "f16"),
-    Format("cpu", "int8-row", "int8"),
-    Format("cpu", "int4", "int8"),
-    Format("cpu", "bf16", "int8"),
-    Format("cpu", "bf16", "f32"),
-    Format("cpu", "f32", "int8"),
-    Format("cpu", "f32", "f32"),
-    Format("cpu", "auto", "int8-int4"),
-    Format("cpu", "f32", "int8-int4"),
+    WeightsFormat("cpu", "auto", "int8"),  # the default
+    WeightsFormat("cpu", "auto", "f16"),
+    WeightsFormat("cpu", "int8", "int8"),
+    WeightsFormat("cpu", "int8", "f16"),
+    WeightsFormat("cpu", "int8-row", "int8"),
+    WeightsFormat("cpu", "int4", "int8"),
+    WeightsFormat("cpu", "bf16", "int8"),
+    WeightsFormat("cpu", "bf16", "f32"),
+    WeightsFormat("cpu", "f32", "int8"),
+    WeightsFormat("cpu", "f32", "f32"),
+    WeightsFormat("cpu", "auto", "int8-int4"),
+    WeightsFormat("cpu", "f32", "int8-int4"),
     REFERENCE,
 )
 
@@ -75,7 +75,7 @@ _WINDOW = 512  # tokens of a window, where --max-model-len does not say
 _ROWS = 64  # rows of logits held at once: a row may have 150,000
 
 
-class Candidate(Protocol):
+class FormatCandidate(Protocol):
     """A runner, seen as a function from a text to its next-token logits."""
 
     def prompt_logits(self, tokens: Tokens, start: int = 0) -> Floats:
@@ -144,7 +144,7 @@ def quality(
     print(json.dumps(facts | {"formats": numbers}))
 
 
-def chosen(options: Options) -> list[Format]:
+def chosen(options: Options) -> list[WeightsFormat]:
     """Return the formats that agree with the options that are not "auto"; ValueError if none."""
     formats = [
         format
@@ -184,11 +184,11 @@ def windows(
 
 def measure(
     checkpoint: Checkpoint,
-    formats: Sequence[Format],
+    formats: Sequence[WeightsFormat],
     parts: Mapping[str, Sequence[Tokens]],
     options: Options,
     base: Checkpoint | None = None,
-) -> dict[Format, dict[str, Quality]]:
+) -> dict[WeightsFormat, dict[str, Quality]]:
     """Compare each format with f32 on windows of token ids, by the name of their text.
 
     The reference has the weights of ``base``, or those of the candidates. It and one candidate are
@@ -208,7 +208,7 @@ def measure(
             f"{checkpoint.arch.vocab_size}: they cannot be compared"
         )
     reference = _load(base, REFERENCE, options)
-    results: dict[Format, dict[str, Quality]] = {}
+    results: dict[WeightsFormat, dict[str, Quality]] = {}
     for format in formats:
         is_same = format == REFERENCE and base is checkpoint
         candidate = reference if is_same else _load(checkpoint, format, options)
@@ -224,7 +224,7 @@ def measure(
 
 @np.errstate(all="ignore")  # values that are not finite are found in the result
 def compare(
-    reference: Candidate, candidate: Candidate, parts: Sequence[Tokens], report: Report
+    reference: FormatCandidate, candidate: FormatCandidate, parts: Sequence[Tokens], report: Report
 ) -> Quality:
     """Compare the two after each token of the windows but the last, whose successor is not there.
 
@@ -264,7 +264,7 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
     return shifted
 
 
-def _load(checkpoint: Checkpoint, format: Format, options: Options) -> Candidate:
+def _load(checkpoint: Checkpoint, format: WeightsFormat, options: Options) -> FormatCandidate:
     options = replace(options, **format._asdict())
     config = resolve(options, checkpoint, keeps_all=True)
     if config.max_model_len < (options.max_model_len or 0):
@@ -280,7 +280,7 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path}: not UTF-8 text: {error.reason} at {error.start}") from error
 
 
-def _print(kind: str, results: Mapping[Format, Quality]) -> None:
+def _print(kind: str, results: Mapping[WeightsFormat, Quality]) -> None:
     table = Table(f"{kind}: backend/dtype/KV cache", box=None, pad_edge=False)
     for name in ("mean KL", "max KL", "top-1", "perplexity", "ratio"):
         table.add_column(name, justify="right")

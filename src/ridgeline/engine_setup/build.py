@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.interface import BackendRunner, Surroundings
+from ridgeline.backends.interface import BackendContext, BackendRunner
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.cache.states import new_states
 from ridgeline.core.engine import Engine
@@ -35,7 +35,7 @@ def new_runner(
         has_compiled = True
         say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
-    surroundings = Surroundings(_home, report, announce, say)
+    surroundings = BackendContext(_home, report, announce, say)
     try:
         return BACKENDS[config.backend].new_runner(checkpoint, config, surroundings)
     except KeyboardInterrupt:

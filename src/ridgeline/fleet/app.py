@@ -28,7 +28,7 @@ from ridgeline.fleet.pool import Pool, Slot
 from ridgeline.fleet.worker import STATUS_S, Worker
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
-from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.server.dialects.ollama.models import entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
@@ -36,7 +36,7 @@ from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 from ridgeline.server.plans.routes import add_plans
 
 POSTS = (  # their bodies name a model
@@ -132,7 +132,7 @@ class Router:
             raise ApiError(404, message, param="model", code="model_not_found")
         return known_name, models[known_name]
 
-    def subject(self, name: str | None) -> Subject:
+    def subject(self, name: str | None) -> ModelSpec:
         """Return what plans are made for. Raises ApiError if there is no such model."""
         known_name, model = self.chosen(name)
         return replace(subject_of(model, stores()), name=known_name)
@@ -232,7 +232,7 @@ def new_app(router: Router) -> FastAPI:
     app = FastAPI(
         title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.state.work = Work()
+    app.state.work = Workers()
     add_errors(app)
     _add_status(app, router)
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))

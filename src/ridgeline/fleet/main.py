@@ -22,7 +22,7 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
 
 
-class Running:
+class RunningFleet:
     """A running router: its parts, and how it ends."""
 
     def __init__(
@@ -106,7 +106,7 @@ async def _main(
     listener: socket.socket,
     log: LogWriter,
 ) -> None:
-    running = Running(catalogue, engine, options, keys, log)
+    running = RunningFleet(catalogue, engine, options, keys, log)
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")

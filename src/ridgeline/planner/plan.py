@@ -22,7 +22,7 @@ from ridgeline.planner.memory.flags import AUTO, Wishes
 from ridgeline.planner.memory.in_words import gib, sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
-from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.placement import Placement, place
 
 _MANY = 2  # devices: then sizes of divisions are chosen
@@ -44,7 +44,7 @@ class Plan:
         slos: its bounds.
     """
 
-    subject: Subject
+    subject: ModelSpec
     placements: tuple[Placement, ...]
     best: Placement
     published: Published | None
@@ -110,7 +110,7 @@ def plan(
 
 
 def plan_for(
-    subject: Subject, wishes: Wishes, compare_published: bool = False,
+    subject: ModelSpec, wishes: Wishes, compare_published: bool = False,
     asked: LoadWishes | None = None, today: date | None = None,
     report: Report = lambda done, total: None, alive: Alive = lambda: None,
 ) -> Plan:  # fmt: skip
@@ -251,7 +251,7 @@ def row_of(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[str]:
+def _assumptions(subject: ModelSpec, wishes: Wishes, best: Placement) -> Iterator[str]:
     shape, setting, engine = subject.shape, best.setting, best.setting.engine
     yield from shape.assumptions
     if wishes.context is None:
@@ -283,7 +283,7 @@ def _assumptions(subject: Subject, wishes: Wishes, best: Placement) -> Iterator[
         yield "driver, graphs and the like are of this size on most machines: see --overhead-memory"
 
 
-def _warnings(subject: Subject, best: Placement) -> Iterator[str]:
+def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
     if not device.is_measured:
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"

@@ -17,7 +17,7 @@ from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import raise_file_limit
 from ridgeline.server.app import new_app
 from ridgeline.server.engine.async_engine import AsyncEngine
@@ -54,7 +54,7 @@ class Running:
         self.options, self.keys, self._write = options, keys, write
         self.bridge = AsyncEngine(llm.engine)
         trace = llm.trace
-        self.score = Score(known(home, llm.path, llm.arch, llm.config), home)
+        self.score = PredictionMonitor(known(home, llm.path, llm.arch, llm.config), home)
         self.bridge.listeners.append(self.score.on_record)
         self.metrics = Metrics(
             name,

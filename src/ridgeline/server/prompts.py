@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ridgeline.api.text_side import NewConstraint, TextSide
+from ridgeline.api.text_side import NewConstraint, TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
@@ -25,7 +25,7 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionReq
 from ridgeline.server.dialects.openai.response_format import wanted_form
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
 
@@ -60,10 +60,10 @@ class Prompts:
 
     def __init__(
         self,
-        text: TextSide,
+        text: TextProcessor,
         max_model_len: int,
         metrics: Metrics,
-        work: Work,
+        work: Workers,
         options: ServeOptions,
     ) -> None:
         self._text, self._max_model_len = text, max_model_len

@@ -14,12 +14,12 @@ from fastapi import Request
 from opentelemetry.context import Context
 
 from ridgeline.api.memory import ProcessMemory
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
-from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.server.deadlines.admission import Promises
 from ridgeline.server.deadlines.field import HEADER, deadline_of
 from ridgeline.server.deadlines.prediction_sampling import Arrivals
@@ -31,19 +31,19 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, Shape
 from ridgeline.server.dialects.openai.response_builder import Answers
 from ridgeline.server.engine.interface import EngineClient
-from ridgeline.server.engine.request_stream import Stream
+from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import note_ignored
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import contradiction
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 from ridgeline.server.lora import Loras, with_adapter
 from ridgeline.server.observe.live import Live
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
-from ridgeline.server.observe.trace_buffer import History
+from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
 
 NewShape = Callable[[Answers, Any, str, str, str], Shape]  # of a body, and the names to show
@@ -54,7 +54,7 @@ class Service:
 
     def __init__(
         self,
-        text: TextSide,
+        text: TextProcessor,
         bridge: EngineClient,
         metrics: Metrics,
         options: ServeOptions,
@@ -77,12 +77,12 @@ class Service:
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
-        self.work = Work(options.max_queued_requests)
+        self.work = Workers(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
         self.live = Live(bridge, metrics.score)
         self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(bridge, metrics.score)
-        self.history = History(bridge, metrics.score)
+        self.history = TraceBuffer(bridge, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -122,13 +122,13 @@ class Service:
             message = f"there is no model {model[:80]!r} here: this server has {has}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def subject(self, model: str | None) -> Subject:
+    def subject(self, model: str | None) -> ModelSpec:
         """Return what plans are made for. Raises ApiError if the model has another name."""
         self._check_name(model)
         return self._subject
 
     @cached_property
-    def _subject(self) -> Subject:
+    def _subject(self) -> ModelSpec:
         return replace(subject_of(self._path, stores()), name=self.name)
 
     def is_called(self, name: str) -> bool:
@@ -179,7 +179,7 @@ class Service:
             adapter, name = await self.loras.lease(body.model), body.model
         tenant = request.state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
-        stream = Stream(
+        stream = RequestStream(
             prompts,
             prepared.params,
             body.watched(partial(self.text.new_text, form=prepared.form)),

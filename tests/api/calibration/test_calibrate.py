@@ -16,7 +16,7 @@ from ridgeline.api.calibration.known import all_of, assume, known
 from ridgeline.backends.cpu.measure import roofs
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
@@ -79,7 +79,7 @@ def test_the_command_says_what_it_found_and_keeps_it(
 def test_ten_seconds_of_measuring_foresee_another_load() -> None:
     """Loose, and after the speed of the moment: the machine may be busy."""
     with LLM("smollm2", speculative_config="off") as llm:
-        score = Score(calibrate(llm, 10.0), start=lambda work: None)
+        score = PredictionMonitor(calibrate(llm, 10.0), start=lambda work: None)
         watcher = Watcher(Samples(), ())
         sums = [0.0, 0.0]
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, KINDS
-from ridgeline.backends.cpu.layout.pack import Matrix, pack, padded
+from ridgeline.backends.cpu.layout.pack import PackedMatrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.quantise import hadamard, to_four_bits
 from ridgeline.models.tensors import Tensor
@@ -85,14 +85,14 @@ def floats(values: Floats) -> Tensor:
     return Tensor("w", "F32", values.shape, values.view(np.uint8))
 
 
-def weights(packed: Matrix) -> NDArray[np.float64]:
+def weights(packed: PackedMatrix) -> NDArray[np.float64]:
     if packed.kind not in ("r8", "t4"):  # which have something behind the records
         records = 8 if packed.kind in twins.K_HEADS else 1
         assert packed.data.shape[2] == records * FORMATS[packed.kind].record_bytes
     return twins.weights(packed.kind, packed.data)
 
 
-def inside(packed: Matrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64]:
+def inside(packed: PackedMatrix, shape: tuple[int, int] = SHAPE) -> NDArray[np.float64]:
     """Return the weights, after a look at the padding."""
     wide = weights(packed)
     assert wide.shape == (padded(shape[0]), padded(shape[1]))
@@ -222,7 +222,7 @@ def group_scale(values: Floats, levels: int) -> NDArray[np.float64]:
     return np.repeat(largest / levels, 32, axis=1)[:, : values.shape[1]]
 
 
-def assert_eight_bits(packed: Matrix, values: Floats) -> None:
+def assert_eight_bits(packed: PackedMatrix, values: Floats) -> None:
     """Half a step, and what rounding the scale to a half float costs the largest."""
     assert packed.kind == "w8"
     error = np.abs(inside(packed, values.shape) - values)

@@ -17,7 +17,7 @@ from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Step
 from ridgeline.decoding.policies import Static
-from ridgeline.server.engine.bisect_faults import ContainedRunner
+from ridgeline.server.engine.bisect_faults import BisectingRunner
 from tests.backends.reference.test_runner import TOKENS, step, work
 from tests.backends.test_memory import all_bytes
 from tests.backends.test_recurrent import KINDS, REQUESTS, Lone, answers, assert_same, ways
@@ -217,7 +217,7 @@ def test_a_step_that_failed_is_answered_by_halves(
 
     monkeypatch.setattr(CpuRunner, whole.__name__, failing)
     errors: list[Exception] = []
-    got = ContainedRunner(runner, errors.append).execute(step(*rest))
+    got = BisectingRunner(runner, errors.append).execute(step(*rest))
     assert (got.tokens, got.errors, errors) == (wanted.tokens, {}, [])
     assert got.logprobs == wanted.logprobs
     assert len(calls) > 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.backends.sampler.rule import exclude_top, keep, rule, sample, spread
-from ridgeline.backends.sampler.step_output import Answer, finish
+from ridgeline.backends.sampler.step_output import Sampled, finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, TokenRules, Work
 from tests.backends.sampler.test_rule import draw, make_row, survivors, uniform
@@ -167,9 +167,9 @@ def asked(work: Work) -> list[Any]:
     """Return the rows that are drawn for an item."""
     rows: list[Any] = []
 
-    def head(asks: list[Any]) -> list[Answer]:
+    def head(asks: list[Any]) -> list[Sampled]:
         rows.extend(row for ask in asks for row in ask.draws)
-        return [Answer([(0, None)] * len(ask.draws), True) for ask in asks]
+        return [Sampled([(0, None)] * len(ask.draws), True) for ask in asks]
 
     finish((work,), head, lambda: ())
     return rows

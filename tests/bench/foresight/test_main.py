@@ -17,8 +17,8 @@ from ridgeline.bench.foresight.picture import foresight_svg
 from ridgeline.bench.foresight.table import (
     BARS,
     COLUMNS,
-    Step,
-    Verdict,
+    ErrorVerdict,
+    StepErrors,
     sum_errors,
     table_of_loads,
     table_of_runs,
@@ -94,8 +94,8 @@ def test_loads_over_http_are_those_that_were_foreseen(model: Path) -> None:  # n
 
 
 def test_sums_are_over_busy_seconds() -> None:
-    steps = [Step(0.4, 0.3, 0.4)] * 3
-    steps += [Step(0.9, 0.9, 1.0), Step(0.2, 0.2, 0.1), Step(0.9, 9, 9)]
+    steps = [StepErrors(0.4, 0.3, 0.4)] * 3
+    steps += [StepErrors(0.9, 0.9, 1.0), StepErrors(0.2, 0.2, 0.1), StepErrors(0.9, 9, 9)]
     errors = sum_errors(steps, 1.2, 2.0)
     assert errors["foreseen"] == pytest.approx((25.0 + 0.0) / 2)
     assert errors["followed"] == pytest.approx(0.0)
@@ -114,14 +114,14 @@ def test_a_verdict_is_against_its_bar_or_a_repetition() -> None:
     sums = [{"followed": 4.0, "once more": 2.0}, {}, {}, {}]
     found = verdicts(errors, sums)
     assert list(found) == list(BARS)
-    assert found["TTFT mean"][1] == Verdict(13.0, 1.0, 10.0)
+    assert found["TTFT mean"][1] == ErrorVerdict(13.0, 1.0, 10.0)
     first, second, middle = found["TPOT mean"]
     assert first
     assert second
     assert middle
     assert (first.is_met, second.is_met, middle.is_met) == (True, True, True)
     assert "within 1.5 repetitions" in str(second)
-    assert found["sums of 1 s"] == [Verdict(4.0, 2.0, 5.0), None, Verdict(4.0, 2.0, 5.0)]
+    assert found["sums of 1 s"] == [ErrorVerdict(4.0, 2.0, 5.0), None, ErrorVerdict(4.0, 2.0, 5.0)]
     lines = list(table_of_loads(["a", "b"], [0.5, 0.9], found))
     assert "| b | 90% | 1.0 (1.0) | 7.0 (5.0) | 1.0 (1.0) | 13.0 (1.0) ! | - |" in lines
     assert any("above 85%, as in: b." in line for line in lines)
@@ -129,10 +129,10 @@ def test_a_verdict_is_against_its_bar_or_a_repetition() -> None:
     assert not any("own speed" in line for line in table_of_runs(["a", "b"], errors))
     missed = verdicts({"foreseen": foreseen[2:], "once more": [one, one]}, [{}, {}])["TTFT mean"]
     assert str(missed[-1]).endswith("missed")
-    unsteady = Verdict(30.0, 40.0, 10.0)
+    unsteady = ErrorVerdict(30.0, 40.0, 10.0)
     assert not unsteady.is_met
     assert str(unsteady).endswith("too unsteady to say")
-    assert Verdict(9.0, 40.0, 10.0).is_met
+    assert ErrorVerdict(9.0, 40.0, 10.0).is_met
 
 
 FIGURES = {"TTFT": [(110.0, 100.0), (40.0, 50.0)], "TPOT": [(10.0, 10.0), (0.0, 9.0)]}

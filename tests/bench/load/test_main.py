@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.load.asking import Target
+from ridgeline.bench.load.asking import AskedServer
 from ridgeline.bench.load.client import drive
 from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.foresight.simulator.workload import Planned
@@ -42,9 +42,9 @@ def scripted(first_s: float, gap_s: float, num: int) -> Script:
     return script
 
 
-def target(server: Server, *, timeout_s: float = 20.0, is_chat: bool = True) -> Target:
+def target(server: Server, *, timeout_s: float = 20.0, is_chat: bool = True) -> AskedServer:
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
-    return Target(
+    return AskedServer(
         server.url + path, is_chat, {"Authorization": "Bearer k"}, {"model": "m"}, timeout_s
     )
 
@@ -54,7 +54,7 @@ def planned(arrivals: list[float] | list[None]) -> list[Planned]:
 
 
 def run(
-    server: Target, plan: list[Planned], workers: int | None = None, warmups: int = 0
+    server: AskedServer, plan: list[Planned], workers: int | None = None, warmups: int = 0
 ) -> tuple[list[Outcome], JSON]:
     first = [Planned(-1 - i, "warm", 5, None) for i in range(warmups)]
     return asyncio.run(drive(server, first, plan, workers, lambda done, total: None))

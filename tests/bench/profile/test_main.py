@@ -19,14 +19,14 @@ from safetensors.numpy import save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cpu.emit.clock import KINDS
 from ridgeline.backends.cpu.emit.compile import assembly, host_target
-from ridgeline.backends.cpu.measure.cycles import Counters
+from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Traffic
-from ridgeline.bench.offline import Shape
+from ridgeline.bench.offline import BenchShape
 from ridgeline.bench.profile import main as profiling
 from ridgeline.bench.profile.main import Phase, attainable_ops_per_s, measure_phase, profile
-from ridgeline.bench.profile.picture import Dot, roofline_svg
+from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
 from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights
@@ -69,15 +69,15 @@ def runner(llm: LLM) -> CpuRunner:
 
 
 @pytest.fixture(scope="module")
-def counters(runner: CpuRunner) -> Counters:
+def counters(runner: CpuRunner) -> CycleCounters:
     return runner.profile()
 
 
-def measured(llm: LLM, counters: Counters, shape: Shape, is_prefill: bool) -> Phase:
+def measured(llm: LLM, counters: CycleCounters, shape: BenchShape, is_prefill: bool) -> Phase:
     return measure_phase(llm, counters, shape, RNG, is_prefill=is_prefill)
 
 
-def settled(counters: Counters) -> Mapping[str, NDArray[np.int64]]:
+def settled(counters: CycleCounters) -> Mapping[str, NDArray[np.int64]]:
     """What was counted, when the workers have noted the end of the last step too."""
     time.sleep(0.05)
     return counters.take()
@@ -107,7 +107,9 @@ def test_profiled_kernels_give_the_same_answer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 30])
-def test_each_threads_kinds_add_up_to_its_step(llm: LLM, counters: Counters, length: int) -> None:
+def test_each_threads_kinds_add_up_to_its_step(
+    llm: LLM, counters: CycleCounters, length: int
+) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     settled(counters)
     llm.generate([list(range(3, 3 + length))], params, progress=False)
@@ -122,7 +124,7 @@ def test_each_threads_kinds_add_up_to_its_step(llm: LLM, counters: Counters, len
     assert not any(kind.any() for kind in settled(counters).values())  # taken
 
 
-def test_a_cycle_is_a_steady_fraction_of_a_second(counters: Counters) -> None:
+def test_a_cycle_is_a_steady_fraction_of_a_second(counters: CycleCounters) -> None:
     first, second = counters.seconds_per_cycle(), counters.seconds_per_cycle()
     assert 1e-11 < first < 1e-6
     assert first == pytest.approx(second, rel=0.05)
@@ -131,16 +133,16 @@ def test_a_cycle_is_a_steady_fraction_of_a_second(counters: Counters) -> None:
 # --- phases ------------------------------------------------------------------------------------
 
 SHAPES = [
-    (Shape("single", 1, 20, 12), False),
-    (Shape("some", 5, 20, 6), False),
-    (Shape("one token", 1, 1, 3), False),
-    (Shape("prefill", 1, 60, 2), True),
+    (BenchShape("single", 1, 20, 12), False),
+    (BenchShape("some", 5, 20, 6), False),
+    (BenchShape("one token", 1, 1, 3), False),
+    (BenchShape("prefill", 1, 60, 2), True),
 ]
 
 
 @pytest.mark.parametrize(("shape", "is_prefill"), SHAPES)
 def test_seconds_add_up_to_the_span(
-    llm: LLM, counters: Counters, shape: Shape, is_prefill: bool
+    llm: LLM, counters: CycleCounters, shape: BenchShape, is_prefill: bool
 ) -> None:
     phase = measured(llm, counters, shape, is_prefill)
     assert all(seconds >= 0 for seconds in phase.seconds.values())
@@ -154,9 +156,9 @@ def test_seconds_add_up_to_the_span(
 
 
 def test_traffic_is_what_the_weights_and_the_cache_are(
-    llm: LLM, counters: Counters, runner: CpuRunner
+    llm: LLM, counters: CycleCounters, runner: CpuRunner
 ) -> None:
-    shape = Shape("single", 1, 20, 3)
+    shape = BenchShape("single", 1, 20, 3)
     traffic = measured(llm, counters, shape, False).traffic
     arch, steps = llm.arch, 2
     assert runner.weights.proxy is not None
@@ -175,9 +177,9 @@ def test_traffic_is_what_the_weights_and_the_cache_are(
     assert traffic["attention"].read_bytes == pytest.approx(wanted, abs=steps)
 
 
-def test_a_prompt_leaves_most_of_the_last_layer_out(llm: LLM, counters: Counters) -> None:
+def test_a_prompt_leaves_most_of_the_last_layer_out(llm: LLM, counters: CycleCounters) -> None:
     arch = llm.arch
-    phase = measured(llm, counters, Shape("prefill", 1, 40, 1), True)
+    phase = measured(llm, counters, BenchShape("prefill", 1, 40, 1), True)
     mixer = arch.layers[0].mixer
     keys_and_values = 2 * mixer.num_kv_heads * mixer.head_dim * arch.hidden_size
     queries = mixer.num_heads * mixer.head_dim * arch.hidden_size
@@ -243,7 +245,7 @@ def test_guesses_are_counted_apart_from_what_lasts(path: Path) -> None:
     config = {"method": "lookahead", "num_speculative_tokens": 4, "always": True}
     with LLM(path, kv_cache_memory="1MiB", threads=2, speculative_config=config) as llm:
         assert isinstance(llm.runner, CpuRunner)
-        phase = measured(llm, llm.runner.profile(), Shape("single", 1, 20, 100), False)
+        phase = measured(llm, llm.runner.profile(), BenchShape("single", 1, 20, 100), False)
     assert 0 <= phase.num_accepted_tokens < phase.num_draft_tokens
     assert phase.num_lasting_tokens == 99
     assert phase.num_tokens == 99 + phase.num_draft_tokens - phase.num_accepted_tokens
@@ -288,7 +290,9 @@ def test_a_shape_that_does_not_fit_is_refused_before_measuring(llm: LLM, tmp_pat
 def test_the_picture_has_every_dot_inside_and_no_label_over_another() -> None:
     rng = np.random.default_rng(0)
     dots = [
-        Dot(label, f"series {series}", 10 ** rng.uniform(-1, 3.5), 10 ** rng.uniform(9, 12.5))
+        RooflinePoint(
+            label, f"series {series}", 10 ** rng.uniform(-1, 3.5), 10 ** rng.uniform(9, 12.5)
+        )
         for series in "abc"
         for label in ("linears", "head", "attention")
     ]
@@ -311,7 +315,10 @@ def test_the_picture_has_every_dot_inside_and_no_label_over_another() -> None:
 
 def test_dots_on_the_roof_lie_on_its_lines() -> None:
     bandwidth, peak = 4e10, 2e12
-    dots = [Dot("slope", "s", 2.0, 2 * bandwidth), Dot("level", "s", 500.0, peak)]
+    dots = [
+        RooflinePoint("slope", "s", 2.0, 2 * bandwidth),
+        RooflinePoint("level", "s", 500.0, peak),
+    ]
     image = ElementTree.fromstring(roofline_svg("t", dots, bandwidth, {"int8": peak}))
     slope, level = image.findall(f"{SVG}circle")[-2:]
     lines = [

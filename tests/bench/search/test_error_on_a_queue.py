@@ -17,9 +17,9 @@ import pytest
 
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.knee import Search, Trial, interval, likely_limit
+from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import Slo
-from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
+from ridgeline.bench.search.trial import Judge, TrialSetting, percentile_ms
 from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
 
 NUM_SEATS, SERVICE_S = 4, 0.1
@@ -53,7 +53,7 @@ def knee_per_s() -> float:
 
 
 def run(
-    setting: Setting,
+    setting: TrialSetting,
     load: float,
     number: int,
     serve: Callable[[list[float], int, int], list[Outcome]] = served,
@@ -88,10 +88,10 @@ def run(
     )
 
 
-def new_setting(seed: int) -> Setting:
+def new_setting(seed: int) -> TrialSetting:
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    return Setting(asking.target(), workload, [TTFT], True, 400, SERVICE_S)
+    return TrialSetting(asking.target(), workload, [TTFT], True, 400, SERVICE_S)
 
 
 @pytest.mark.full
@@ -101,7 +101,7 @@ def test_searches_of_a_queue_come_close_to_its_highest_load(is_foreseen: bool) -
     for seed in range(40):
         setting = new_setting(seed)
         start = knee * Random(seed).uniform(0.85, 1.15) if is_foreseen else 8.0
-        search = Search(start, 2.5, is_whole=False, is_near=is_foreseen)
+        search = LoadSearch(start, 2.5, is_whole=False, is_near=is_foreseen)
         while len(search.trials) < 16 and (load := search.next_load()) is not None:
             setting.is_rough = not is_foreseen and interval(search.trials).high is None
             search.trials.append(run(setting, load, len(search.trials)))

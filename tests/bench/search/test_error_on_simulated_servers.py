@@ -16,12 +16,12 @@ import pytest
 
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.knee import Search, Trial, interval, likely_limit
+from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import Slo
-from ridgeline.bench.search.trial import Setting
+from ridgeline.bench.search.trial import TrialSetting
 from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.fleet import serve_fleet
-from ridgeline.foresight.simulator.run import Asked
+from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
 from ridgeline.foresight.step_time.features import StepTime
 from tests.bench.search.test_error_on_a_queue import run
@@ -45,7 +45,7 @@ def server(seed: int) -> Serve:
     def serve(arrivals_s: list[float], first: int, seed: int) -> list[Outcome]:
         dice = Random(seed)
         asked = [
-            Asked(
+            SimRequest(
                 prompt=(7,) * dice.randint(longest // 4, longest),
                 num_new=(dice.randint(1, most_new),),
                 arrival_s=arrival_s,
@@ -89,9 +89,9 @@ def searched(seed: int) -> tuple[float, list[Trial]]:
     slo = Slo("ttft", 95, 1e3 * first_s * Random(seed).uniform(3, 12))
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    setting = Setting(asking.target(), workload, [slo], True, NUM_TRIAL, answer_s)
+    setting = TrialSetting(asking.target(), workload, [slo], True, NUM_TRIAL, answer_s)
     best = highest_of_grid(serve, slo, 0.5 / answer_s)
-    search = Search(1 / answer_s, 0.25 / answer_s, is_whole=False)
+    search = LoadSearch(1 / answer_s, 0.25 / answer_s, is_whole=False)
     while len(search.trials) < 16 and (load := search.next_load()) is not None:
         setting.is_rough = interval(search.trials).high is None
         search.trials.append(run(setting, load, len(search.trials), serve, min(0.1, 2 / load)))

@@ -15,7 +15,7 @@ from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import (
     WIDTH,
-    Search,
+    LoadSearch,
     Trial,
     interval,
     likely_limit,
@@ -32,7 +32,7 @@ from ridgeline.bench.search.slo import (
     tally,
     verdict,
 )
-from ridgeline.bench.search.trial import Judge, Setting, percentile_ms
+from ridgeline.bench.search.trial import Judge, TrialSetting, percentile_ms
 from ridgeline.foresight.simulator.workload import Workload
 
 TTFT = Slo("ttft", 95, 100)
@@ -66,7 +66,7 @@ def line(alone: float, knee: float) -> tuple[Oracle, float]:
 
 
 def searched(oracle: Oracle, start: float, least: float, *, is_whole: bool = False) -> list[Trial]:
-    search = Search(start, least, is_whole=is_whole)
+    search = LoadSearch(start, least, is_whole=is_whole)
     while (load := search.next_load()) is not None:
         search.trials.append(oracle(load))
         assert len(search.trials) <= 20
@@ -94,7 +94,7 @@ def test_from_a_knee_that_was_foreseen_no_more_trials_are_needed(
     base: float, capacity: float, error: float
 ) -> None:
     oracle, knee = queue(base, capacity)
-    search = Search(error * knee, 0.25 * knee, is_whole=False, is_near=True)
+    search = LoadSearch(error * knee, 0.25 * knee, is_whole=False, is_near=True)
     while (load := search.next_load()) is not None:
         search.trials.append(oracle(load))
         assert 0.5 * knee < load < 2 * knee
@@ -110,7 +110,7 @@ def test_from_a_knee_that_was_foreseen_no_more_trials_are_needed(
 @given(st.floats(0.02, 400))
 def test_a_knee_that_was_foreseen_wrongly_is_found_all_the_same(knee: float) -> None:
     oracle, _ = step(knee)
-    search = Search(1.0, 0.01, is_whole=False, is_near=True)
+    search = LoadSearch(1.0, 0.01, is_whole=False, is_near=True)
     while (load := search.next_load()) is not None:
         search.trials.append(oracle(load))
         assert len(search.trials) <= 18
@@ -156,7 +156,7 @@ def test_noise_ends_in_an_interval_whose_ends_are_what_their_trials_say(
         num_met = sum(rng.random() < share for _ in range(200))
         return Trial(load, (Tally(TTFT, num_met, 200),), False, sure.tightness, load)
 
-    search = Search(1.0, 0.01, is_whole=False)
+    search = LoadSearch(1.0, 0.01, is_whole=False)
     while len(search.trials) < 25 and (load := search.next_load()) is not None:
         assert load >= 0.01
         search.trials.append(noisy(load))
@@ -189,7 +189,7 @@ def test_one_lucky_trial_moves_the_likely_limit_little() -> None:
 
 
 def test_an_end_that_does_not_stand_does_not_send_the_search_far_away() -> None:
-    search = Search(1.0, 0.1, is_whole=False)
+    search = LoadSearch(1.0, 0.1, is_whole=False)
     search._num_guesses = 3  # interpolation has had its turns
     for load, tightness in ((1.0, 0.8), (4.0, 3.0), (1.96, 0.9), (2.04, 1.1), (1.96, 0.9)):
         search.trials.append(trial(load, tightness))
@@ -201,7 +201,7 @@ def test_an_end_that_does_not_stand_does_not_send_the_search_far_away() -> None:
 
 
 def test_a_second_trial_that_disagrees_opens_the_search_again() -> None:
-    search = Search(1.0, 0.1, is_whole=False)
+    search = LoadSearch(1.0, 0.1, is_whole=False)
     for load, tightness in ((1.0, 0.8), (1.04, 1.2), (1.0, 1.3)):
         search.trials.append(trial(load, tightness))
     assert interval(search.trials).low is None  # 300 of 400 are too few
@@ -335,7 +335,7 @@ def test_a_server_that_cannot_keep_up_is_seen() -> None:
 def test_near_the_limit_the_warm_up_is_long_and_only_a_failure_ends_a_trial_early() -> None:
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
     load = Workload(request_rate=1.0, num_warmups=1, seed=1)
-    setting = Setting(asking.target(), load, [TTFT], True, 300, 0.1)
+    setting = TrialSetting(asking.target(), load, [TTFT], True, 300, 0.1)
     good, bad = [ended(i, 0.05) for i in range(120)], [ended(i, 0.2) for i in range(120)]
 
     def judged(outcomes: list[Outcome]) -> bool:

@@ -17,15 +17,15 @@ from ridgeline.cli.main import main
 from ridgeline.core.records import to_json
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.api.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 
-def load_of_sixty() -> list[Asked]:
+def load_of_sixty() -> list[SimRequest]:
     return [
-        Asked(
+        SimRequest(
             prompt=(3, 4, 5, i) * (9 if i == 5 else 2),
             num_new=(1 + i % 13,),
             arrival_s=0.02 * i,

@@ -15,7 +15,7 @@ from ridgeline.core.request import Sequence, Status
 from ridgeline.core.scheduling.admission import Admission, Room, fair_share
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.step import SeqId, Step
-from ridgeline.foresight.simulator.run import Asked, Replica
+from ridgeline.foresight.simulator.run import Replica, SimRequest
 from tests.core.harness import (
     POLICIES,
     Watched,
@@ -28,9 +28,9 @@ from tests.core.harness import (
 from tests.core.harness import make_request as request_of
 
 
-def asked(tenant: str, *prompt: int, num_new: int = 100, **params: object) -> Asked:
+def asked(tenant: str, *prompt: int, num_new: int = 100, **params: object) -> SimRequest:
     said = SamplingParams(max_tokens=num_new, ignore_eos=True, **params)  # type: ignore[arg-type]
-    return Asked(prompt=prompt, num_new=(num_new,) * said.num_seqs, params=said, tenant=tenant)
+    return SimRequest(prompt=prompt, num_new=(num_new,) * said.num_seqs, params=said, tenant=tenant)
 
 
 def server(
@@ -89,7 +89,7 @@ def test_alone_a_tenant_waits_for_a_free_slot() -> None:
 # --- one key's load, another's short request ----------------------------------------------------
 
 SEATS = 16
-LOADS: dict[str, list[Asked]] = {
+LOADS: dict[str, list[SimRequest]] = {
     "one short answer each": [asked("a", 10 + i, 11, 12) for i in range(SEATS)],
     "many answers": [asked("a", 10 + i, 11, 12, n=SEATS) for i in range(8)],
     "best of many": [asked("a", 10 + i, 11, 12, n=2, best_of=SEATS) for i in range(8)],
@@ -102,7 +102,7 @@ LOADS: dict[str, list[Asked]] = {
 
 @pytest.mark.parametrize("others", LOADS.values(), ids=LOADS)
 def test_a_short_request_of_another_key_is_answered_within_a_few_steps(
-    others: list[Asked],
+    others: list[SimRequest],
 ) -> None:
     replica, runner = server(seats=SEATS)
     for one in others:

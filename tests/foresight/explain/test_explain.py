@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.foresight.explain.explain import CAUSES, Explanation, Piece, explain
+from ridgeline.foresight.explain.explain import CAUSES, Explanation, TimePiece, explain
 from tests.foresight.runs import recorded
 
 Json = dict[str, Any]
@@ -170,15 +170,15 @@ def test_a_life_by_hand() -> None:
     found = explain(ENGINE, REQUEST, steps, lambda one: 0.3 * len(one["work"]))
     s = 10**9
     assert found.pieces == (
-        Piece("step_under_way", s // 2, s, 7),
-        Piece("between_steps", s, 2 * s, 7),
-        Piece("prompt_alone", 2 * s, 23 * s // 10, 8),
-        Piece("prompt_shared", 23 * s // 10, 26 * s // 10, 8),
-        Piece("slow_machine", 26 * s // 10, 3 * s, 8),
-        Piece("between_steps", 3 * s, 9 * s // 2, 8),
-        Piece("decode_alone", 9 * s // 2, 48 * s // 10, 9),
-        Piece("decode_shared", 48 * s // 10, 51 * s // 10, 9),
-        Piece("slow_machine", 51 * s // 10, 55 * s // 10, 9),
+        TimePiece("step_under_way", s // 2, s, 7),
+        TimePiece("between_steps", s, 2 * s, 7),
+        TimePiece("prompt_alone", 2 * s, 23 * s // 10, 8),
+        TimePiece("prompt_shared", 23 * s // 10, 26 * s // 10, 8),
+        TimePiece("slow_machine", 26 * s // 10, 3 * s, 8),
+        TimePiece("between_steps", 3 * s, 9 * s // 2, 8),
+        TimePiece("decode_alone", 9 * s // 2, 48 * s // 10, 9),
+        TimePiece("decode_shared", 48 * s // 10, 51 * s // 10, 9),
+        TimePiece("slow_machine", 51 * s // 10, 55 * s // 10, 9),
     )
 
 

@@ -17,7 +17,7 @@ from ridgeline.foresight.explain.explain import CAUSES, Explanation, explain
 from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.what_would_help import would_help
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.explain.test_explain import ENGINE, REQUEST, explained, step
 from tests.foresight.runs import recorded
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
@@ -105,7 +105,7 @@ def test_times_have_the_digits_that_matter(num_ns: int, text: str) -> None:
 def test_what_would_have_helped_is_simulated() -> None:
     """Where slots are the limit more of them help, and the gain is that of the simulation."""
     narrow = changed(SETTINGS, max_num_seqs=2)
-    load = [Asked(prompt=(3, 4, 5, i), num_new=(16,), arrival_s=0.0) for i in range(8)]
+    load = [SimRequest(prompt=(3, 4, 5, i), num_new=(16,), arrival_s=0.0) for i in range(8)]
     records: list[Json] = [
         json.loads(json.dumps(to_json(one))) for one in simulate(load, narrow, TIMES)
     ]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts, parse_drafts
 from ridgeline.foresight.simulator.fleet import serve_fleet
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 ROOMY = replace(SETTINGS, num_blocks=1200, max_model_len=400)
-LOAD = [Asked(prompt=(i + 9,) * 12, num_new=(300,), arrival_s=0.9 * i) for i in range(12)]
+LOAD = [SimRequest(prompt=(i + 9,) * 12, num_new=(300,), arrival_s=0.9 * i) for i in range(12)]
 
 
 def ended(records: list[Record]) -> list[RequestRecord]:
@@ -56,7 +56,7 @@ def test_answers_are_the_same_with_drafts(
 ) -> None:
     setup = replace(SETTINGS, policy=policy, max_num_batched_tokens=64)
     load = [
-        Asked(prompt=(i + 9,) * num_prompt, num_new=(num_new,), arrival_s=0.02 * i)
+        SimRequest(prompt=(i + 9,) * num_prompt, num_new=(num_new,), arrival_s=0.02 * i)
         for i, (num_prompt, num_new) in enumerate(lengths)
     ]
     drafts = Drafts(most, acceptance)

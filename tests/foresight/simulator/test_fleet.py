@@ -20,16 +20,17 @@ from ridgeline.foresight.simulator.fleet import (
     round_robin,
     serve_fleet,
 )
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, requests_of
 
 few = settings(max_examples=30, deadline=None)
 ROOMY = replace(SETTINGS, num_blocks=400, max_model_len=400)
 
 
-def spread(num: int, gap_s: float, *, prompt: int = 20, new: int = 12) -> list[Asked]:
+def spread(num: int, gap_s: float, *, prompt: int = 20, new: int = 12) -> list[SimRequest]:
     return [
-        Asked(prompt=(100 + i,) * prompt, num_new=(new,), arrival_s=i * gap_s) for i in range(num)
+        SimRequest(prompt=(100 + i,) * prompt, num_new=(new,), arrival_s=i * gap_s)
+        for i in range(num)
     ]
 
 
@@ -56,7 +57,7 @@ def faults(draw: st.DrawFn) -> tuple[int, list[Evict | Slow]]:
 
 @few
 @given(loads())
-def test_one_replica_is_a_simulation(load: list[Asked]) -> None:
+def test_one_replica_is_a_simulation(load: list[SimRequest]) -> None:
     alone = requests_of(simulate(load, SETTINGS, TIMES))
     fleet = serve_fleet(load, SETTINGS, TIMES, 1)
     assert sorted((e.first_token_s, e.finish_s, e.num_new) for e in fleet) == sorted(
@@ -76,7 +77,7 @@ def test_one_replica_is_a_simulation_in_a_closed_loop(concurrency: int) -> None:
 @few
 @given(loads(), faults(), st.sampled_from(sorted(ROUTERS)))
 def test_every_request_ends_once(
-    load: list[Asked], broken: tuple[int, list[Evict | Slow]], router: str
+    load: list[SimRequest], broken: tuple[int, list[Evict | Slow]], router: str
 ) -> None:
     num, what = broken
     ended = serve_fleet(load, ROOMY, TIMES, num, router=ROUTERS[router](), faults=what)
@@ -136,7 +137,7 @@ def test_a_slow_replica_gets_less() -> None:
 
 
 def test_routers_choose() -> None:
-    asked = Asked(prompt=(1, 2), num_new=(1,))
+    asked = SimRequest(prompt=(1, 2), num_new=(1,))
     views = [View(0, 50, 0), View(2, 10, 0), View(5, 500, 64)]
     assert least_tokens(asked, views) == 2
     turns = round_robin()
@@ -147,7 +148,7 @@ def test_routers_choose() -> None:
 
 def test_requests_of_one_prefix_stay_together() -> None:
     load = [
-        Asked(prompt=(i % 2,) * 16 + (9 + i,) * 4, num_new=(2,), arrival_s=i * 0.5)
+        SimRequest(prompt=(i % 2,) * 16 + (9 + i,) * 4, num_new=(2,), arrival_s=i * 0.5)
         for i in range(12)
     ]
     ended = serve_fleet(load, ROOMY, TIMES, 2, router=prefix_aware())

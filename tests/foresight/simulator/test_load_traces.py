@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.foresight.simulator.load_traces import Trace, Traced, parse_trace
+from ridgeline.foresight.simulator.load_traces import LoadTrace, Traced, parse_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -42,14 +42,14 @@ def test_azures_times_are_date_times_or_seconds() -> None:
 
 def test_bursts_rows_without_an_answer_are_counted_and_left_out() -> None:
     text = BURST + "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,3,0,3,API log\n"
-    assert parse_trace(text + "45.5,GPT-4,9,2.0,11,API log\n", "b") == Trace(
+    assert parse_trace(text + "45.5,GPT-4,9,2.0,11,API log\n", "b") == LoadTrace(
         (Traced(5.0, 472, 18), Traced(45.5, 9, 2)), 1
     )
 
 
 def test_mooncakes_milliseconds_and_blocks() -> None:
     text = mooncake() + "\n" + mooncake(timestamp=0, input_length=512, hash_ids=[0])
-    assert parse_trace(text, "m") == Trace(
+    assert parse_trace(text, "m") == LoadTrace(
         (Traced(0.0, 512, 9, hash_ids=(0,)), Traced(1.5, 600, 9, hash_ids=(3, 4)))
     )
 
@@ -62,7 +62,7 @@ def test_our_own_traces_give_each_answer_its_request() -> None:
         request(2, error="it broke"),
     )
     tokens = {"token_ids": (5, 6)}
-    assert parse_trace(text + '{"type": "st', "o") == Trace(
+    assert parse_trace(text + '{"type": "st', "o") == LoadTrace(
         (Traced(4.0, 2, 7, **tokens), Traced(5.0, 2, 4, **tokens), Traced(5.0, 2, 6, **tokens)),
         num_left_out=2,  # one failed, one had not ended
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord, to_json
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime, of_record
 
 few = settings(max_examples=30)
@@ -41,7 +41,7 @@ def requests_of(records: list[Record]) -> list[RequestRecord]:
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> list[Asked]:
+def loads(draw: st.DrawFn) -> list[SimRequest]:
     """Requests of all sizes, some with a common beginning, some with two answers."""
     load = []
     for _ in range(draw(st.integers(1, 12))):
@@ -50,7 +50,7 @@ def loads(draw: st.DrawFn) -> list[Asked]:
         num_new = tuple(draw(st.lists(st.integers(1, 16), min_size=1, max_size=2)))
         most = max(num_new) + draw(st.sampled_from((0, 3)))
         load.append(
-            Asked(
+            SimRequest(
                 prompt=tuple([kind] * length),
                 num_new=num_new,
                 arrival_s=draw(st.floats(0, 1)),
@@ -79,7 +79,7 @@ setups = st.builds(
 @few
 @given(loads(), setups)
 def test_every_request_ends_once_with_the_tokens_that_it_was_to_have(
-    load: list[Asked], setup: EngineRecord
+    load: list[SimRequest], setup: EngineRecord
 ) -> None:
     records = simulate(load, setup, TIMES)
     ended = requests_of(records)
@@ -98,14 +98,16 @@ def test_every_request_ends_once_with_the_tokens_that_it_was_to_have(
 
 @few
 @given(loads(), setups)
-def test_a_simulation_is_a_function_of_what_goes_in(load: list[Asked], setup: EngineRecord) -> None:
+def test_a_simulation_is_a_function_of_what_goes_in(
+    load: list[SimRequest], setup: EngineRecord
+) -> None:
     assert simulate(load, setup, TIMES) == simulate(load, setup, TIMES)
 
 
 @few
 @given(loads(), setups)
 def test_time_passes_as_the_model_says_and_no_otherwise(
-    load: list[Asked], setup: EngineRecord
+    load: list[SimRequest], setup: EngineRecord
 ) -> None:
     steps = steps_of(simulate(load, setup, TIMES))
     for step in steps:
@@ -117,7 +119,7 @@ def test_time_passes_as_the_model_says_and_no_otherwise(
 
 @few
 @given(loads())
-def test_a_slower_machine_ends_later(load: list[Asked]) -> None:
+def test_a_slower_machine_ends_later(load: list[SimRequest]) -> None:
     at_once = [replace(asked, arrival_s=0.0) for asked in load]
     fast, slow = (simulate(at_once, SETTINGS, TIMES.scaled(by)) for by in (1.0, 2.0))
     ends = [max(r.finish_s for r in requests_of(records)) for records in (fast, slow)]
@@ -127,7 +129,7 @@ def test_a_slower_machine_ends_later(load: list[Asked]) -> None:
 def test_a_simulated_run_is_decided_again_the_same() -> None:
     dice = random.Random(3)
     load = [
-        Asked(
+        SimRequest(
             prompt=tuple(dice.choices(range(3, 9), k=dice.randint(1, 40))),
             num_new=(dice.randint(1, 20),),
             arrival_s=dice.random() * 2,
@@ -142,7 +144,7 @@ def test_a_simulated_run_is_decided_again_the_same() -> None:
 
 
 def test_a_closed_loop_keeps_so_many_requests_at_work() -> None:
-    load = [Asked(prompt=(3, 4, 5, i), num_new=(1 + i % 7,)) for i in range(20)]
+    load = [SimRequest(prompt=(3, 4, 5, i), num_new=(1 + i % 7,)) for i in range(20)]
     records = simulate(load, SETTINGS, TIMES, concurrency=3)
     ended = requests_of(records)
     assert len(ended) == 20
@@ -157,8 +159,10 @@ def test_a_closed_loop_keeps_so_many_requests_at_work() -> None:
 
 def test_tenants_take_turns_as_in_a_server() -> None:
     """The one who asks for little does not wait behind the other's many prompts."""
-    many = [Asked(prompt=(3,) * 30, num_new=(8,), arrival_s=0.0, tenant="a") for _ in range(20)]
-    one = Asked(prompt=(4,) * 30, num_new=(8,), arrival_s=0.001, tenant="b", name="the one")
+    many = [
+        SimRequest(prompt=(3,) * 30, num_new=(8,), arrival_s=0.0, tenant="a") for _ in range(20)
+    ]
+    one = SimRequest(prompt=(4,) * 30, num_new=(8,), arrival_s=0.001, tenant="b", name="the one")
     ended = requests_of(simulate([*many, one], SETTINGS, TIMES))
     place = [record.name for record in sorted(ended, key=lambda r: r.finish_s)].index("the one")
     assert place < 10
@@ -166,13 +170,13 @@ def test_tenants_take_turns_as_in_a_server() -> None:
 
 def test_a_request_that_can_never_run_is_refused() -> None:
     with pytest.raises(ValueError, match="max-model-len"):
-        simulate([Asked(prompt=(3,) * 64, num_new=(1,), arrival_s=0.0)], SETTINGS, TIMES)
+        simulate([SimRequest(prompt=(3,) * 64, num_new=(1,), arrival_s=0.0)], SETTINGS, TIMES)
 
 
 def test_turns_of_a_session_ask_on_behind_the_answers_before() -> None:
     """Prompts grow by what was said, come after a pause, and find what was said in the cache."""
     turns = [
-        Asked(
+        SimRequest(
             prompt=(3 + turn,) * 9,
             num_new=(5,),
             arrival_s=None if turn else 1.0,
@@ -193,7 +197,7 @@ def test_turns_of_a_session_ask_on_behind_the_answers_before() -> None:
 
 def test_a_client_of_a_closed_loop_stays_with_its_session() -> None:
     load = [
-        Asked(prompt=(3 + i,) * 4, num_new=(3,), turn=turn, think_s=0.2 * turn)
+        SimRequest(prompt=(3 + i,) * 4, num_new=(3,), turn=turn, think_s=0.2 * turn)
         for i in range(5)
         for turn in range(2)
     ]
@@ -203,8 +207,8 @@ def test_a_client_of_a_closed_loop_stays_with_its_session() -> None:
 
 
 def test_warm_up_requests_come_first_and_fill_the_cache() -> None:
-    warm = [Asked(prompt=(3,) * 20, num_new=(2,)) for _ in range(2)]
-    load = [Asked(prompt=(3,) * 20, num_new=(2,), arrival_s=0.25)]
+    warm = [SimRequest(prompt=(3,) * 20, num_new=(2,)) for _ in range(2)]
+    load = [SimRequest(prompt=(3,) * 20, num_new=(2,), arrival_s=0.25)]
     ended = requests_of(simulate(load, SETTINGS, TIMES, warmups=warm))
     assert [record.num_cached_tokens for record in ended] == [0, 0, 16]
     behind_s = ended[2].arrival_s - max(record.finish_s for record in ended[:2])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord, to_json
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, setups
 
 few = settings(max_examples=20, deadline=None)
@@ -24,7 +24,7 @@ def as_read(records: list[Record]) -> list[dict[str, Any]]:
 
 @few
 @given(loads(), setups)
-def test_the_same_settings_give_the_same_run(load: list[Asked], setup: EngineRecord) -> None:
+def test_the_same_settings_give_the_same_run(load: list[SimRequest], setup: EngineRecord) -> None:
     """Numbers, times and decisions are those of the trace, whose own clock is the model's."""
     one_tenant = [replace(asked, tenant="", is_read=True) for asked in load]
     then = simulate(one_tenant, setup, TIMES)
@@ -39,7 +39,7 @@ def test_the_same_settings_give_the_same_run(load: list[Asked], setup: EngineRec
 
 
 def test_what_another_setting_changes_first_is_said_in_words() -> None:
-    load = [Asked(prompt=(3,) * 20, num_new=(8,), arrival_s=0.001 * i) for i in range(9)]
+    load = [SimRequest(prompt=(3,) * 20, num_new=(8,), arrival_s=0.001 * i) for i in range(9)]
     lines = as_read(simulate(load, SETTINGS, TIMES))
     asked = what_if.load_of(lines)
     wide = what_if.changed(SETTINGS, ["max-num-seqs=9"])
@@ -57,7 +57,7 @@ def test_what_another_setting_changes_first_is_said_in_words() -> None:
 
 
 def test_a_client_that_left_leaves_again() -> None:
-    load = [Asked(prompt=(3,) * 9, num_new=(40,), arrival_s=0.0) for _ in range(3)]
+    load = [SimRequest(prompt=(3,) * 9, num_new=(40,), arrival_s=0.0) for _ in range(3)]
     load[1] = replace(load[1], gone_s=0.2, name="leaves")
     records = simulate(load, SETTINGS, TIMES)
     left = [r for r in records if isinstance(r, RequestRecord) and r.name == "leaves"]
@@ -101,7 +101,9 @@ def test_settings_are_taken_as_flags_spell_them() -> None:
 
 
 def test_searches_are_not_simulated() -> None:
-    lines = as_read(simulate([Asked(prompt=(3,), num_new=(2,), arrival_s=0.0)], SETTINGS, TIMES))
+    lines = as_read(
+        simulate([SimRequest(prompt=(3,), num_new=(2,), arrival_s=0.0)], SETTINGS, TIMES)
+    )
     for line in lines:
         if line["type"] == "request":
             line["params"]["use_beam_search"] = True

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.foresight.simulator.load_traces import Trace, Traced, parse_trace
+from ridgeline.foresight.simulator.load_traces import LoadTrace, Traced, parse_trace
 from ridgeline.foresight.simulator.workload import (
     Workload,
     draw,
@@ -122,7 +122,7 @@ def test_prompts_share_the_blocks_whose_ids_are_equal_and_no_others() -> None:
 
 
 def test_token_ids_of_a_trace_are_the_prompts() -> None:
-    trace = Trace((Traced(5.0, 3, 7, token_ids=(4, 5, 6)), Traced(6.0, 2, 1, token_ids=(4, 9))))
+    trace = LoadTrace((Traced(5.0, 3, 7, token_ids=(4, 5, 6)), Traced(6.0, 2, 1, token_ids=(4, 9))))
     plan = make_plan(Workload(trace_file="t", num_warmups=0), trace)
     assert [(p.prompt, p.max_tokens, p.arrival_s) for p in plan] == [
         ((4, 5, 6), 7, 0.0),

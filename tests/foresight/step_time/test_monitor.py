@@ -16,7 +16,7 @@ import pytest
 
 from ridgeline.api.calibration.known import all_of
 from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import (
     Calibration,
     Factors,
@@ -25,7 +25,7 @@ from ridgeline.foresight.step_time.calibration import (
     read,
 )
 from ridgeline.foresight.step_time.features import StepTime, of_record
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
 from ridgeline.physics.costs import Features
 from tests.foresight.simulator.test_run import SETTINGS
@@ -46,7 +46,7 @@ def served(times: StepTime = TRUE, num: int = 60, seed: int = 1) -> list[Record]
     """Return the records of a server in which time passes as ``times`` says."""
     dice = random.Random(seed)
     load = [
-        Asked(
+        SimRequest(
             prompt=tuple(dice.choices(range(3, 9), k=dice.randint(1, 40))),
             num_new=(dice.randint(2, 20),),
             arrival_s=dice.random() * num / 8,
@@ -56,14 +56,14 @@ def served(times: StepTime = TRUE, num: int = 60, seed: int = 1) -> list[Record]
     return simulate(load, SETTINGS, times)
 
 
-def heard(score: Score, records: list[Record]) -> Score:
+def heard(score: PredictionMonitor, records: list[Record]) -> PredictionMonitor:
     for record in records:
         score.on_record(record)
     return score
 
 
 def test_where_the_model_is_right_nothing_is_off() -> None:
-    score = heard(Score(known()), served())
+    score = heard(PredictionMonitor(known()), served())
     assert score.num_steps > 100
     assert score.factor == pytest.approx(1)
     assert score.predicted_s == pytest.approx(score.actual_s)
@@ -75,7 +75,7 @@ def test_where_the_model_is_right_nothing_is_off() -> None:
 
 
 def test_a_machine_that_becomes_slower_is_followed_within_seconds() -> None:
-    score = heard(Score(known(), start=lambda work: None), served())
+    score = heard(PredictionMonitor(known(), start=lambda work: None), served())
     before_s = score.predicted_s
     slow = served(TRUE.scaled(2.0), num=200, seed=2)
     heard(score, slow)
@@ -92,7 +92,7 @@ def test_one_wild_step_is_not_a_slow_machine() -> None:
     step = records[i]
     assert isinstance(step, StepRecord)
     records[i] = replace(step, execute_s=1.0)  # for fifty times as long something else ran
-    score = Score(known())
+    score = PredictionMonitor(known())
     heard(score, records[: i + 1])
     assert score.factor < 1 + (1 - 0.6) * 2.01  # as if it had been three times as long
     heard(score, records[i + 1 :])
@@ -101,7 +101,7 @@ def test_one_wild_step_is_not_a_slow_machine() -> None:
 
 def test_steps_that_are_held_up_now_and_then_do_not_bend_the_sum() -> None:
     """A mean of ratios by the time that steps took would foresee far too much."""
-    dice, score = random.Random(6), Score(known(), start=lambda work: None)
+    dice, score = random.Random(6), PredictionMonitor(known(), start=lambda work: None)
     for record in served(num=400):
         if isinstance(record, StepRecord) and dice.random() < 0.3:
             record = replace(record, execute_s=2.9 * record.execute_s)
@@ -113,7 +113,7 @@ def test_steps_that_are_held_up_now_and_then_do_not_bend_the_sum() -> None:
 def test_what_was_assumed_is_replaced_after_two_hundred_steps() -> None:
     assumed = StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0)
     fits: Refits = []
-    score = Score(known(assumed, "assumed"), start=fits.append)
+    score = PredictionMonitor(known(assumed, "assumed"), start=fits.append)
     records = served(num=300)
     steps = [i for i, record in enumerate(records) if isinstance(record, StepRecord)]
     heard(score, records[: steps[198] + 1])
@@ -140,7 +140,7 @@ def test_what_a_server_learns_first_is_learnt_again_when_it_has_seen_more() -> N
         counts.append(score.num_steps)
         work()
 
-    score = Score(known(assumed, "assumed"), start=fit)
+    score = PredictionMonitor(known(assumed, "assumed"), start=fit)
     heard(score, served(num=900))
     assert len(counts) >= 3
     steps = [0, *counts[:3]]
@@ -152,19 +152,19 @@ def test_a_shape_that_errs_is_fitted_anew() -> None:
     """Prompts take three times as long as when it was measured, answers do not."""
     other = replace(TRUE, table_s=(0.01, 0.03, 0.15))
     fits: Refits = []
-    score = heard(Score(known(), start=fits.append), served(other, num=3000))
+    score = heard(PredictionMonitor(known(), start=fits.append), served(other, num=3000))
     assert fits
     fits[0]()
     heard(score, served(other, num=100, seed=3))
     assert score.num_fits == 1
     assert score.errors["step"] < 0.2
-    again = heard(Score(score.calibration), served(other, num=100, seed=4))
+    again = heard(PredictionMonitor(score.calibration), served(other, num=100, seed=4))
     assert again.errors["step"] < 0.05
 
 
 def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     assumed = known(StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0), "assumed")
-    score = Score(assumed, tmp_path, start=lambda work: work())
+    score = PredictionMonitor(assumed, tmp_path, start=lambda work: work())
     heard(score, served(TRUE.scaled(1.0), num=400))
     heard(score, served(TRUE.scaled(1.5), num=200))
     score.close()
@@ -173,21 +173,23 @@ def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     assert kept.is_of(assumed)
     assert kept.source == "served"
     assert kept.samples
-    again = Score(kept)
+    again = PredictionMonitor(kept)
     assert again.factor == pytest.approx(kept.interval().middle)
     low, _, high = kept.interval()
     assert high / low > 1.3, "both speeds were seen"
 
 
 def test_nothing_is_kept_of_what_was_only_assumed(tmp_path: Path) -> None:
-    score = heard(Score(known(source="assumed"), tmp_path, start=lambda work: None), served(num=5))
+    score = heard(
+        PredictionMonitor(known(source="assumed"), tmp_path, start=lambda work: None), served(num=5)
+    )
     score.close()
     assert list(all_of(tmp_path)) == []
 
 
 def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("in the way")
-    score = Score(known(source="assumed"), tmp_path, start=lambda work: work())
+    score = PredictionMonitor(known(source="assumed"), tmp_path, start=lambda work: work())
     heard(score, served(num=100))
     score.close()
     assert score.is_calibrated
@@ -238,7 +240,7 @@ def test_a_step_that_failed_says_nothing_of_time() -> None:
 
 
 def test_a_request_that_was_given_up_is_not_compared() -> None:
-    score = Score(known())
+    score = PredictionMonitor(known())
     for record in served(num=10):
         if isinstance(record, RequestRecord):
             record = replace(record, finish_reasons=("abort",))

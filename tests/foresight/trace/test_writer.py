@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.trace.writer import Trace
+from ridgeline.foresight.trace.writer import TraceWriter
 from tests.api.test_llm import write_model
 from tests.server.engine.test_async_engine import GOOD, answer_of, texts
 from tests.server.serving import serving
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "trace.jsonl"
     with pytest.raises(OSError, match=f"cannot write the trace {missing}: No such file"):
-        Trace(missing)
+        TraceWriter(missing)
 
 
 def test_a_disk_that_is_full_at_the_start_is_named(model: Path) -> None:
@@ -78,5 +78,5 @@ def test_what_was_written_before_can_be_replayed(model: Path, tmp_path: Path) ->
 
 def test_a_trace_is_for_its_owner_alone(tmp_path: Path) -> None:
     """It has the token ids of prompts."""
-    Trace(tmp_path / "trace").close()
+    TraceWriter(tmp_path / "trace").close()
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600

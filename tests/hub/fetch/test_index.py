@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pip._internal.models.index import PyPI
 
-from ridgeline.hub.fetch.index import Network, Settings, Source, find_wheel, read_settings
+from ridgeline.hub.fetch.index import IndexClient, IndexSource, Settings, find_wheel, read_settings
 from ridgeline.hub.short_names import SHORT_NAMES
 
 WHEEL = "my_pkg-1.2-py3-none-any.whl"
@@ -120,7 +120,7 @@ def test_name_and_password_reach_their_host_alone_and_no_message(index: Index) -
     assert index.asked[0][2] == expected
     index.moved[f"/files/{WHEEL}"] = f"http://{index.host}/moved"
     with pytest.raises(OSError, match="404"):
-        Network().open(url, {})
+        IndexClient().open(url, {})
     assert [login for _, _, login in index.asked[1:]] == [expected, ""]
     index.list(f"https://other.host/{WHEEL}")
     assert index.find() == f"https://other.host/{WHEEL}"
@@ -136,8 +136,8 @@ def test_one_index_after_another_is_asked(index: Index, tmp_path: Path) -> None:
     index.list(f"https://files/{WHEEL}")
     root = f"http://{index.host}"
     places = (f"{root}/none", f"{root}/broken", f"{root}/odd/", index.url, f"{root}/never")
-    settings = Settings(places, (str(tmp_path),), Network(proxy=""))
-    assert find_wheel("my-pkg", "1.2", settings) == Source(f"https://files/{WHEEL}")
+    settings = Settings(places, (str(tmp_path),), IndexClient(proxy=""))
+    assert find_wheel("my-pkg", "1.2", settings) == IndexSource(f"https://files/{WHEEL}")
     assert [path for path, _, _ in index.asked] == [
         f"/{name}/my-pkg/" for name in ("none", "broken", "odd", "simple")
     ]
@@ -156,7 +156,9 @@ def test_where_nobody_has_it_each_place_is_named_in_one_line(index: Index, tmp_p
 
 
 def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
-    settings = Settings(("https://127.0.0.1:9",), network=Network(cert=str(tmp_path / "ca.pem")))
+    settings = Settings(
+        ("https://127.0.0.1:9",), network=IndexClient(cert=str(tmp_path / "ca.pem"))
+    )
     with pytest.raises(ValueError, match=r"no file .*ca\.pem"):
         find_wheel("my-pkg", "1.2", settings)
 
@@ -168,7 +170,7 @@ def test_an_index_of_files_needs_no_server(as_url: bool, tmp_path: Path) -> None
     page.write_text(f'<a href="../../files/{WHEEL}#sha256=00">{WHEEL}</a>')
     place = page.parents[1].as_uri() if as_url else str(page.parents[1])
     url = (tmp_path / "files" / WHEEL).as_uri()
-    assert find_wheel("my-pkg", "1.2", Settings((place,))) == Source(url)
+    assert find_wheel("my-pkg", "1.2", Settings((place,))) == IndexSource(url)
 
 
 @pytest.mark.parametrize("as_url", [False, True])
@@ -177,7 +179,7 @@ def test_a_directory_of_wheels_is_looked_through(as_url: bool, tmp_path: Path) -
         (tmp_path / name).touch()
     place = tmp_path.as_uri() if as_url else str(tmp_path)
     url = (tmp_path / WHEEL).as_uri()
-    assert find_wheel("my-pkg", "1.2", Settings((), (place,))) == Source(url)
+    assert find_wheel("my-pkg", "1.2", Settings((), (place,))) == IndexSource(url)
 
 
 # Settings
@@ -213,7 +215,7 @@ def test_without_pip_the_default_is_that_of_the_pip_that_python_brings(
         ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/x /y"}, Settings((), ("/x", "/y"))),
         (
             {"PIP_CERT": "/ca.pem", "PIP_PROXY": "http://proxy:3128", "PIP_NO_INDEX": "true"},
-            Settings((), (), Network("/ca.pem", "http://proxy:3128")),
+            Settings((), (), IndexClient("/ca.pem", "http://proxy:3128")),
         ),
     ],
 )
@@ -230,7 +232,7 @@ def test_later_files_win_and_variables_win_over_files(tmp_path: Path) -> None:
     user.write_text("[global]\nindex-url = http://d/100%25\n[list]\nformat = columns\n")
     settings = read_settings({"PIP_CERT": "/ca.pem"}, [system, tmp_path / "none", user])
     indexes = ("http://b", "http://c", "http://d/100%25")
-    assert settings == Settings(indexes, ("/wheels",), Network("/ca.pem", "http://proxy:1"))
+    assert settings == Settings(indexes, ("/wheels",), IndexClient("/ca.pem", "http://proxy:1"))
 
 
 def test_the_users_files_are_found_where_pip_looks(tmp_path: Path) -> None:

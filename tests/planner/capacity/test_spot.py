@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ridgeline.cli.choices import show_spot
 from ridgeline.foresight.simulator.fleet import Ended, serve_fleet
-from ridgeline.foresight.simulator.run import Asked
+from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.planner.capacity.in_words import name_of
 from ridgeline.planner.capacity.load import Slo
@@ -34,7 +34,7 @@ from tests.planner.capacity.test_search import HEADER, planned
 def test_goodput_is_less_the_oftener_machines_go() -> None:
     """One of two machines of a full fleet goes for good: what comes then is late."""
     times = StepTime((1, 64), (0.01, 0.05), 0.001, 0, 0, 0, 0)
-    load = [Asked(prompt=(i,) * 8, num_new=(20,), arrival_s=i / 40) for i in range(800)]
+    load = [SimRequest(prompt=(i,) * 8, num_new=(20,), arrival_s=i / 40) for i in range(800)]
     limits = [Slo("e2el", "p95", 1000.0)]
 
     def share(ended: Sequence[Ended]) -> float:

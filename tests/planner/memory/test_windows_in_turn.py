@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.backends import BACKENDS
-from ridgeline.backends.interface import Surroundings
+from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
@@ -35,7 +35,7 @@ def test_plan_engine_and_arrays_agree_on_windows_in_turn(backend: str, tmp_path:
     made = resolve(options, checkpoint)
     windows = tuple(group.window for group in made.groups)
     assert windows == (None, 20, 20, 20)
-    runner = BACKENDS[backend].new_runner(checkpoint, made, Surroundings(lambda: tmp_path))
+    runner = BACKENDS[backend].new_runner(checkpoint, made, BackendContext(lambda: tmp_path))
     close = getattr(runner, "close", lambda: None)
     block_bytes = runner.memory()["kv_cache"].num_bytes / made.num_blocks
     assert made.kv_bytes == runner.memory()["kv_cache"].num_bytes

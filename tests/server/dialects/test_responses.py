@@ -27,7 +27,7 @@ from ridgeline.server.dialects.openai.response_builder import Answers
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape
-from ridgeline.server.engine.request_stream import Stream
+from ridgeline.server.engine.request_stream import RequestStream
 from tests.api.test_llm import write_model
 from tests.decoding.test_text import Pieces
 from tests.server.dialects.openai.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
@@ -252,7 +252,7 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     events.append((0, Event((0, 0), None, "", None, FinishReason.STOP, None, None)))
 
     async def response() -> dict[str, Any]:
-        one = Stream([(1,)], params, text.new_text, "")
+        one = RequestStream([(1,)], params, text.new_text, "")
         answers = Answers(text, chat, one, form)
         shape = ResponseShape(answers, chat, "1", "tiny", "", asked=asked)
         for event in events:

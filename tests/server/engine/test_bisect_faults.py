@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.server.engine.bisect_faults import ContainedRunner, StepLost
+from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 
 PLAIN = Sampling(SamplingParams(), 1, ())
 
@@ -36,7 +36,7 @@ def test_exactly_the_guilty_fail_and_everything_stays_in_its_place(
     bad &= set(range(size))
     work = tuple(Work((i, 0), 0, (i,), (i,), (0,), PLAIN, (), ()) for i in range(size))
     runner, errors = Brittle(bad), list[Exception]()
-    output = ContainedRunner(runner, errors.append).execute(Step(work, (), (), (), ()))
+    output = BisectingRunner(runner, errors.append).execute(Step(work, (), (), (), ()))
     assert set(output.errors) == bad
     assert len(errors) == len(bad)
     good = [i for i in range(size) if i not in bad]
@@ -51,8 +51,8 @@ def test_a_step_with_copies_is_not_repeated() -> None:
     work = tuple(Work((i, 0), 0, (i,), (i,), (0,), PLAIN, (), ()) for i in range(2))
     runner = Brittle({1})
     with pytest.raises(StepLost):
-        ContainedRunner(runner, lambda error: None).execute(Step(work, ((0, 1),), (), (), ()))
+        BisectingRunner(runner, lambda error: None).execute(Step(work, ((0, 1),), (), (), ()))
     of_states = Step(work, (), (), (), (), ((0, 1),))
     with pytest.raises(StepLost):
-        ContainedRunner(runner, lambda error: None).execute(of_states)
+        BisectingRunner(runner, lambda error: None).execute(of_states)
     assert not runner.done

@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.core.step import Step
 from ridgeline.foresight.explain.explain import CAUSES
-from ridgeline.server.observe.trace_buffer import Forgotten, History
+from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer
 from tests.server.serving import Served, eventually, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -133,7 +133,7 @@ def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> N
 
 def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
     bridge = keyed.running.bridge
-    history = History(bridge, keyed.running.score, max_bytes=20_000)
+    history = TraceBuffer(bridge, keyed.running.score, max_bytes=20_000)
     create = keyed.client("key-of-ann").completions.create
     names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
     kept = [name for name in names if _is_known(history, name)]
@@ -149,7 +149,7 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
     bridge.listeners.remove(history._on_record)
 
 
-def _is_known(history: History, name: str) -> bool:
+def _is_known(history: TraceBuffer, name: str) -> bool:
     try:
         return history.explain(name, "ann")[0].duration_ns > 0
     except Forgotten:

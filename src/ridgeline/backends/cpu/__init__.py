@@ -27,7 +27,7 @@ from ridgeline.backends.cpu.layout.shapes import (
     TOKENS,
 )
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.interface import Setup, Surroundings
+from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.format_bytes import own_kv_dtype
 
@@ -84,7 +84,7 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     return _packed_bytes(checkpoint, setup.dtype, setup.kv_cache_dtype)
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> CpuRunner:
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:
     """Pack or map the weights, compile or load the kernels, start the threads."""
     home = surroundings.home()
     return CpuRunner(

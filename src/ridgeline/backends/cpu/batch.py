@@ -50,7 +50,7 @@ def arrange(
     are those of the groups of layers.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
-    rows = _Rows(work, ends, tile, [0] * ends[-1])
+    rows = _RowLists(work, ends, tile, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
     if ends[-1] <= MIXED_ROWS:  # rows belong to no thread
         for index, item in enumerate(work):
@@ -85,7 +85,7 @@ def arrange(
 
 
 @dataclass(slots=True)
-class _Rows:
+class _RowLists:
     """Rows as they are assigned."""
 
     work: tuple[Work, ...]

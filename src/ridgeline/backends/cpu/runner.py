@@ -30,14 +30,14 @@ from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
 from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
-from ridgeline.backends.cpu.measure.cycles import Counters
+from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import Held, Setup, Traffic
 from ridgeline.backends.memory_use import held
-from ridgeline.backends.sampler.step_output import Answer, Ask, Pick, answered, finish
-from ridgeline.backends.states import States
+from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
+from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
@@ -99,7 +99,7 @@ class CpuRunner:
         self.cache = self._buffers.cache
         self._args_address = address(self._buffers.args)
         self._draws = Draws(sizes.vocab_size)
-        self._states = States(setup.num_blocks, setup.block_size, arch.hidden_size)
+        self._states = HiddenStates(setup.num_blocks, setup.block_size, arch.hidden_size)
         self._adapters: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         self._scorer = behind_pooling(checkpoint)
         self._embed_norm = EmbeddingNorm(checkpoint) if arch.embed_norm else None
@@ -120,7 +120,7 @@ class CpuRunner:
             self, _stop, workers, self._run, self._args_address, sync, kept
         )
 
-    def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
+    def profile(self, announce: Callable[[], None] = lambda: None) -> CycleCounters:
         """Change to kernels that count where time goes; return the counters from now on.
 
         They give the same answers, a little slower. No step may be running. The counters end with
@@ -130,7 +130,7 @@ class CpuRunner:
         self._buffers.scratch["sync"][:] = 0
         sizes, eps = replace(self.sizes, profiled=True), self.arch.norm_eps
         kernels = load_kernels(sizes, self.weights.kinds, eps, self._kernel_cache, announce)
-        self._counters = Counters(kernels.function("clock", 1), self._threads)
+        self._counters = CycleCounters(kernels.function("clock", 1), self._threads)
         self._buffers.put(counters=self._counters.address)
         self._start(kernels)
         return self._counters
@@ -267,7 +267,7 @@ class CpuRunner:
 
     # --- results -------------------------------------------------------------------------------
 
-    def _answers(self, asks: list[Ask], batch: Batch) -> list[Answer]:
+    def _answers(self, asks: list[LogitsRequest], batch: Batch) -> list[Sampled]:
         """Run the step; draw, or rank what is known, behind some tokens of the batch."""
         rows = [batch.row_of_token[ask.token] for ask in asks]
         answers = self._drawn(asks, rows, [_is_greedy(ask) for ask in asks])
@@ -283,7 +283,9 @@ class CpuRunner:
                 answers[i] = answer
         return answers
 
-    def _drawn(self, asks: list[Ask], rows: list[int], is_greedy: list[bool]) -> list[Answer]:
+    def _drawn(
+        self, asks: list[LogitsRequest], rows: list[int], is_greedy: list[bool]
+    ) -> list[Sampled]:
         """Answer asks for these rows of the step; for greedy ones without making their logits."""
         draws = self._draws
         draws.begin()
@@ -292,18 +294,18 @@ class CpuRunner:
         ]
         best = self._head(rows, logits_rows)
         results = iter(draws.results())
-        answers: list[Answer] = []
+        answers: list[Sampled] = []
         for ask, row, (likeliest, is_finite) in zip(asks, logits_rows, best, strict=True):
             is_plain = ask.is_plain and row >= 0
             count = 1 if is_plain else len(ask.draws) or 1
             greedy: list[Pick] = [(likeliest, None)] * count
-            answer = Answer(list(islice(results, count)) if row >= 0 else greedy, is_finite)
+            answer = Sampled(list(islice(results, count)) if row >= 0 else greedy, is_finite)
             if is_plain and is_finite:
                 answer = answered(self._buffers.logits[row, : self.arch.vocab_size], ask)
             answers.append(answer)
         return answers
 
-    def _enter(self, ask: Ask) -> int:
+    def _enter(self, ask: LogitsRequest) -> int:
         """Enter a draw or a rank; return its row of logits."""
         if not ask.draws or ask.is_plain:
             return self._draws.rank(ask.known, ask.num_top or 0)
@@ -364,7 +366,7 @@ class CpuRunner:
         return [(~place, not non_finite) for _, non_finite, place in greatest]
 
 
-def _is_greedy(ask: Ask) -> bool:
+def _is_greedy(ask: LogitsRequest) -> bool:
     """Whether the likeliest token is enough to know."""
     return bool(ask.draws) and ask.num_top is None and ask.draws[0].is_plain_greedy
 

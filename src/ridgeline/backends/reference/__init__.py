@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.interface import Footprint, Setup, Surroundings
+from ridgeline.backends.interface import BackendContext, Footprint, Setup
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
@@ -25,7 +25,9 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     return replace(setup, dtype="f32", kv_cache_dtype="f32")
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: Surroundings) -> ReferenceRunner:
+def new_runner(
+    checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext
+) -> ReferenceRunner:
     """Decode the weights and allocate the cache."""
     return ReferenceRunner(checkpoint, setup, surroundings.progress)
 

@@ -49,8 +49,8 @@ from ridgeline.backends.reference.recurrent import mix
 from ridgeline.backends.reference.states import RecurrentStates
 from ridgeline.backends.reference.tiles import Tiles, tiled
 from ridgeline.backends.relative_bias import biases_by_distance
-from ridgeline.backends.sampler.step_output import Answer, Ask, answered, finish
-from ridgeline.backends.states import States
+from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, answered, finish
+from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
@@ -97,7 +97,7 @@ class ReferenceRunner:
         self._num_groups = len(groups)
         self.cache = KeysAndValues(self.arch, setup.num_blocks, setup.block_size, groups)
         self._recurrent = RecurrentStates(self.arch, setup.num_states)
-        self._states = States(setup.num_blocks, setup.block_size, self.arch.hidden_size)
+        self._states = HiddenStates(setup.num_blocks, setup.block_size, self.arch.hidden_size)
         self._adapters: WeakValueDictionary[int, AdapterWeights] = WeakValueDictionary()
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> AdapterWeights:
@@ -342,7 +342,7 @@ class ReferenceRunner:
 
     # --- results -------------------------------------------------------------------------------
 
-    def _answers(self, asks: list[Ask], hidden: Floats) -> list[Answer]:
+    def _answers(self, asks: list[LogitsRequest], hidden: Floats) -> list[Sampled]:
         """Draw tokens, or rank known ones, by the logits after some tokens."""
         logits = self._logits(hidden[[ask.token for ask in asks]])
         return [answered(row, ask) for row, ask in zip(logits, asks, strict=True)]

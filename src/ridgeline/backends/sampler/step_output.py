@@ -30,7 +30,7 @@ _NOT_FINITE = "logits are not finite"
 PROMPT_ROWS = 64  # most rows of logits at once that rank a prompt
 
 
-class Ask(NamedTuple):
+class LogitsRequest(NamedTuple):
     """What is needed of the logits after one token of a step.
 
     Attributes:
@@ -55,14 +55,14 @@ class Ask(NamedTuple):
         return bool(self.mask or texts)
 
 
-class Answer(NamedTuple):
+class Sampled(NamedTuple):
     """The result: one pick for each draw, or one for the known token."""
 
     picks: list[Pick]
     is_finite: bool  # whether all logits are numbers
 
 
-Head = Callable[[list[Ask]], list[Answer]]
+Head = Callable[[list[LogitsRequest]], list[Sampled]]
 
 
 def finish(
@@ -127,7 +127,7 @@ def finish(
     )
 
 
-def answered(logits: Floats, ask: Ask) -> Answer:
+def answered(logits: Floats, ask: LogitsRequest) -> Sampled:
     """Answer an ask by the rule of ``backends.sampler.rule``, from its row of logits."""
     of_row = logits[None]
     tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
@@ -136,16 +136,19 @@ def answered(logits: Floats, ask: Ask) -> Answer:
     if ask.num_top is not None:
         rows = of_row.repeat(len(known), axis=0)
         ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
-    return Answer(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
+    return Sampled(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))
 
 
-def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
+def _draws(work: Work, end: int) -> Iterator[tuple[int, LogitsRequest]]:
     """Number the draws of an item whose last token is the one before ``end``."""
     if work.pool:
         return
     if work.top:
         mask = work.masks[0] if work.masks else b""
-        yield 0, Ask(end - 1, (), 0, work.top, mask)  # any token: the likeliest are asked for
+        yield (
+            0,
+            LogitsRequest(end - 1, (), 0, work.top, mask),
+        )  # any token: the likeliest are asked for
         return
     first, sampling = sampled_from(work), work.sampling
     params, prompt_len, _, rules = sampling
@@ -163,7 +166,7 @@ def _draws(work: Work, end: int) -> Iterator[tuple[int, Ask]]:
         rows = tuple(
             Row(sampling, seed, position, history, mask, banned, again) for seed in work.seeds
         )
-        yield j, Ask(end - len(work.tokens) + first + j, rows, -1, num_top)
+        yield j, LogitsRequest(end - len(work.tokens) + first + j, rows, -1, num_top)
 
 
 def _both(mask: bytes, other: bytes) -> bytes:
@@ -174,10 +177,10 @@ def _both(mask: bytes, other: bytes) -> bytes:
     return bits.to_bytes(len(mask), "little")
 
 
-def _prompt(work: Work, begin: int, head: Head) -> Iterator[Answer]:
+def _prompt(work: Work, begin: int, head: Head) -> Iterator[Sampled]:
     """Rank the prompt token that follows each of an item's tokens; ``begin`` is the first."""
     num_top = work.sampling.params.prompt_logprobs or 0
-    asks = [Ask(begin + j, (), known, num_top) for j, known in enumerate(work.targets)]
+    asks = [LogitsRequest(begin + j, (), known, num_top) for j, known in enumerate(work.targets)]
     for low in range(0, len(asks), PROMPT_ROWS):
         yield from head(asks[low : low + PROMPT_ROWS])
 

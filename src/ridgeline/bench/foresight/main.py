@@ -26,7 +26,7 @@ from ridgeline.bench.foresight.picture import foresight_svg
 from ridgeline.bench.foresight.table import (
     COLUMNS,
     KINDS,
-    Step,
+    StepErrors,
     sum_errors,
     table_of_loads,
     table_of_runs,
@@ -42,16 +42,16 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Text
 from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.foresight.simulator.run import Asked, Course, Replica, serve
+from ridgeline.foresight.simulator.run import Course, Replica, SimRequest, serve
 from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 
 _MOST_REQUESTS = 400
 
 
-class Load(NamedTuple):
+class MeasuredLoad(NamedTuple):
     """A load by its shape: an open one asks for a share of what can be served."""
 
     name: str
@@ -63,13 +63,13 @@ class Load(NamedTuple):
 
 
 LOADS = (
-    Load("open, 25 %", 0.25, None, "160:0.8", "70:0.6"),
-    Load("open, 50 %", 0.5, None, "160:0.8", "70:0.6"),
-    Load("open, 75 %", 0.75, None, "160:0.8", "70:0.6"),
-    Load("long prompts, 50 %", 0.5, None, "900:0.5", "40:0.5"),
-    Load("bursts, 50 %", 0.5, None, "250:0.8", "60:0.6", 0.25),
-    Load("4 clients", None, 4, "120:0.6", "90:0.5"),
-    Load("16 clients", None, 16, "180:0.6", "65:0.5"),
+    MeasuredLoad("open, 25 %", 0.25, None, "160:0.8", "70:0.6"),
+    MeasuredLoad("open, 50 %", 0.5, None, "160:0.8", "70:0.6"),
+    MeasuredLoad("open, 75 %", 0.75, None, "160:0.8", "70:0.6"),
+    MeasuredLoad("long prompts, 50 %", 0.5, None, "900:0.5", "40:0.5"),
+    MeasuredLoad("bursts, 50 %", 0.5, None, "250:0.8", "60:0.6", 0.25),
+    MeasuredLoad("4 clients", None, 4, "120:0.6", "90:0.5"),
+    MeasuredLoad("16 clients", None, 16, "180:0.6", "65:0.5"),
 )
 
 
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     """What happened: a summary, and each step; no steps if it was a server that ran them."""
 
     summary: dict[str, Any]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepErrors, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -169,7 +169,7 @@ def compare_all(
 
 def make_case(
     llm: LLM,
-    load: Load,
+    load: MeasuredLoad,
     calibration: Calibration,
     load_s: float,
     seed: int,
@@ -212,9 +212,11 @@ def fresh(llm: LLM, case: Case, turn: int) -> Case:
 def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
     """Serve a load in real time."""
     records: list[Record] = []
-    steps: list[Step] = []
+    steps: list[StepErrors] = []
     watcher = Watcher(Samples(), calibration.times.windows)
-    score = Score(calibration, start=lambda fit: None)  # follows the speed, and never fits anew
+    score = PredictionMonitor(
+        calibration, start=lambda fit: None
+    )  # follows the speed, and never fits anew
 
     def take(record: Record) -> None:
         records.append(record)
@@ -222,9 +224,9 @@ def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
         score.on_record(record)
         if sample := watcher.take(record):
             plain_s = calibration.times.seconds(sample.features)
-            steps.append(Step(sample.seconds, plain_s, factor * plain_s))
+            steps.append(StepErrors(sample.seconds, plain_s, factor * plain_s))
 
-    def new_text(asked: Asked) -> Callable[[], Text]:
+    def new_text(asked: SimRequest) -> Callable[[], Text]:
         return partial(llm.text.new_text, asked.prompt, asked.sampling())
 
     llm.engine.listeners.append(take)
@@ -265,10 +267,10 @@ def _wait(at_s: float) -> None:
 
 def _asked(
     llm: LLM, lengths: Sequence[tuple[int, int]], arrivals: Sequence[float], dice: Random
-) -> tuple[Asked, ...]:
+) -> tuple[SimRequest, ...]:
     vocab = range(llm.arch.vocab_size)
     return tuple(
-        Asked(
+        SimRequest(
             prompt=tuple(dice.choices(vocab, k=prompt)),
             num_new=(new,),
             arrival_s=at_s,

@@ -40,7 +40,7 @@ _UNSTEADY = 25.0  # percent that a repetition is off, from which it excuses noth
 Errors = Mapping[str, float]
 
 
-class Step(NamedTuple):
+class StepErrors(NamedTuple):
     """Seconds that a step took, that were predicted for it, and the same at the speed of late."""
 
     actual_s: float
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     followed_s: float
 
 
-class Verdict(NamedTuple):
+class ErrorVerdict(NamedTuple):
     """Errors of one quantity in percent, without signs: the prediction's, and a repetition's."""
 
     error: float
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
         return said + ("met" if self.error <= self.bar else f"within {REPEATS:g} repetitions")
 
 
-def sum_errors(steps: Sequence[Step], speed: float, other_speed: float) -> dict[str, float]:
+def sum_errors(steps: Sequence[StepErrors], speed: float, other_speed: float) -> dict[str, float]:
     """Return how far sums of steps over one busy second are off, in percent, by ``SUM_KINDS``.
 
     Means without signs; nothing if the steps do not fill a second. What is left at the end counts
@@ -96,7 +96,7 @@ def sum_errors(steps: Sequence[Step], speed: float, other_speed: float) -> dict[
 
 def verdicts(
     errors: Mapping[str, Sequence[Errors]], sums: Sequence[Errors]
-) -> dict[str, list[Verdict | None]]:
+) -> dict[str, list[ErrorVerdict | None]]:
     """Return a verdict of each load for each quantity that has a bar, and of their median at last.
 
     None where a load says nothing: it was too short for sums.
@@ -105,7 +105,7 @@ def verdicts(
         errors: by kind, then two of each load: its runs.
         sums: errors of sums by their kinds, two of each load; some may be empty.
     """
-    found: dict[str, list[Verdict | None]] = {}
+    found: dict[str, list[ErrorVerdict | None]] = {}
     for name, bar in BARS.items():
         both = zip(errors["foreseen"], errors["once more"], strict=True)
         sides = [(run.get(name), other.get(name)) for run, other in both]
@@ -115,15 +115,17 @@ def verdicts(
         known = [one for one in of_loads if one]
         middle = None
         if known:
-            middle = Verdict(median(o.error for o in known), median(o.repeat for o in known), bar)
+            middle = ErrorVerdict(
+                median(o.error for o in known), median(o.repeat for o in known), bar
+            )
         found[name] = [*of_loads, middle]
     return found
 
 
-def _verdict(runs: Sequence[tuple[float | None, float | None]], bar: float) -> Verdict | None:
+def _verdict(runs: Sequence[tuple[float | None, float | None]], bar: float) -> ErrorVerdict | None:
     errors = [abs(error) for error, _ in runs if error is not None]
     repeats = [abs(repeat) for _, repeat in runs if repeat is not None]
-    return Verdict(fmean(errors), fmean(repeats), bar) if errors and repeats else None
+    return ErrorVerdict(fmean(errors), fmean(repeats), bar) if errors and repeats else None
 
 
 def table_of_runs(names: Sequence[str], errors: Mapping[str, Sequence[Errors]]) -> Iterator[str]:
@@ -150,7 +152,7 @@ def table_of_runs(names: Sequence[str], errors: Mapping[str, Sequence[Errors]]) 
 def table_of_loads(
     names: Sequence[str],
     utilisations: Sequence[float | None],
-    found: Mapping[str, Sequence[Verdict | None]],
+    found: Mapping[str, Sequence[ErrorVerdict | None]],
 ) -> Iterator[str]:
     """Yield a line for each load and for their median, in markdown, and then the verdicts.
 
@@ -175,7 +177,7 @@ def table_of_loads(
             yield f"{name}: median {middle}"
 
 
-def _cell(verdict: Verdict | None) -> str:
+def _cell(verdict: ErrorVerdict | None) -> str:
     if verdict is None:
         return "-"
     return f"{verdict.error:.1f} ({verdict.repeat:.1f}){'' if verdict.is_met else ' !'}"

@@ -56,7 +56,7 @@ def read_extra_body(text: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AskedServer:
     """Where requests go, and what all have in common; ``url`` is that of the endpoint itself."""
 
     url: str
@@ -118,13 +118,13 @@ class Asking:
                 "completions sends them, --lengths-from with --request-rate takes their lengths"
             )
 
-    def target(self) -> Target:
+    def target(self) -> AskedServer:
         """Return what all requests have in common."""
         is_chat = self.endpoint == "chat"
         sampling = {
             name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")
         }
-        return Target(
+        return AskedServer(
             url=self.base_url.rstrip("/").removesuffix("/v1")
             + ("/v1/chat/completions" if is_chat else "/v1/completions"),
             is_chat=is_chat,

@@ -21,8 +21,8 @@ from rich.table import Table
 from ridgeline.api.llm import LLM
 from ridgeline.backends.cpu import Roof, measure_roof
 from ridgeline.backends.interface import Counters, Traffic
-from ridgeline.bench.offline import Shape, decode_steps
-from ridgeline.bench.profile.picture import Dot, roofline_svg
+from ridgeline.bench.offline import BenchShape, decode_steps
+from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.decoding.text import TextStream
@@ -40,7 +40,7 @@ class Phase:
     right and were kept.
     """
 
-    shape: Shape
+    shape: BenchShape
     is_prefill: bool
     num_steps: int
     num_tokens: int
@@ -98,14 +98,14 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
         roof = measure_roof(llm.config.threads, report)
     many = min(64, llm.config.max_num_seqs)
     wanted = [
-        (Shape("single", 1, prompt_tokens, new_tokens), False),
-        (Shape(f"batch{many}", many, prompt_tokens, new_tokens), False),
-        (Shape("prefill", 1, min(512, room - 2), 2), True),
+        (BenchShape("single", 1, prompt_tokens, new_tokens), False),
+        (BenchShape(f"batch{many}", many, prompt_tokens, new_tokens), False),
+        (BenchShape("prefill", 1, min(512, room - 2), 2), True),
     ]
     rng = random.Random(0)
     phases = []
     with count_bar("Profiling", note="shapes") as report:
-        measure_phase(llm, counters, Shape("warm-up", 1, 16, 4), rng, is_prefill=False)
+        measure_phase(llm, counters, BenchShape("warm-up", 1, 16, 4), rng, is_prefill=False)
         for done, (shape, is_prefill) in enumerate(wanted):
             report(done, len(wanted))
             phases.append(measure_phase(llm, counters, shape, rng, is_prefill=is_prefill))
@@ -116,7 +116,7 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
 
 
 def measure_phase(
-    llm: LLM, counters: Counters, shape: Shape, rng: random.Random, *, is_prefill: bool
+    llm: LLM, counters: Counters, shape: BenchShape, rng: random.Random, *, is_prefill: bool
 ) -> Phase:
     """Run a shape; return its prefill, or all steps after it. ``llm`` must be profiled."""
     repeats = _PREFILL_REPEATS if is_prefill else 1
@@ -149,7 +149,9 @@ def attainable_ops_per_s(traffic: Traffic, roof: Roof) -> float:
     return min(peak, traffic.ops_per_byte * rates.read_bytes_per_s)
 
 
-def _run(llm: LLM, counters: Counters, shape: Shape, rng: random.Random, is_prefill: bool) -> Phase:
+def _run(
+    llm: LLM, counters: Counters, shape: BenchShape, rng: random.Random, is_prefill: bool
+) -> Phase:
     vocab = range(llm.arch.vocab_size)
     prompts = [rng.choices(vocab, k=shape.prompt_tokens) for _ in range(shape.num_streams)]
     params = SamplingParams(temperature=0, max_tokens=shape.new_tokens, ignore_eos=True)
@@ -289,7 +291,7 @@ def _rates(phase: Phase, kind: str, roof: Roof) -> tuple[float, float, float] | 
 
 def _draw(llm: LLM, phases: Sequence[Phase], roof: Roof) -> str:
     dots = [
-        Dot(kind, phase.title, traffic.ops_per_byte, traffic.ops / phase.seconds[kind])
+        RooflinePoint(kind, phase.title, traffic.ops_per_byte, traffic.ops / phase.seconds[kind])
         for phase in phases
         for kind, traffic in phase.traffic.items()
         if traffic.ops and phase.seconds[kind]

@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 128, 92, 70
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class RooflinePoint:
     """One kind of work; ``series`` chooses its colour."""
 
     label: str
@@ -30,7 +30,7 @@ class _Axes:
     """From numbers to pixels, both axes logarithmic, with room for everything that is drawn."""
 
     def __init__(
-        self, dots: Sequence[Dot], read_bytes_per_s: float, peaks: Sequence[float]
+        self, dots: Sequence[RooflinePoint], read_bytes_per_s: float, peaks: Sequence[float]
     ) -> None:
         ridges = [peak / read_bytes_per_s for peak in peaks]
         xs = [*(dot.ops_per_byte for dot in dots), min(ridges) / 3, max(ridges) * 8]
@@ -50,7 +50,7 @@ class _Axes:
 
 
 def roofline_svg(
-    title: str, dots: Sequence[Dot], read_bytes_per_s: float, peaks: Mapping[str, float]
+    title: str, dots: Sequence[RooflinePoint], read_bytes_per_s: float, peaks: Mapping[str, float]
 ) -> str:
     """Return the picture.
 
@@ -117,7 +117,7 @@ def _roofs(axes: _Axes, read_bytes_per_s: float, peaks: Mapping[str, float]) -> 
     return parts
 
 
-def _dots(axes: _Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> list[str]:
+def _dots(axes: _Axes, dots: Sequence[RooflinePoint], colours: Mapping[str, str]) -> list[str]:
     """Draw dots, each label where it covers neither a dot nor another label, if there is room."""
     places = [(axes.x(dot.ops_per_byte), axes.y(dot.ops_per_s)) for dot in dots]
     taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in places]

@@ -64,7 +64,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class LoadInterval:
     """The highest load that held, and the lowest that failed; None where there is none."""
 
     low: Point | None
@@ -93,12 +93,12 @@ def points(trials: Sequence[Trial]) -> list[Point]:
     return merged
 
 
-def interval(trials: Sequence[Trial]) -> Interval:
+def interval(trials: Sequence[Trial]) -> LoadInterval:
     """Return between which loads the answer lies. What held above one that failed was luck."""
     ordered = points(trials)
     high = next((point for point in ordered if not point.holds), None)
     below = [point for point in ordered if high is None or point.load < high.load]
-    return Interval(below[-1] if below else None, high)
+    return LoadInterval(below[-1] if below else None, high)
 
 
 def likely_limit(trials: Sequence[Trial]) -> float | None:
@@ -128,7 +128,7 @@ def _log_logistic(x: float) -> float:
     return -math.log1p(math.exp(-x)) if x > _LEAST_LOG else x  # equal there, and exp is too large
 
 
-class Search:
+class LoadSearch:
     """The next load to try, given those that were.
 
     Args:

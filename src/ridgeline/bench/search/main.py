@@ -23,11 +23,11 @@ from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
 from ridgeline.bench.search.foreseen import foreseen_rate
-from ridgeline.bench.search.knee import Interval, Search, interval, likely_limit
+from ridgeline.bench.search.knee import LoadInterval, LoadSearch, interval, likely_limit
 from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
 from ridgeline.bench.search.slo import parse_slo
-from ridgeline.bench.search.trial import Setting, run_trial
+from ridgeline.bench.search.trial import TrialSetting, run_trial
 from ridgeline.bench.tables import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import say
@@ -122,8 +122,8 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
     return bool(answer["low"])
 
 
-def _setting(wish: Wish, asking: Asking, workload: Workload) -> Setting:
-    return Setting(
+def _setting(wish: Wish, asking: Asking, workload: Workload) -> TrialSetting:
+    return TrialSetting(
         target=asking.target(),
         workload=workload,
         slos=[parse_slo(text) for text in wish.slo or ()],
@@ -133,7 +133,7 @@ def _setting(wish: Wish, asking: Asking, workload: Workload) -> Setting:
     )
 
 
-def _setting_of_images(wish: Wish, asking: Asking, workload: Workload) -> Setting:
+def _setting_of_images(wish: Wish, asking: Asking, workload: Workload) -> TrialSetting:
     """Return a search that asks for images; ValueError for flags that only text has."""
     for name in ("endpoint", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
         if getattr(asking, name) != Asking.__dataclass_fields__[name].default:
@@ -148,7 +148,7 @@ def _setting_of_images(wish: Wish, asking: Asking, workload: Workload) -> Settin
     return setting
 
 
-def _first_answers(setting: Setting, asking: Asking) -> list[Outcome]:
+def _first_answers(setting: TrialSetting, asking: Asking) -> list[Outcome]:
     """Ask a few at a time, and return what succeeded; ValueError if nothing did."""
     from ridgeline.bench.load.client import drive
 
@@ -172,8 +172,8 @@ def _first_answers(setting: Setting, asking: Asking) -> list[Outcome]:
 
 
 def _trials(
-    wish: Wish, setting: Setting, foreseen: float | None
-) -> tuple[Interval, float | None, list[dict[str, Any]]]:
+    wish: Wish, setting: TrialSetting, foreseen: float | None
+) -> tuple[LoadInterval, float | None, list[dict[str, Any]]]:
     """Run trials until the answer is there, and print a line for each.
 
     Return the interval, the likely limit and the trials' records.
@@ -185,7 +185,7 @@ def _trials(
     start = (wish.start if setting.is_open else round(wish.start)) if wish.start else start
     is_near = foreseen is not None and wish.start is None
     start = foreseen if foreseen is not None and is_near else start
-    steps = Search(start, min(start, least), is_whole=not setting.is_open, is_near=is_near)
+    steps = LoadSearch(start, min(start, least), is_whole=not setting.is_open, is_near=is_near)
     out = Console(highlight=False, soft_wrap=True)
     labels = [slo.label for slo in setting.slos]
     unit = "requests/s" if setting.is_open else "at a time"
@@ -237,7 +237,7 @@ def _missed(one: dict[str, Any]) -> str:
 
 
 def _answer(
-    setting: Setting, bounds: Interval, likely: float | None, records: list[dict[str, Any]]
+    setting: TrialSetting, bounds: LoadInterval, likely: float | None, records: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the interval, whether it is confirmed, and the sentence that says so."""
     low, high = bounds.low, bounds.high

@@ -29,7 +29,7 @@ _ROUGH_WARMUPS = 5
 
 
 @dataclass(slots=True)
-class Setting:
+class TrialSetting:
     """What trials have in common.
 
     ``answer_s`` is what the last one said of an answer. While no load has failed, a rough trial is
@@ -76,7 +76,7 @@ class Setting:
 class Judge:
     """Watches a trial, and ends it once its verdict is clear."""
 
-    def __init__(self, setting: Setting, num_measured: int, report: Report) -> None:
+    def __init__(self, setting: TrialSetting, num_measured: int, report: Report) -> None:
         self._setting, self._num, self._report = setting, num_measured, report
         self.tallies: list[Tally] = []
         self.is_overloaded = False
@@ -119,7 +119,7 @@ class Judge:
         return [outcome for outcome in outcomes if 0 <= outcome.index < self._num]
 
 
-def run_trial(setting: Setting, load: float, number: int) -> tuple[Trial, dict[str, Any]]:
+def run_trial(setting: TrialSetting, load: float, number: int) -> tuple[Trial, dict[str, Any]]:
     """Put a load on the server; return what it says, and its record for the JSON document.
 
     Raises ValueError if the workload's files are not what they should be.

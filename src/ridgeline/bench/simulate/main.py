@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.api.calibration.known import known
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.bench.edge import Edge
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
@@ -134,7 +134,7 @@ class Simulator:
                 prefix[:first] + tuple(rng.choices(vocab, k=num - first))
                 for first, num in zip(shared, lengths, strict=True)
             ]
-        text = TextSide(self.checkpoint, self._card)
+        text = TextProcessor(self.checkpoint, self._card)
         try:
             encode = _encoder(text, question.endpoint)
             return [encode(request) for request in planned]
@@ -142,7 +142,7 @@ class Simulator:
             text.close()
 
 
-def _encoder(text: TextSide, endpoint: str) -> Callable[[Planned], tuple[int, ...]]:
+def _encoder(text: TextProcessor, endpoint: str) -> Callable[[Planned], tuple[int, ...]]:
     """Return what makes token ids of a planned prompt. In a later turn only what is new counts."""
 
     def render(prompt: str) -> list[int]:

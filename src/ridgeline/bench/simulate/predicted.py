@@ -14,7 +14,7 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts
 from ridgeline.foresight.simulator.fleet import ROUTERS, serve_fleet
-from ridgeline.foresight.simulator.run import Asked, simulate
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
 
@@ -38,8 +38,8 @@ class Case:
         edge: what clients wait for besides the engine; None if that is not known.
     """
 
-    warmups: tuple[Asked, ...]
-    load: tuple[Asked, ...]
+    warmups: tuple[SimRequest, ...]
+    load: tuple[SimRequest, ...]
     refused: Mapping[int, str]
     concurrency: int | None
     settings: EngineRecord
@@ -183,7 +183,7 @@ def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:
 
 def asked_of_plan(
     planned: Sequence[Planned], prompts: Sequence[tuple[int, ...]], max_model_len: int
-) -> tuple[list[Asked], list[Asked], dict[int, str]]:
+) -> tuple[list[SimRequest], list[SimRequest], dict[int, str]]:
     """Return warm-ups, requests to measure, and what a server would refuse.
 
     Args:
@@ -191,8 +191,8 @@ def asked_of_plan(
         prompts: their token ids; of a later turn, what is new in it.
         max_model_len: the longest prompt and answer together. Longer answers end there.
     """
-    warmups: list[Asked] = []
-    load: list[Asked] = []
+    warmups: list[SimRequest] = []
+    load: list[SimRequest] = []
     refused: dict[int, str] = {}
     said = 0  # tokens of the session so far
     for request, prompt in zip(planned, prompts, strict=True):
@@ -204,7 +204,7 @@ def asked_of_plan(
                 )
             continue
         num_new = min(request.max_tokens, max_model_len - said)
-        asked = Asked(
+        asked = SimRequest(
             prompt=prompt,
             num_new=(num_new,),
             arrival_s=request.arrival_s,

@@ -25,7 +25,7 @@ from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND, would_he
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """How an explanation is printed."""
 
     TEXT = "text"
@@ -45,7 +45,7 @@ def explain_command(
     above: Annotated[
         str | None, typer.Option(help="All with ttft, tpot or e2el above MS: ttft:500.")
     ] = None,
-    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.TEXT,
+    format: Annotated[OutputFormat, typer.Option(help="How to print it.")] = OutputFormat.TEXT,
     out: Annotated[
         Path | None, typer.Option(help="A file for the picture: SVG. Of one request.")
     ] = None,
@@ -68,7 +68,7 @@ def explain_command(
     if out:
         out.write_text(explain_svg(explanations[0]), encoding="utf-8")
     for i, one in enumerate(explanations):
-        if i and format is not Format.JSON:
+        if i and format is not OutputFormat.JSON:
             print()
         _print(one, would_help(one, beside), format)
     for file in (out, timeline_file):
@@ -132,10 +132,10 @@ def _write_timeline(
     file.write_text(as_file(events), encoding="utf-8")
 
 
-def _print(explanation: Explanation, helpful: list[Json], format: Format) -> None:
-    if format is Format.JSON:
+def _print(explanation: Explanation, helpful: list[Json], format: OutputFormat) -> None:
+    if format is OutputFormat.JSON:
         print(json.dumps(as_dict(explanation, helpful)))
-    elif format is Format.MARKDOWN:
+    elif format is OutputFormat.MARKDOWN:
         print(markdown(explanation, helpful))
     else:
         _print_text(explanation, helpful)

@@ -36,7 +36,7 @@ _SHADES = {
 }  # fmt: skip
 
 
-class Form(StrEnum):
+class PlanFormat(StrEnum):
     """How a plan is printed."""
 
     table = "table"
@@ -62,7 +62,9 @@ def plan_command(
         bool,
         typer.Option("--compare-published", help="Also what a well-known formula says, and why."),
     ] = False,
-    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.table,
+    form: Annotated[
+        PlanFormat, typer.Option("--format", help="How to print it.")
+    ] = PlanFormat.table,
     out: Annotated[Path | None, typer.Option(help="Draw it into this .svg file too.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve the page of plans instead.")] = False,
     port: Annotated[int, typer.Option(help="Port of that page; 0 takes a free one.")] = 8000,
@@ -85,13 +87,13 @@ def plan_command(
     with count_bar("Simulating", note="choices") as report:
         planned = plan(model, compare_published=compare_published, report=report, **values)
     match form:
-        case Form.json:
+        case PlanFormat.json:
             print(json.dumps(planned.as_dict()))
-        case Form.csv:
+        case PlanFormat.csv:
             print(as_csv(planned), end="")
-        case Form.markdown:
+        case PlanFormat.markdown:
             print("\n".join(as_markdown(planned)))
-        case Form.table:
+        case PlanFormat.table:
             show(planned, Console(width=_width(), highlight=False))
     if out is not None:  # last: where there is nothing to draw, the answer stands above
         sys.stdout.flush()

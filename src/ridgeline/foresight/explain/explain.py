@@ -43,7 +43,7 @@ _SLOW = 1.25  # a step that takes this many times as long as foreseen was slow
 _S = 1_000_000_000  # nanoseconds
 
 
-class Piece(NamedTuple):
+class TimePiece(NamedTuple):
     """A stretch of a request's time with one cause; ``step`` is the one that ran, or ran last."""
 
     cause: str
@@ -66,7 +66,7 @@ class Explanation:
     engine: Json
     request: Json
     steps: tuple[Json, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TimePiece, ...]
     is_predicted: bool
 
     @property
@@ -198,18 +198,18 @@ class _Life:
             },
         }
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[TimePiece, ...]:
         """Return the pieces between arrival and end; equal ones that touch are one."""
         now_ns, finish_ns = _ns(self.request["arrival_s"]), _ns(self.request["finish_s"])
         cause, number = "between_steps", None  # an idle engine wakes up
-        merged: list[Piece] = []
+        merged: list[TimePiece] = []
         for start_ns, next_cause, step in [*self.cuts, (finish_ns, "", None)]:
             end_ns = min(max(start_ns, now_ns), finish_ns)
             if end_ns > now_ns:
                 if merged and merged[-1].cause == cause:
                     merged[-1] = merged[-1]._replace(end_ns=end_ns)
                 else:
-                    merged.append(Piece(cause, now_ns, end_ns, number))
+                    merged.append(TimePiece(cause, now_ns, end_ns, number))
             now_ns, cause, number = end_ns, next_cause, step
         return tuple(merged)
 

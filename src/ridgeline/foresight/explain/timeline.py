@@ -23,7 +23,7 @@ SeqId = tuple[int, int]
 
 
 @dataclass
-class _Run:
+class _Timeline:
     """Steps in a row in which a sequence did one thing: its prompt was read, or it generated."""
 
     kind: str
@@ -38,7 +38,7 @@ class _Stay:
     """What a sequence did from its admission to its end, or until its blocks were taken."""
 
     seq: SeqId
-    runs: list[_Run] = field(default_factory=list)
+    runs: list[_Timeline] = field(default_factory=list)
     taken: tuple[float, float, int] | None = None  # in which step: begin, duration, number
 
 
@@ -139,7 +139,7 @@ def _stays(steps: Listing[Json], prompts: dict[int, int], origin_s: float) -> li
             runs = now[seq].runs
             kind = "prompt" if start < prompts.get(seq[0], 0) else "answer"
             if not runs or runs[-1].kind != kind:
-                runs.append(_Run(kind, start_us + schedule_us, 0.0))
+                runs.append(_Timeline(kind, start_us + schedule_us, 0.0))
             runs[-1].end_us = start_us + schedule_us + _us(step["execute_s"])
             runs[-1].num_tokens += count
             runs[-1].num_steps += 1

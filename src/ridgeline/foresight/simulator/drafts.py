@@ -42,7 +42,7 @@ def parse_drafts(text: str) -> Drafts:
     return drafts
 
 
-class Drafter:
+class SimDrafter:
     """Guesses that are right as often as was asked for."""
 
     def __init__(self, acceptance: float, token: Callable[[Sequence, int], int]) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ridgeline.core.cache.kvcache import hash_block
 from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.foresight.simulator.drafts import Drafts
-from ridgeline.foresight.simulator.run import Asked, Clock, Times, new_replica
+from ridgeline.foresight.simulator.run import Clock, SimRequest, Times, new_replica
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.physics.costs import Features
 
@@ -39,7 +39,7 @@ class View(NamedTuple):
     num_cached_tokens: int
 
 
-Router = Callable[[Asked, Sequence[View]], int]
+Router = Callable[[SimRequest, Sequence[View]], int]
 
 
 def round_robin() -> Router:
@@ -48,7 +48,7 @@ def round_robin() -> Router:
     return lambda asked, views: views[next(turn) % len(views)].replica
 
 
-def least_tokens(asked: Asked, views: Sequence[View]) -> int:
+def least_tokens(asked: SimRequest, views: Sequence[View]) -> int:
     """Return the replica with the fewest tokens to come; of equals the first."""
     return min(views, key=lambda view: (view.num_pending_tokens, view.replica)).replica
 
@@ -60,7 +60,7 @@ def prefix_aware(max_more_tokens: int = 8192) -> Router:
     (bounded imbalance; Srivatsa et al., "Preble", 2024).
     """
 
-    def choose(asked: Asked, views: Sequence[View]) -> int:
+    def choose(asked: SimRequest, views: Sequence[View]) -> int:
         fewest = min(view.num_pending_tokens for view in views)
         near = [view for view in views if view.num_pending_tokens <= fewest + max_more_tokens]
         best = max(near, key=lambda view: (view.num_cached_tokens, -view.num_pending_tokens))
@@ -123,7 +123,7 @@ class Ended:
         num_cached_tokens: of its prompt, what the cache had where it began last.
     """
 
-    asked: Asked
+    asked: SimRequest
     replica: int | None
     arrival_s: float
     first_token_s: float | None
@@ -156,7 +156,7 @@ class _Pace:
 class _Way:
     """A request on its way: where it is, and what it has got."""
 
-    def __init__(self, asked: Asked, arrival_s: float) -> None:
+    def __init__(self, asked: SimRequest, arrival_s: float) -> None:
         self.asked, self.arrival_s = asked, arrival_s
         self.now = replace(asked, arrival_s=arrival_s)  # what a replica is asked; shorter if moved
         self.num_moves = self.num_again = 0
@@ -255,7 +255,7 @@ class _Member:
             while len(self._sent) > self._settings.num_blocks:
                 del self._sent[next(iter(self._sent))]
 
-    def num_cached(self, asked: Asked) -> int:
+    def num_cached(self, asked: SimRequest) -> int:
         """Return the tokens of a prompt that came here before, and fit into the cache since."""
         num_tokens = 0
         for key in self._blocks(asked.prompt):
@@ -377,7 +377,7 @@ class _Fleet:
 
 
 def serve_fleet(
-    load: Sequence[Asked],
+    load: Sequence[SimRequest],
     settings: EngineRecord,
     times: Times,
     num_replicas: int,
@@ -417,7 +417,7 @@ def serve_fleet(
         fleet.at(fault.at_s, _FAULT, lambda fault=fault: _happen(fleet, fault))  # type: ignore[misc]
     waiting = deque(load)
 
-    def arrive(asked: Asked, now_s: float) -> None:
+    def arrive(asked: SimRequest, now_s: float) -> None:
         fleet.at(now_s, _ARRIVAL, lambda: fleet.arrive(_Way(asked, now_s), now_s))
 
     def next_one(now_s: float) -> None:

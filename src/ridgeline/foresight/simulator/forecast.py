@@ -31,7 +31,7 @@ _NEVER = 1 << 62
 _ALL = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 
 
-class Answer(NamedTuple):
+class PredictedAnswer(NamedTuple):
     """One sequence: its tokens, how many of them are computed, and the blocks that hold these."""
 
     place: int  # among the answers of its request
@@ -58,7 +58,7 @@ class Standing(NamedTuple):
     number: int
     num_prompt: int
     num_new: int
-    answers: tuple[Answer, ...]
+    answers: tuple[PredictedAnswer, ...]
     due_s: float = inf
     owner: str = ""
 
@@ -89,7 +89,7 @@ def new_standing(
     owner: str = "",
 ) -> Standing:
     """Return a request that has not begun."""
-    answer = Answer(
+    answer = PredictedAnswer(
         place=0,
         num_tokens=num_prompt,
         num_computed=0,
@@ -118,7 +118,7 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
         num_seeds = seq.num_slots if request.search else len(seq.seeds)
         num_computed = min(seq.num_computed, len(seq.tokens) - 1)  # also of a beam that waits
         num_cached = 0 if seq.table else kv.num_cached(seq)
-        answer = Answer(
+        answer = PredictedAnswer(
             place=seq.id[1],
             num_tokens=len(seq.tokens),
             num_computed=num_computed,
@@ -240,7 +240,7 @@ def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
     queues.sort()
 
 
-def _hold(kv: KVCache, seq: Sequence, answer: Answer) -> None:
+def _hold(kv: KVCache, seq: Sequence, answer: PredictedAnswer) -> None:
     """Let a sequence run with the blocks that it had."""
     seq.status, seq.capacity = Status.RUNNING, answer.capacity
     seq.table, seq.others = answer.tables[0], answer.tables[1:]

@@ -47,14 +47,14 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LoadTrace:
     """The requests of a trace, in order of arrival, and how many had no answer and are not here."""
 
     requests: tuple[Traced, ...]
     num_left_out: int = 0
 
 
-def parse_trace(text: str, name: str) -> Trace:
+def parse_trace(text: str, name: str) -> LoadTrace:
     """Return the requests of a trace in any of the known formats.
 
     Args:
@@ -76,7 +76,7 @@ def parse_trace(text: str, name: str) -> Trace:
     if not requests:
         raise ValueError(f"{name}: the trace has no requests that were answered")
     requests.sort(key=lambda request: request.arrival_s)
-    return Trace(tuple(requests), num_left_out)
+    return LoadTrace(tuple(requests), num_left_out)
 
 
 class _Row:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, StepRecord, to_json
 from ridgeline.foresight.simulator.replay import params_of
-from ridgeline.foresight.simulator.run import Asked, Clock, new_replica
+from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
 from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.physics.costs import Features
@@ -70,7 +70,7 @@ def settings_of(records: Sequence[Json]) -> EngineRecord:
     return engine_of(engine)
 
 
-def asked_in(records: Iterable[Json]) -> dict[int, Asked]:
+def asked_in(records: Iterable[Json]) -> dict[int, SimRequest]:
     """Return the requests of a trace that had ended, by their numbers, in order of arrival."""
     answers: dict[tuple[int, int], list[int]] = {}
     requests = []
@@ -89,11 +89,11 @@ def asked_in(records: Iterable[Json]) -> dict[int, Asked]:
     return {record["request_id"]: _asked(record, answers) for record in requests}
 
 
-def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> Asked:
+def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> SimRequest:
     ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
     lengths = [_NEVER if reason in ("abort", "error") else length for reason, length in ends]
     number = record["request_id"]
-    return Asked(
+    return SimRequest(
         prompt=tuple(record["prompt_token_ids"]),
         num_new=tuple(lengths),
         arrival_s=record["arrival_s"],

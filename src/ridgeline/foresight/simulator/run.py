@@ -26,7 +26,7 @@ from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, Step, StepOutput, Work
-from ridgeline.foresight.simulator.drafts import Drafter, Drafts
+from ridgeline.foresight.simulator.drafts import Drafts, SimDrafter
 from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import Windows, of_step
 from ridgeline.physics.costs import Features
@@ -36,7 +36,7 @@ _WORD = 1 << 32  # and more: the tokens of an answer; no prompt has them, so no 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SimRequest:
     """A request of a load.
 
     Attributes:
@@ -123,14 +123,14 @@ class VirtualRunner:
     def __init__(self, clock: Clock, times: Times, end: int) -> None:
         """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
         self._clock, self._times, self._end = clock, times, end
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, SimRequest] = {}
         self.num_rows = 0
 
-    def note(self, request_id: int, asked: Asked) -> None:
+    def note(self, request_id: int, asked: SimRequest) -> None:
         """Take what the answers of a request are."""
         self._asked[request_id] = asked
 
-    def asked(self, request_id: int) -> Asked:
+    def asked(self, request_id: int) -> SimRequest:
         """Return the request that the engine knows by this number."""
         return self._asked[request_id]
 
@@ -182,8 +182,8 @@ class Replica:
     def __init__(
         self,
         engine: Engine,
-        on_add: Callable[[int, Asked], None] = lambda request_id, asked: None,
-        new_text: Callable[[Asked], Callable[[], Text] | None] = lambda asked: None,
+        on_add: Callable[[int, SimRequest], None] = lambda request_id, asked: None,
+        new_text: Callable[[SimRequest], Callable[[], Text] | None] = lambda asked: None,
     ) -> None:
         """Take over an engine without requests; its runner and clock may be real or virtual.
 
@@ -191,11 +191,11 @@ class Replica:
         says what makes the text of its answers.
         """
         self.engine = engine
-        self.ended: list[Asked] = []
-        self._queue: Admission[Asked] = Admission()
-        self._promised: list[Asked] = []
+        self.ended: list[SimRequest] = []
+        self._queue: Admission[SimRequest] = Admission()
+        self._promised: list[SimRequest] = []
         self._on_add, self._new_text = on_add, new_text
-        self._owners: dict[int, Asked] = {}
+        self._owners: dict[int, SimRequest] = {}
         self._closed: list[RequestRecord] = []
         engine.end_listeners.append(self._note_end)
 
@@ -212,7 +212,7 @@ class Replica:
         """Whether any request waits or runs."""
         return bool(self._queue or self._promised) or self.engine.has_work()
 
-    def push(self, asked: Asked) -> None:
+    def push(self, asked: SimRequest) -> None:
         """Let a request wait for its turn."""
         if asked.due_s < inf:
             self._promised.append(asked)
@@ -263,7 +263,7 @@ class Replica:
         self._closed.clear()
         return events
 
-    def enter(self, asked: Asked) -> None:
+    def enter(self, asked: SimRequest) -> None:
         """Let a request into the engine. Raises ValueError if it can never run."""
         request_id = self.engine.add(
             asked.prompt,
@@ -287,11 +287,11 @@ class _Due(NamedTuple):
 
     at_s: float
     order: int
-    session: tuple[Asked, ...]
+    session: tuple[SimRequest, ...]
     turn: int
     said: tuple[int, ...]  # tokens of the turns before
 
-    def asked(self) -> Asked:
+    def asked(self) -> SimRequest:
         """Return the request as a server gets it."""
         asked = replace(
             self.session[self.turn],
@@ -303,7 +303,7 @@ class _Due(NamedTuple):
         word = _WORD + (self.order << 16) + self.turn
         return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
 
-    def then(self, asked: Asked, now_s: float) -> _Due | None:
+    def then(self, asked: SimRequest, now_s: float) -> _Due | None:
         """Return the turn behind this one, which was ``asked``; None if it was the last."""
         if self.turn + 1 == len(self.session):
             return None
@@ -313,13 +313,13 @@ class _Due(NamedTuple):
 
 
 def simulate(
-    load: Listing[Asked],
+    load: Listing[SimRequest],
     settings: EngineRecord,
     times: Times,
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,
-    warmups: Listing[Asked] = (),
+    warmups: Listing[SimRequest] = (),
     drafts: Drafts | None = None,
 ) -> list[Record]:
     """Serve a load under a virtual clock; return the records that a server would write.
@@ -363,7 +363,7 @@ class Course(NamedTuple):
 
 def serve(
     replica: Replica,
-    load: Listing[Asked],
+    load: Listing[SimRequest],
     course: Course,
     *,
     concurrency: int | None = None,
@@ -379,7 +379,7 @@ def serve(
     at_first = len(sessions) if concurrency is None else concurrency
     due, waiting = sessions[:at_first], deque(sessions[at_first:])
     heapify(due)
-    under_way: dict[int, tuple[_Due, Asked]] = {}
+    under_way: dict[int, tuple[_Due, SimRequest]] = {}
     while due or replica.has_work():
         if not replica.has_work():
             course.wait_until(due[0].at_s)
@@ -402,9 +402,9 @@ def serve(
                 heappush(due, then)
 
 
-def _sessions(load: Listing[Asked]) -> Iterator[tuple[Asked, ...]]:
+def _sessions(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:
     """Yield sessions, each with its turns in order."""
-    session: list[Asked] = []
+    session: list[SimRequest] = []
     for asked in load:
         if session and not asked.turn:
             yield tuple(session)
@@ -429,7 +429,7 @@ def new_replica(
     runner = VirtualRunner(clock, times, eos_ids[0])
     speculation = None
     if drafts is not None:
-        drafter = Drafter(drafts.acceptance, runner.foretell)
+        drafter = SimDrafter(drafts.acceptance, runner.foretell)
         speculation = Speculation(drafter, most=drafts.most)
     engine = Engine(
         new_scheduler(settings, speculation=speculation),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
 from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.replay_times import Again, asked_in, serve_again
-from ridgeline.foresight.simulator.run import Asked, Times, simulate
+from ridgeline.foresight.simulator.run import SimRequest, Times, simulate
 
 Json = Mapping[str, Any]
 _FIXED = {
@@ -87,7 +87,7 @@ def _value(change: str, text: str, kind: type[Any]) -> Any:
     return int(text)
 
 
-def load_of(records: Sequence[Json]) -> list[Asked]:
+def load_of(records: Sequence[Json]) -> list[SimRequest]:
     """Return the requests of a trace that had ended; each is named by its number in the trace.
 
     Raises ValueError for a search, which a simulation cannot run.
@@ -132,7 +132,7 @@ def run_as_recorded(records: Sequence[Json]) -> Again:
     return again._replace(records=_with_names_for_numbers(again.records))
 
 
-def run(load: Sequence[Asked], settings: EngineRecord, times: Times) -> list[Record]:
+def run(load: Sequence[SimRequest], settings: EngineRecord, times: Times) -> list[Record]:
     """Serve a load; return the records, in which requests have their numbers of the load again.
 
     Raises ValueError if a request can never run with these settings.

@@ -18,7 +18,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
 
-from ridgeline.foresight.simulator.load_traces import HASH_BLOCK_TOKENS, Trace, Traced
+from ridgeline.foresight.simulator.load_traces import HASH_BLOCK_TOKENS, LoadTrace, Traced
 
 _Item = TypeVar("_Item")
 
@@ -217,7 +217,7 @@ def hashed_prompts(requests: Sequence[Traced], num_words: Sequence[int], seed: o
 
 
 def make_plan(
-    load: Workload, trace: Trace | None = None, prompts: Sequence[str] | None = None
+    load: Workload, trace: LoadTrace | None = None, prompts: Sequence[str] | None = None
 ) -> list[Planned]:
     """Return the warm-up requests, which have negative indices, and those to measure.
 
@@ -258,7 +258,7 @@ def make_plan(
     ]
 
 
-def _traced(load: Workload, trace: Trace | None) -> list[Traced] | None:
+def _traced(load: Workload, trace: LoadTrace | None) -> list[Traced] | None:
     """Return the trace's requests in the order in which they are planned."""
     if trace is None:
         return None

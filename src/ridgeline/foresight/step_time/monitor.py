@@ -76,7 +76,7 @@ class _Course:
         return before
 
 
-class Score:
+class PredictionMonitor:
     """A listener of an engine: predicts each step, and learns from it.
 
     Attributes:

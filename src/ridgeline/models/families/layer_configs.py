@@ -17,7 +17,7 @@ from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.arch.rope import Rope
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.by_layer import (
-    Heads,
+    LayerHeads,
     dense_layers,
     heads_of_config,
     heads_of_gguf,
@@ -78,7 +78,7 @@ def layers_from_config(config: Facts, family: Family) -> tuple[tuple[Layer, ...]
     window = _reach(config, window, mixer)
     if family.heads_by_layer:
         kinds[-1] = "full"  # transformers has no other last layer, whatever the config says
-    by_kind = heads_of_config(config, family, kinds, heads, Heads(kv_heads, head_dim))
+    by_kind = heads_of_config(config, family, kinds, heads, LayerHeads(kv_heads, head_dim))
     ropes, max_position = _ropes_of_config(config, family, by_kind)
     if _stands_still(family, window):
         ropes = {**ropes, "full": None}
@@ -432,7 +432,7 @@ def _pattern(facts: Facts, key: str, family: Family, num_layers: int) -> list[st
 
 
 def _ropes_of_config(
-    config: Facts, family: Family, heads: Mapping[str, Heads]
+    config: Facts, family: Family, heads: Mapping[str, LayerHeads]
 ) -> tuple[_Ropes, int]:
     """Return the rope of each kind of layer, and the context length."""
     stored: Any = config.get("rope_parameters")

@@ -9,7 +9,7 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.run import Times
 from ridgeline.physics.costs import Features
 from ridgeline.physics.hardware import Price
-from ridgeline.planner.capacity.latency_model import Clocked
+from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import Load
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s
 from ridgeline.planner.memory.placement import Placement
@@ -37,7 +37,7 @@ class Candidate:
     """A division on a device, with its model of time."""
 
     placement: Placement
-    clock: Clocked
+    clock: LatencyModel
     bounds: Bounds
     price: Price | None
     load: Load

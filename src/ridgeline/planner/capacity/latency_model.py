@@ -25,12 +25,12 @@ from ridgeline.physics.device_time import (
     parse_efficiencies,
 )
 from ridgeline.planner.catalogue import HERE
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.placement import Placement
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Clocked:
+class LatencyModel:
     """A model of time.
 
     Attributes:
@@ -60,7 +60,7 @@ class Clocked:
         return replace(self.times, factor=factor)
 
 
-def clock_of(subject: Subject, placement: Placement) -> Clocked:
+def clock_of(subject: ModelSpec, placement: Placement) -> LatencyModel:
     """Return the model of time of a placement.
 
     Raises ValueError where nothing is known of the device's arithmetic, or of this machine's.
@@ -74,7 +74,7 @@ def clock_of(subject: Subject, placement: Placement) -> Clocked:
         tp=setting.tp, pp=setting.pp,
     )  # fmt: skip
     factor, first = efficiency.factor_90, efficiency.first_factor_90
-    return Clocked(
+    return LatencyModel(
         times,
         1 / factor,
         factor,
@@ -93,7 +93,7 @@ def _per_cent(factor: float) -> str:
     return f"{factor - 1:.0%}" if factor < 2 else f"a factor of {factor:.1f}"
 
 
-def _here(subject: Subject, placement: Placement) -> Clocked:
+def _here(subject: ModelSpec, placement: Placement) -> LatencyModel:
     if subject.checkpoint is None:
         return _by_roof(subject, placement)
     config = resolve(Options(), subject.checkpoint)
@@ -101,13 +101,13 @@ def _here(subject: Subject, placement: Placement) -> Clocked:
     low, _, high = calibration.interval()
     if calibration.source == "assumed":
         note = "times of this machine are assumed: `ridgeline calibrate` measures them in a minute"
-        return Clocked(calibration.times, low, high, "assumed", note)
-    return Clocked(
+        return LatencyModel(calibration.times, low, high, "assumed", note)
+    return LatencyModel(
         calibration.times, low, high, "calibrated", "times of this machine were measured"
     )
 
 
-def _by_roof(subject: Subject, placement: Placement) -> Clocked:
+def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
     """Return times of a model that is not here, or does not run here, by this machine's roof."""
     device, setting = placement.device, placement.setting
     if not device.read_bytes_per_s:
@@ -138,7 +138,7 @@ def _by_roof(subject: Subject, placement: Placement) -> Clocked:
         f"steps reach {MEMORY_SHARE:.0%} of this machine's memory roof and {COMPUTE_SHARE:.0%} of "
         f"its arithmetic: `ridgeline calibrate` measures a model that runs here"
     )
-    return Clocked(times, low, high, "assumed", note)
+    return LatencyModel(times, low, high, "assumed", note)
 
 
 @cache

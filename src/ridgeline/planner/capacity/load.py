@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.load_traces import Traced, parse_trace
-from ridgeline.foresight.simulator.run import Asked
+from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import gamma_arrivals, lognormal_lengths, parse_length
 from ridgeline.planner.memory.flags import AUTO
 
@@ -206,7 +206,7 @@ class Load:
         )
         return replace(self, lengths=tuple(lengths))
 
-    def share(self, num_replicas: int, num: int, *, is_read: bool = True) -> list[Asked]:
+    def share(self, num_replicas: int, num: int, *, is_read: bool = True) -> list[SimRequest]:
         """Return ``num`` requests as one of the replicas gets them.
 
         Of a trace it is every so-manieth request; drawn arrivals are as bursty for each replica as
@@ -222,7 +222,7 @@ class Load:
                 rate, rng = self.rate_per_s / num_replicas, Random("arrivals")
                 at_s = gamma_arrivals(num, rate, self.burstiness, rng)
         return [
-            Asked(prompt=(i,) * prompt, num_new=(new,), arrival_s=arrival_s, is_read=is_read)
+            SimRequest(prompt=(i,) * prompt, num_new=(new,), arrival_s=arrival_s, is_read=is_read)
             for i, arrival_s in zip(taken, at_s, strict=True)
             for prompt, new in (self.lengths[i % len(self.lengths)],)
         ]

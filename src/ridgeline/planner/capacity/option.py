@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet import Ended
-from ridgeline.planner.capacity.latency_model import Clocked
+from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import PERCENTILES, Slo
 from ridgeline.planner.capacity.spot import Spot
 from ridgeline.planner.memory.placement import Placement
@@ -102,7 +102,7 @@ class Choice:
 
     placement: Placement
     replicas: int
-    clock: Clocked
+    clock: LatencyModel
     seen: Seen | None
     factors: Mapping[str, tuple[float, float | None]]
     knee_per_s: float | None

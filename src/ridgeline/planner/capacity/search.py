@@ -18,7 +18,7 @@ from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
-from ridgeline.planner.capacity.latency_model import Clocked, clock_of
+from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
 from ridgeline.planner.capacity.load import PERCENTILES, Load, LoadWishes, Slo
 from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen, seen_of, with_frontier
 from ridgeline.planner.capacity.spot import SHOWN
@@ -26,7 +26,7 @@ from ridgeline.planner.capacity.spot_option import with_spot
 from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
 from ridgeline.planner.catalogue import HERE, prices_of
 from ridgeline.planner.memory.flags import AUTO, Wishes
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.placement import Placement, place
 
 Report = Callable[[int, int], None]
@@ -49,7 +49,7 @@ class SearchResult:
 
 
 def search(
-    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
+    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
     today: date, report: Report, alive: Alive,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
@@ -88,7 +88,7 @@ def search(
 
 
 def _candidates(
-    subject: Subject, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
+    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
     warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
     own = Path(asked.prices) if asked.prices is not None else None
@@ -109,7 +109,7 @@ def _candidates(
         yield Candidate(placement, clock, bounds, prices[0] if prices else None, load, alive)
 
 
-def _divisions(subject: Subject, wishes: Wishes, device: Device) -> Iterator[Placement]:
+def _divisions(subject: ModelSpec, wishes: Wishes, device: Device) -> Iterator[Placement]:
     """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
     first = place(subject, device, wishes, default_ranks=AUTO if device.id != HERE else "1")
     if not first.ledger.fits:
@@ -303,7 +303,7 @@ def _choice(
 
 
 def factors_of(
-    clock: Clocked, load: Load, settled: Mapping[float, Steady | None]
+    clock: LatencyModel, load: Load, settled: Mapping[float, Steady | None]
 ) -> dict[str, tuple[float, float | None]]:
     """Return what each metric is multiplied by at both ends, by formula.
 

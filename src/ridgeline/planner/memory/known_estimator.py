@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.physics.shapes import Shape, weight_params
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Published:
         }
 
 
-def published_formula(subject: Subject, context: int, concurrency: int) -> Published:
+def published_formula(subject: ModelSpec, context: int, concurrency: int) -> Published:
     """Return what the formula says of ``concurrency`` sequences of ``context`` tokens."""
     shape = subject.shape
     layers, hidden, heads, kv_heads = _as_the_formula_reads(shape)
@@ -81,7 +81,7 @@ def _as_the_formula_reads(shape: Shape) -> tuple[int, int, int, int]:
     return len(shape.layers), shape.hidden_size, shape.num_heads, shape.num_kv_heads
 
 
-def _why_wrong(subject: Subject, tokens: int, kv: float, flash: float) -> Iterator[str]:
+def _why_wrong(subject: ModelSpec, tokens: int, kv: float, flash: float) -> Iterator[str]:
     shape = subject.shape
     right = sum(layer.cache.values_per_token() for layer in shape.layers) * 2 * tokens
     if right and abs(kv / right - 1) > 0.01:

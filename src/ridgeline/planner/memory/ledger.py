@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineOverheads:
     """How an engine divides a device's memory.
 
     Attributes:
@@ -80,13 +80,15 @@ class Engine:
 _COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
 _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
-ENGINES: Mapping[str, Engine] = {
-    "ridgeline": Engine(
+ENGINES: Mapping[str, EngineOverheads] = {
+    "ridgeline": EngineOverheads(
         "ridgeline", utilization=0.95, context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
     ),
-    "vllm": Engine("vllm"),
-    "sglang": Engine("sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192),
-    "trtllm": Engine("trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192),
+    "vllm": EngineOverheads("vllm"),
+    "sglang": EngineOverheads(
+        "sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192
+    ),
+    "trtllm": EngineOverheads("trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192),
 }  # fmt: skip
 
 
@@ -140,7 +142,7 @@ class Setting:
     kv_value_bytes: float
     block_size: int
     max_num_batched_tokens: int
-    engine: Engine
+    engine: EngineOverheads
     utilization: float
     weights_bytes: int | None = None
     activation_bytes: int | None = None

@@ -39,7 +39,7 @@ _MOST_LETTERS = 200  # of the name that a config gives itself
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Subject:
+class ModelSpec:
     """A model to plan for.
 
     Attributes:
@@ -61,7 +61,7 @@ class Subject:
     adapters: AdapterRoom = NO_ADAPTERS
 
 
-def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject:
+def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSpec:
     """Return what a model is.
 
     Args:
@@ -90,7 +90,7 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> Subject
     return _of_files(located.path, name)
 
 
-def _of_the_hub(model: str) -> Subject:
+def _of_the_hub(model: str) -> ModelSpec:
     """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
     from ridgeline.hub.outline import outline  # here: a plan of a file needs no network
 
@@ -107,7 +107,7 @@ def _of_the_hub(model: str) -> Subject:
         ) from error
 
 
-def _of_files(path: Path, name: str) -> Subject:
+def _of_files(path: Path, name: str) -> ModelSpec:
     try:
         return _of_checkpoint(name, load_checkpoint(path))
     except ModelFileError as error:
@@ -116,14 +116,14 @@ def _of_files(path: Path, name: str) -> Subject:
         return _of_foreign_gguf(path, name, error)
 
 
-def _of_directory(path: Path, name: str) -> Subject:
+def _of_directory(path: Path, name: str) -> ModelSpec:
     """Return a model that the engine does not run, with the sizes of its files' headers."""
     subject = _of_json(path / "config.json", name=name)
     sizes = sizes_of_directory(path, len(subject.shape.layers))
     return replace(subject, stored=sizes or None)
 
 
-def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
+def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> ModelSpec:
     """Return a model of another family; of the engine's own the error is what there is to say."""
     metadata, tensors = read_gguf_parts(path)
     family = metadata.get("general.architecture")
@@ -132,7 +132,7 @@ def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
     shape = shape_of_gguf(metadata, tensors, str(path))
     sizes = ((tensor_name, tensor.nbytes) for tensor_name, tensor in tensors.items())
     bits = bits_per_weight(tensors.values())
-    return Subject(
+    return ModelSpec(
         name=name,
         shape=shape,
         storage=Storage(FORMATS["f16"], Format(f"gguf, {bits:.2f} bits a weight", bits)),
@@ -140,7 +140,7 @@ def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> Subject:
     )
 
 
-def _of_json(path: Path, name: str = "") -> Subject:
+def _of_json(path: Path, name: str = "") -> ModelSpec:
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ValueError(f"{path}: {path.stat().st_size} bytes are no config.json")
@@ -158,9 +158,9 @@ def _stem(path: Path) -> str:
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
-def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
+def _of_config(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
     own_name = str(config.get("_name_or_path") or name)[:_MOST_LETTERS]
-    return Subject(
+    return ModelSpec(
         name=own_name if name == "the config" else name,
         shape=shape_of_config(config, where),
         storage=storage_of_config(config, where),
@@ -168,7 +168,7 @@ def _of_config(config: Mapping[str, Any], name: str, where: str) -> Subject:
     )
 
 
-def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
+def _of_checkpoint(name: str, checkpoint: Checkpoint) -> ModelSpec:
     stored = stored_by_group(checkpoint.arch, checkpoint.tensors)
     if checkpoint.quantization:  # which its config says, but no type of tensors
         subject = _of_json(checkpoint.path / "config.json", name=name)
@@ -176,7 +176,7 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> Subject:
     formats = summarise(checkpoint).formats
     main = next(iter(formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])
-    return Subject(
+    return ModelSpec(
         name=name,
         shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
         storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),

@@ -25,7 +25,7 @@ from ridgeline.planner.memory.ledger import (
     COMPUTED,
     ENGINES,
     FROM_FILE,
-    Engine,
+    EngineOverheads,
     Known,
     Ledger,
     Line,
@@ -33,7 +33,7 @@ from ridgeline.planner.memory.ledger import (
     check_division,
     make_ledger,
 )
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.what_fits import (
     max_concurrency,
     max_context,
@@ -77,7 +77,7 @@ class Placement:
         return self.setting.tp * self.setting.pp
 
 
-def place(subject: Subject, device: Device, wishes: Wishes, *, default_ranks: str) -> Placement:
+def place(subject: ModelSpec, device: Device, wishes: Wishes, *, default_ranks: str) -> Placement:
     """Return the model on a device, divided as wished.
 
     Args:
@@ -122,7 +122,7 @@ def _bounded(longest: int | None, max_position: int) -> int | None:
     return min(known) if known else None
 
 
-def _storage(subject: Subject, wishes: Wishes) -> Storage:
+def _storage(subject: ModelSpec, wishes: Wishes) -> Storage:
     if wishes.dtype == AUTO:
         return subject.storage
     storage = storage_of_dtype(format_named(wishes.dtype).name)
@@ -131,7 +131,7 @@ def _storage(subject: Subject, wishes: Wishes) -> Storage:
 
 
 def _setting(
-    subject: Subject, device: Device, wishes: Wishes, engine: Engine, storage: Storage
+    subject: ModelSpec, device: Device, wishes: Wishes, engine: EngineOverheads, storage: Storage
 ) -> Setting:
     kv_dtype = wishes.kv_cache_dtype
     if kv_dtype == AUTO and engine.name == "ridgeline":
@@ -164,7 +164,7 @@ def _setting(
     )
 
 
-def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -> Known:
+def _known(subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting) -> Known:
     """Return what the file says, or the backend that would run it here."""
     checkpoint, adapters = subject.checkpoint, _adapter_line(subject)
     if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
@@ -202,13 +202,13 @@ def _known(subject: Subject, device: Device, wishes: Wishes, setting: Setting) -
     raise problems[0]
 
 
-def _adapter_line(subject: Subject) -> Line | None:
+def _adapter_line(subject: ModelSpec) -> Line | None:
     room = subject.adapters
     return Line("adapters", room.num_bytes, room.how) if room.num_bytes else None
 
 
 def _divide(
-    subject: Subject, device: Device, wishes: Wishes, setting: Setting, storage: Storage,
+    subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting, storage: Storage,
     tp: int | None, pp: int | None,
 ) -> tuple[Setting, Known]:  # fmt: skip
     """Return the setting with both sizes chosen: the fewest devices on which it fits.
@@ -249,7 +249,7 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    subject: Subject, device: Device, wishes: Wishes, setting: Setting, storage: Storage
+    subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting, storage: Storage
 ) -> Iterator[str]:
     """Yield flags, each of which alone would make it fit."""
     known = _known(subject, device, wishes, setting)

@@ -22,26 +22,31 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
 from ridgeline.foresight.deadline_admission import (
-    Asked,
+    AdmissionVerdict,
     Book,
     Due,
     Lengths,
+    PromiseRequest,
     Safety,
-    Verdict,
     latest_start_s,
 )
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import FIRST_STEPS, Score
+from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
 from ridgeline.server.deadlines.standings import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
-from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import (
+    ClientGone,
+    RequestStream,
+    StreamError,
+    StreamEvent,
+)
 from ridgeline.server.http.errors import ApiError
 
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; who asks waits so long
@@ -54,7 +59,7 @@ _WORDS = "How long does a step take, and how much longer if there is more in it?
 _MOST_WAVES = 100
 _FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
-_UNKNOWN = Verdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
+_UNKNOWN = AdmissionVerdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
 
 
 @dataclass(eq=False)
@@ -71,7 +76,7 @@ class Promise:
         is_put_off: whether a round had no time for it.
     """
 
-    stream: Stream
+    stream: RequestStream
     deadline: Deadline
     due: Due
     outcome: str | None = None
@@ -116,7 +121,11 @@ class Promises:
     """Who was promised what, and whether it was kept."""
 
     def __init__(
-        self, bridge: EngineClient, score: Score, text: TextSide, count: Callable[[str], None]
+        self,
+        bridge: EngineClient,
+        score: PredictionMonitor,
+        text: TextProcessor,
+        count: Callable[[str], None],
     ) -> None:
         """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
 
@@ -124,7 +133,7 @@ class Promises:
         """
         self._bridge, self._score, self._text, self._count = bridge, score, text, count
         self._safety, self._lengths = Safety(), Lengths()
-        self._asking: list[tuple[Promise, asyncio.Future[Verdict]]] = []
+        self._asking: list[tuple[Promise, asyncio.Future[AdmissionVerdict]]] = []
         self._open: list[Promise] = []
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -142,7 +151,7 @@ class Promises:
                 task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def ask(self, stream: Stream, deadline: Deadline) -> Promise:
+    async def ask(self, stream: RequestStream, deadline: Deadline) -> Promise:
         """Wait until a stream is promised to be in time. Raises ApiError if it cannot be."""
         due = Due(
             *(
@@ -150,7 +159,7 @@ class Promises:
                 for ms in (deadline.ttft_ms, deadline.total_ms)
             )
         )
-        promise, future = Promise(stream, deadline, due), asyncio.Future[Verdict]()
+        promise, future = Promise(stream, deadline, due), asyncio.Future[AdmissionVerdict]()
         self._asking.append((promise, future))
         self._news.set()
         if self._task is None or self._task.done():
@@ -244,7 +253,7 @@ class Promises:
                 for stride, size in enumerate(sizes, start=1 + len(_PROMPTS) * num_wave)
             ]
             params = SamplingParams(temperature=0.0, max_tokens=min(24, longest), ignore_eos=True)
-            stream = Stream(
+            stream = RequestStream(
                 prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
             )
             try:
@@ -293,7 +302,9 @@ class Promises:
             seen = self._seen(copy, promises, began_s - copy.now_s + lag_s)
             times = self._score.calibration.times.scaled(self._score.factor)
 
-            def refuse(index: int, verdict: Verdict) -> None:  # in the thread for forecasts
+            def refuse(
+                index: int, verdict: AdmissionVerdict
+            ) -> None:  # in the thread for forecasts
                 loop.call_soon_threadsafe(_refuse, *asking[index], verdict, copy.now_s)
 
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
@@ -339,7 +350,11 @@ class Promises:
                 future.set_result(verdict)
 
     def _accept(
-        self, promise: Promise, verdict: Verdict, standings: tuple[Standing, ...], now_s: float
+        self,
+        promise: Promise,
+        verdict: AdmissionVerdict,
+        standings: tuple[Standing, ...],
+        now_s: float,
     ) -> None:
         promise.made_s, promise.standings = now_s, standings
         promise.foreseen = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
@@ -354,21 +369,23 @@ class Promises:
         asking: list[Promise],
         times: StepTime,
         began_s: float,
-        refuse: Callable[[int, Verdict], None],
-    ) -> tuple[list[Verdict | None], int, dict[int, tuple[float, float]]]:
+        refuse: Callable[[int, AdmissionVerdict], None],
+    ) -> tuple[list[AdmissionVerdict | None], int, dict[int, tuple[float, float]]]:
         """Decide by forecasts, in the thread for them.
 
         Returns verdicts, how many others may enter, and how much both delay each promise.
         """
         thread_s, now_s = time.thread_time(), seen.copy.now_s
         asked = [
-            Asked(tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s))
+            PromiseRequest(
+                tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s)
+            )
             for promise, standings in zip(asking, seen.asked, strict=True)
         ]
         for i, one in enumerate(asked):
             seen.asked[i] = one.standings
         promised = {
-            i: Asked(standings, Due(*(at_s - now_s for at_s in promise.left())))
+            i: PromiseRequest(standings, Due(*(at_s - now_s for at_s in promise.left())))
             for i, (promise, standings) in enumerate(seen.promised)
         }
         book = Book(
@@ -445,7 +462,10 @@ class Promises:
 
 
 def _refuse(
-    promise: Promise, future: asyncio.Future[Verdict], verdict: Verdict, now_s: float
+    promise: Promise,
+    future: asyncio.Future[AdmissionVerdict],
+    verdict: AdmissionVerdict,
+    now_s: float,
 ) -> None:
     """Give a verdict to who asks; its times count from the arrival."""
     if not future.done():

@@ -21,10 +21,10 @@ from math import inf
 from ridgeline.core.records import RequestRecord
 from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import Score, lower_priority
+from ridgeline.foresight.step_time.monitor import PredictionMonitor, lower_priority
 from ridgeline.server.deadlines.standings import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
-from ridgeline.server.engine.request_stream import Stream, StreamEvent
+from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
 
 _log = logging.getLogger("ridgeline.server")
 EVERY = 50
@@ -49,7 +49,7 @@ class _Sample:
         record: what it got, when it has ended.
     """
 
-    stream: Stream
+    stream: RequestStream
     num_new: int = 0
     first_s: float = 0.0
     end_s: float = 0.0
@@ -62,7 +62,7 @@ class Arrivals:
     All but the forecasts and the copies lives on the event loop.
     """
 
-    def __init__(self, bridge: EngineClient, score: Score, every: int = EVERY) -> None:
+    def __init__(self, bridge: EngineClient, score: PredictionMonitor, every: int = EVERY) -> None:
         """Watch who is submitted to ``bridge``."""
         self.every = every
         self._bridge, self._score = bridge, score
@@ -77,7 +77,7 @@ class Arrivals:
         self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _note(self, stream: Stream) -> None:
+    def _note(self, stream: RequestStream) -> None:
         """Take a request that came."""
         self._num_since += 1
         if self._num_since < self.every or self._is_busy or not self._can_foresee(stream):
@@ -98,7 +98,7 @@ class Arrivals:
 
         self._bridge.between_steps(copy)
 
-    def _can_foresee(self, stream: Stream) -> bool:
+    def _can_foresee(self, stream: RequestStream) -> bool:
         params = stream.params
         is_plain = len(stream.prompts) == 1 and not (params.searches or params.pool)
         is_free = stream.due_s == inf and self._bridge.before_step is None

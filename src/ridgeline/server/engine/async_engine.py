@@ -30,9 +30,9 @@ from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event
 from ridgeline.foresight.simulator.forecast import state_of
-from ridgeline.server.engine.bisect_faults import ContainedRunner, StepLost
+from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.server.engine.interface import EngineSnapshot
-from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
@@ -52,22 +52,22 @@ class AsyncEngine:
         self.step_timeout_s = inf  # after which a step hangs
         self._turn_began_s: float | None = None  # a turn is a step and all around it
         self.before_step: Callable[[], object] | None = None  # called in the engine's thread
-        self.on_submit: Callable[[Stream], None] = lambda stream: None  # on the loop
-        engine.runner = ContainedRunner(engine.runner, self._note_failure)
+        self.on_submit: Callable[[RequestStream], None] = lambda stream: None  # on the loop
+        engine.runner = BisectingRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
-        self._queue: Admission[tuple[Stream, int]] = Admission()
-        self._promised: list[Stream] = []
+        self._queue: Admission[tuple[RequestStream, int]] = Admission()
+        self._promised: list[RequestStream] = []
         self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
-        self._gone: list[Stream] = []
-        self._pauses: dict[Stream, bool] = {}  # whether it is to be paused from now on
+        self._gone: list[RequestStream] = []
+        self._pauses: dict[RequestStream, bool] = {}  # whether it is to be paused from now on
         self._callbacks: list[Callable[[], None]] = []
         self._stopping = False
-        self._owners: dict[int, tuple[Stream, int]] = {}  # by the engine's request id
-        self._held: Counter[Stream] = Counter()  # sequences in the engine
+        self._owners: dict[int, tuple[RequestStream, int]] = {}  # by the engine's request id
+        self._held: Counter[RequestStream] = Counter()  # sequences in the engine
         self._unseen: dict[int, Request] = {}  # of which no event was sent yet
         self._closed: list[RequestRecord] = []
-        self._streams: set[Stream] = set()  # on the loop's side
+        self._streams: set[RequestStream] = set()  # on the loop's side
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- the loop's side -----------------------------------------------------------------------
@@ -106,7 +106,7 @@ class AsyncEngine:
         """Prompts that wait before the engine."""
         return len(self._queue)
 
-    def submit(self, stream: Stream) -> None:
+    def submit(self, stream: RequestStream) -> None:
         """Queue all prompts of a stream. Raises StreamError if the engine takes none."""
         if why := "the server is stopping" if self._stopping else self.trouble():
             raise StreamError(why, 503)
@@ -120,7 +120,7 @@ class AsyncEngine:
             self._wake.notify()
         self.on_submit(stream)
 
-    def abandon(self, stream: Stream, why: Exception) -> None:
+    def abandon(self, stream: RequestStream, why: Exception) -> None:
         """End a stream before its time; its requests end before the next step."""
         if not stream.is_over:
             stream.end(why)
@@ -157,7 +157,7 @@ class AsyncEngine:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _deliver(self, batch: list[tuple[Stream, list[StreamEvent]]]) -> None:
+    def _deliver(self, batch: list[tuple[RequestStream, list[StreamEvent]]]) -> None:
         for stream, events in batch:
             try:
                 is_behind = not stream.deliver(events)
@@ -171,7 +171,7 @@ class AsyncEngine:
                 stream.resume = functools.partial(self._pause, stream, False)
                 self._pause(stream, True)
 
-    def _pause(self, stream: Stream, is_paused: bool) -> None:
+    def _pause(self, stream: RequestStream, is_paused: bool) -> None:
         """Pause a stream's requests before the next step, or let them go on."""
         with self._wake:
             self._pauses[stream] = is_paused
@@ -181,7 +181,7 @@ class AsyncEngine:
 
     def snapshot(self) -> EngineSnapshot:
         """Return what the engine is at. To be called in its thread alone, between two steps."""
-        numbers: dict[Stream, list[int]] = {}
+        numbers: dict[RequestStream, list[int]] = {}
         is_read = False
         for number, (stream, _) in self._owners.items():
             numbers.setdefault(stream, []).append(number)
@@ -198,7 +198,7 @@ class AsyncEngine:
         shown["num_waiting"] += sum(owner in (None, one.tenant) for one, _ in self._waiting())
         return shown
 
-    def num_cached(self, stream: Stream, index: int) -> int:
+    def num_cached(self, stream: RequestStream, index: int) -> int:
         """Return how many tokens of a stream's prompt the prefix cache has now."""
         request = Request(
             0,
@@ -222,7 +222,7 @@ class AsyncEngine:
             "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
         }
 
-    def _waiting(self) -> list[tuple[Stream, int]]:
+    def _waiting(self) -> list[tuple[RequestStream, int]]:
         with self._wake:
             return list(self._queue)
 
@@ -270,7 +270,7 @@ class AsyncEngine:
         asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
         return bool(asked or self._promised) or self._engine.has_work()
 
-    def _arrivals(self) -> list[tuple[Stream, int]]:
+    def _arrivals(self) -> list[tuple[RequestStream, int]]:
         """Return who enters now: those with a promise, else as many as there is room for.
 
         Who has less than its share of the engine has room beside promises to others.
@@ -288,9 +288,9 @@ class AsyncEngine:
 
     def _enter(
         self,
-        gone: list[Stream],
-        arrivals: list[tuple[Stream, int]],
-        pauses: dict[Stream, bool],
+        gone: list[RequestStream],
+        arrivals: list[tuple[RequestStream, int]],
+        pauses: dict[RequestStream, bool],
         num_outside: int,
     ) -> int:
         """Bring the engine up to date; return how many are left outside."""
@@ -334,7 +334,7 @@ class AsyncEngine:
         except AssertionError:  # a leak must be known, but is no reason to refuse requests
             _log.exception("the engine's own check fails")
 
-    def _add(self, stream: Stream, index: int) -> None:
+    def _add(self, stream: RequestStream, index: int) -> None:
         prompt, params = stream.prompts[index], stream.params
         try:
             request_id = self._engine.add(
@@ -367,7 +367,7 @@ class AsyncEngine:
 
     def _send(self, events: list[Event]) -> None:
         """Hand a step's events to the loop, all at once."""
-        batch: dict[Stream, list[StreamEvent]] = {}
+        batch: dict[RequestStream, list[StreamEvent]] = {}
         for event in events:
             request_id = event.seq_id[0]
             stream, index = self._owners[request_id]

@@ -22,7 +22,7 @@ class StepLost(Exception):
     """The step failed and cannot be repeated; the cause is not known yet."""
 
 
-class ContainedRunner:
+class BisectingRunner:
     """Executes steps; if that raises, by halves, until each item runs or is the one that raises."""
 
     def __init__(self, runner: Runner, on_error: Callable[[BaseException], None]) -> None:

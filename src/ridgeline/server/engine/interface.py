@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ridgeline.core.records import EngineRecord, Record
 from ridgeline.foresight.simulator.forecast import State
-from ridgeline.server.engine.request_stream import Stream
+from ridgeline.server.engine.request_stream import RequestStream
 
 
 class EngineSnapshot(NamedTuple):
@@ -22,8 +22,8 @@ class EngineSnapshot(NamedTuple):
 
     now_s: float
     state: State
-    numbers: Mapping[Stream, Sequence[int]]
-    waiting: Sequence[tuple[Stream, int]]
+    numbers: Mapping[RequestStream, Sequence[int]]
+    waiting: Sequence[tuple[RequestStream, int]]
 
 
 class EngineClient(Protocol):
@@ -44,7 +44,7 @@ class EngineClient(Protocol):
     step_timeout_s: float
     step_began_s: float | None
     before_step: Callable[[], object] | None
-    on_submit: Callable[[Stream], None]
+    on_submit: Callable[[RequestStream], None]
 
     @property
     def num_streams(self) -> int:
@@ -57,10 +57,10 @@ class EngineClient(Protocol):
     def trouble(self) -> str | None:
         """Return why the engine takes no requests now, if so."""
 
-    def submit(self, stream: Stream) -> None:
+    def submit(self, stream: RequestStream) -> None:
         """Queue all prompts of a stream. Raises StreamError if the engine takes none."""
 
-    def abandon(self, stream: Stream, why: Exception) -> None:
+    def abandon(self, stream: RequestStream, why: Exception) -> None:
         """End a stream before its time; its requests end before the next step."""
 
     def permit(self, num_prompts: float) -> None:
@@ -84,7 +84,7 @@ class EngineClient(Protocol):
         To be called in the engine's thread alone, between two steps.
         """
 
-    def num_cached(self, stream: Stream, index: int) -> int:
+    def num_cached(self, stream: RequestStream, index: int) -> int:
         """Return how many tokens of a stream's prompt the prefix cache has now."""
 
     def tenant_of(self, request_id: int) -> str:

@@ -37,7 +37,7 @@ class ClientGone(Exception):
     """This stream is not read any more."""
 
 
-class Stream:
+class RequestStream:
     """The answers to one HTTP request, which may have several prompts. Lives on the loop."""
 
     def __init__(

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.server.http.errors import ApiError, validation_error
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
@@ -79,7 +79,7 @@ class _Read(Request):
         return self._model
 
 
-async def in_turn(work: Work, adapter: TypeAdapter[Any], data: bytes) -> Any:
+async def in_turn(work: Workers, adapter: TypeAdapter[Any], data: bytes) -> Any:
     """Return what ``read`` does, of a long body in a thread, when it is its turn."""
     if len(data) < _LONG_BYTES:
         return read(adapter, data)

@@ -15,7 +15,7 @@ from ridgeline.foresight.explain.timeline import as_file
 from ridgeline.foresight.explain.what_would_help import would_help
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.observe.trace_buffer import Forgotten, History
+from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer
 from ridgeline.server.service import Service
 
 _ALSO: dict[int | str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def add_explain(app: FastAPI, service: Service) -> None:
             raise ApiError(404, str(error), code="request_not_found") from None
 
 
-def _answer(history: History, name: str, tenant: str, form: str) -> Response:
+def _answer(history: TraceBuffer, name: str, tenant: str, form: str) -> Response:
     if form == "timeline":
         return Response(
             as_file(history.timeline(name, tenant)),

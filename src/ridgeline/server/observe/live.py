@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.server.engine.interface import EngineClient
 
 _PERIOD_S = 0.25  # from a change to the next view
@@ -22,7 +22,7 @@ _PERIOD_S = 0.25  # from a change to the next view
 class Live:
     """Views of one engine as server-sent events."""
 
-    def __init__(self, bridge: EngineClient, score: Score) -> None:
+    def __init__(self, bridge: EngineClient, score: PredictionMonitor) -> None:
         self._bridge, self._score = bridge, score
         self._watchers: Counter[str | None] = Counter()  # by whose requests they see
         self._views: dict[str | None, bytes] = {}

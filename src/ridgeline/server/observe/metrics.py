@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from ridgeline import __version__
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
-from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, Score
+from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
 
 
 def _bounds(text: str) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ class Metrics:
         model_name: str,
         gauges: Callable[[], Mapping[str, float]],
         num_lost: Callable[[], int],
-        score: Score,
+        score: PredictionMonitor,
         keys: Iterable[str],
         adapters: Callable[[], Mapping[str, int]] = dict,
     ) -> None:

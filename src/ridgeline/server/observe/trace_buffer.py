@@ -18,7 +18,7 @@ from ridgeline.foresight.explain.baseline import predictor, usual_steps
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
 from ridgeline.foresight.explain.timeline import timeline
 from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND
-from ridgeline.foresight.step_time.monitor import Score
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.trace.reader import Json, Recorded
 from ridgeline.server.engine.interface import EngineClient
 
@@ -37,10 +37,12 @@ class Forgotten(LookupError):
     """A request is not among those remembered; says how far back these reach."""
 
 
-class History:
+class TraceBuffer:
     """The last records of one engine."""
 
-    def __init__(self, bridge: EngineClient, score: Score, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(
+        self, bridge: EngineClient, score: PredictionMonitor, max_bytes: int = _MAX_BYTES
+    ) -> None:
         """Remember what ``bridge`` reports from now on, in about ``max_bytes``.
 
         ``score`` knows how long steps take; until it does, they are compared with one another.

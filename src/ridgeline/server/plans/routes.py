@@ -27,14 +27,14 @@ from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES
-from ridgeline.planner.memory.model_spec import Subject, subject_of
+from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import BodyRoute
 from ridgeline.server.http.request_model import Strict, contradiction
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 from ridgeline.server.plans.one_at_a_time import Alive, run_long
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
@@ -54,7 +54,7 @@ _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the
 _MOST_TOKENS = {"prompt_tokens": 32_768, "new_tokens": 8_192}  # in the mean
 _MOST_VARIATION = 5
 
-Find = Callable[[str | None], Subject]
+Find = Callable[[str | None], ModelSpec]
 
 
 class PlanRequest(Strict):
@@ -180,7 +180,7 @@ def add_plans(
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
-        work: Work = request.app.state.work
+        work: Workers = request.app.state.work
         answer = partial(_answer, body, find, kept)
         if body.load_is_given and body not in kept:
             return await run_long(work, request.receive, answer)
@@ -189,7 +189,7 @@ def add_plans(
     @app.get("/v1/plan/devices", responses=ERRORS)
     async def catalogue(request: Request) -> dict[str, Any]:
         """List what plans can be asked for: devices with their facts, formats, engines, models."""
-        work: Work = request.app.state.work
+        work: Workers = request.app.state.work
         return {
             "models": list(names()),
             "chat": has_chat,
@@ -244,7 +244,7 @@ def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: N
     return Response(text, media_type=media)
 
 
-def _subject(body: PlanRequest, find: Find) -> Subject:
+def _subject(body: PlanRequest, find: Find) -> ModelSpec:
     if not isinstance(body.model, dict):
         return find(body.model)
     try:

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
-from ridgeline.planner.memory.model_spec import Subject
+from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import Keys
@@ -21,18 +21,18 @@ from ridgeline.server.http.listening import bind, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import Work
+from ridgeline.server.http.turns import Workers
 from ridgeline.server.http.web_server import WebServer, address
 from ridgeline.server.plans.routes import add_plans
 
 
-def plan_app(subject: Subject | None) -> FastAPI:
+def plan_app(subject: ModelSpec | None) -> FastAPI:
     """Return the application; ``subject`` is a model that requests may name, beside configs."""
     app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
-    app.state.work = Work()
+    app.state.work = Workers()
     add_errors(app)
 
-    def find(name: str | None) -> Subject:
+    def find(name: str | None) -> ModelSpec:
         if subject is None or name not in (None, subject.name):
             message = "no such model is served here: give a config.json as an object"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -46,7 +46,7 @@ def plan_app(subject: Subject | None) -> FastAPI:
     return app
 
 
-def serve_plans(subject: Subject | None, options: ServeOptions) -> None:
+def serve_plans(subject: ModelSpec | None, options: ServeOptions) -> None:
     """Serve the page until a signal ends it. Raises OSError if the address cannot be had."""
     listener = bind(options.host, options.port)
     with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:

@@ -84,7 +84,7 @@ class Grammars:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._give_back = give_back
         self._lock = threading.Lock()  # around what is kept, never for longer than a moment
-        self._kept: OrderedDict[Source, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Source, _KeptGrammar] = OrderedDict()
         self._freed_bytes = 0  # since it was given back
         self._children = Children(_PROGRAM, self._greeting)
         self._building = threading.Lock()
@@ -123,13 +123,13 @@ class Grammars:
         with self._lock:
             return sum(one.num_bytes for one in self._kept.values())
 
-    def _found(self, source: Source) -> _Kept | None:
+    def _found(self, source: Source) -> _KeptGrammar | None:
         with self._lock:
             if source in self._kept:
                 self._kept.move_to_end(source)
             return self._kept.get(source)
 
-    def _keep(self, source: Source, kept: _Kept) -> None:
+    def _keep(self, source: Source, kept: _KeptGrammar) -> None:
         """Keep a grammar, and no longer those that were used longest ago if it is too much."""
         with self._lock:
             self._kept[source] = kept
@@ -144,7 +144,7 @@ class Grammars:
         if is_much:
             self._give_back()
 
-    def _compiled(self, source: Source) -> _Kept:
+    def _compiled(self, source: Source) -> _KeptGrammar:
         """Return a grammar, or why it is none. Raises GrammarError if it takes too long."""
         asked = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
         try:
@@ -157,11 +157,11 @@ class Grammars:
             )
         least_bytes = _LEAST_BYTES + _size(source)
         if "error" in answer:
-            return _Kept(GrammarError(answer["error"], "invalid"), least_bytes)
+            return _KeptGrammar(GrammarError(answer["error"], "invalid"), least_bytes)
         limits = LLParserLimits(**LIMITS)
         matcher = LLMatcher(self._tokens(), answer["grammar"], log_level=0, limits=limits)
         built_bytes = least_bytes + (answer["built_bytes"] or _UNKNOWN_BYTES)
-        return _Kept(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
+        return _KeptGrammar(matcher, built_bytes, answer["mask_bytes"], tuple(answer["ignored"]))
 
     # --- the vocabulary ------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Grammars:
             return self._library
 
 
-class _Kept:
+class _KeptGrammar:
     """A grammar that is kept, or why it is none, and the memory that it takes.
 
     Attributes:
@@ -228,7 +228,7 @@ class NewState:
 
     matcher: LLMatcher
     eos_ids: frozenset[int]
-    kept: _Kept
+    kept: _KeptGrammar
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -243,7 +243,7 @@ class NewState:
 class GrammarState:
     """How far one answer has come: a ``core.request.Constraint``."""
 
-    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], kept: _Kept) -> None:
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], kept: _KeptGrammar) -> None:
         """Begin with a matcher of its own, a copy of one that is ``kept``."""
         self._matcher, self._eos_ids, self._kept = matcher, eos_ids, kept
 

@@ -1,7 +1,7 @@
 """A schema's places, and what several of them together ask of a value.
 
-A value has to fit a *goal*, which is a set of places. ``Reader.branches`` resolves what joins and
-chooses schemas (``$ref``, ``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if`` ...): a value fits a
+A value has to fit a *goal*, which is a set of places. ``SchemaReader.branches`` resolves what joins
+and chooses schemas (``$ref``, ``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if`` ...): a value fits a
 goal if it fits all leaves of one of its branches. So nothing has to be merged as text.
 """
 
@@ -61,7 +61,7 @@ Branch = tuple[Leaf, ...]
 Goal = tuple[Node, ...]
 
 
-class Reader:
+class SchemaReader:
     """Reads one schema document. What cannot be held to is refused, or noted and left out.
 
     Attributes:
@@ -388,19 +388,19 @@ def _anchors_in(schema: Any, path: Path = ()) -> Iterator[tuple[str, Path]]:
             todo += [(value, (*at, i)) for i, value in enumerate(found)]
 
 
-_Join = Callable[[Reader, Node, tuple[Node, ...]], Iterator[list[Branch]]]
+_Join = Callable[[SchemaReader, Node, tuple[Node, ...]], Iterator[list[Branch]]]
 _JOINS: dict[str, _Join] = {
-    "enum": Reader._listed,
-    "const": Reader._listed,
-    "$ref": Reader._ref,
-    "$dynamicRef": Reader._no_ref,
-    "$recursiveRef": Reader._no_ref,
-    "allOf": Reader._all_of,
-    "anyOf": Reader._any_of,
-    "oneOf": Reader._one_of,
-    "not": Reader._not,
-    "if": Reader._if,
-    "dependentRequired": Reader._dependent,
-    "dependentSchemas": Reader._dependent,
-    "dependencies": Reader._dependent,
+    "enum": SchemaReader._listed,
+    "const": SchemaReader._listed,
+    "$ref": SchemaReader._ref,
+    "$dynamicRef": SchemaReader._no_ref,
+    "$recursiveRef": SchemaReader._no_ref,
+    "allOf": SchemaReader._all_of,
+    "anyOf": SchemaReader._any_of,
+    "oneOf": SchemaReader._one_of,
+    "not": SchemaReader._not,
+    "if": SchemaReader._if,
+    "dependentRequired": SchemaReader._dependent,
+    "dependentSchemas": SchemaReader._dependent,
+    "dependencies": SchemaReader._dependent,
 }

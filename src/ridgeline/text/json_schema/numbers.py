@@ -68,7 +68,7 @@ class Range(NamedTuple):
 ANY_NUMBER = Range()
 
 
-class Written(NamedTuple):
+class WrittenNumber(NamedTuple):
     """How numbers are written.
 
     Attributes:
@@ -85,7 +85,7 @@ def decimal(number: Number) -> Decimal:
     return Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
 
 
-def written(numbers: Range) -> Written:
+def written(numbers: Range) -> WrittenNumber:
     """Return how the numbers of a range are written. Raises NoNumbers."""
     step = _common(numbers.multiples)
     is_integer = numbers.is_integer or (step is not None and step.denominator == 1)
@@ -93,19 +93,19 @@ def written(numbers: Range) -> Written:
     if step is not None and not num_behind:  # of whole numbers there is a least common multiple
         step = Fraction(step.numerator)
     if low is not None and high is not None and low > high:
-        return Written()
+        return WrittenNumber()
     if step is None or step == 1:
-        return Written(_excluding(_range(low, high, num_behind), numbers.not_in))
+        return WrittenNumber(_excluding(_range(low, high, num_behind), numbers.not_in))
     if low is not None and high is not None:
         first = math.ceil(Fraction(low) / step)
         last = math.floor(Fraction(high) / step)
         if last - first < _MOST_LISTED:
             found = [_decimal_of(i * step) for i in range(first, last + 1)]
             texts = [f"{one:f}" for one in found if one not in numbers.not_in]
-            return Written(alternatives(texts))
+            return WrittenNumber(alternatives(texts))
     if step.denominator == 1:
-        return Written(schema=_by_library(low, high, step.numerator, numbers.not_in))
-    return Written(_excluding(_of_fractions(low, high, num_behind, step), numbers.not_in))
+        return WrittenNumber(schema=_by_library(low, high, step.numerator, numbers.not_in))
+    return WrittenNumber(_excluding(_of_fractions(low, high, num_behind, step), numbers.not_in))
 
 
 def alternatives(texts: Iterable[str]) -> str:

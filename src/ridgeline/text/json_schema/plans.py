@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ridgeline.text.json_schema import automata, patterns
 from ridgeline.text.json_schema.charsets import is_written
-from ridgeline.text.json_schema.nodes import Branch, Goal, Leaf, Node, Reader
+from ridgeline.text.json_schema.nodes import Branch, Goal, Leaf, Node, SchemaReader
 from ridgeline.text.json_schema.patterns import PatternError
-from ridgeline.text.json_schema.shapes import Shape, can_have_text, shape_of, string_terminal
+from ridgeline.text.json_schema.shapes import ObjectShape, can_have_text, shape_of, string_terminal
 
 _MOST_PATTERNS = 4
 _MOST_ORDERED = 64  # values of a list that has each once
@@ -60,7 +60,7 @@ class ListPlan(NamedTuple):
 class Planner:
     """Says what the parts of lists and objects are."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: SchemaReader) -> None:
         """Take what reads the schema; it learns here which branches nothing can fit."""
         self._reader = reader
         self._dead: dict[Branch, bool] = {}
@@ -77,7 +77,7 @@ class Planner:
             self._dead[branch] = found
         return found
 
-    def _has_parts(self, branch: Branch, shape: Shape) -> bool:
+    def _has_parts(self, branch: Branch, shape: ObjectShape) -> bool:
         if shape.listed is not None:
             return False
         if "array" in shape.types:
@@ -190,7 +190,7 @@ class Planner:
         """Return whether a name surely matches a pattern, and whether it surely does not."""
         try:
             asked = patterns.pattern(source)
-            is_in = Shape(must=list(asked.must), must_not=list(asked.must_not)).has_text(name)
+            is_in = ObjectShape(must=list(asked.must), must_not=list(asked.must_not)).has_text(name)
             if asked.must_not:
                 return is_in, False
             away = patterns.negated(source)
@@ -203,7 +203,7 @@ class Planner:
         path = self._reader.inner(node, "patternProperties", schema=None)
         self._reader.leave_out(path, source, f"it cannot be held to: {error}")
 
-    def _name_shapes(self, branch: Branch) -> list[list[Shape]]:
+    def _name_shapes(self, branch: Branch) -> list[list[ObjectShape]]:
         """Return for each ``propertyNames`` what a name may be."""
         found = []
         for leaf in branch:
@@ -263,20 +263,20 @@ class Planner:
         return True
 
     @staticmethod
-    def _is_left(shape: Shape, taken: Iterable[str]) -> bool:
+    def _is_left(shape: ObjectShape, taken: Iterable[str]) -> bool:
         """Return whether there is a name that is not taken."""
         names = patterns.literals(one for one in taken if is_written(one))
         barred = [*shape.must_not, names] if names != patterns.Alt(()) else shape.must_not
         return can_have_text(
-            Shape(least=shape.least, most=shape.most, must=shape.must, must_not=barred)
+            ObjectShape(least=shape.least, most=shape.most, must=shape.must, must_not=barred)
         )
 
     def _other_names(
         self, branch: Branch, inside: set[str], known: Iterable[str]
-    ) -> Iterator[Shape]:
+    ) -> Iterator[ObjectShape]:
         """Yield what names may be that match the patterns ``inside`` and no others."""
         for choice in product(*self._name_shapes(branch)):
-            shape = Shape()
+            shape = ObjectShape()
             try:
                 asked = [
                     patterns.pattern(one) if one in inside else patterns.negated(one)

@@ -8,7 +8,7 @@ _MOST_STATES = 4_000  # places in the order, each with how many came before
 _LONG, _SHORT = 500, 200  # characters of expressions
 
 
-class Sequence:
+class SequenceNode:
     """Members in their order, some of which may be left out, then any number of others."""
 
     def __init__(

@@ -11,7 +11,7 @@ from ridgeline.text.json_schema import automata, numbers, patterns
 from ridgeline.text.json_schema.charsets import is_written
 from ridgeline.text.json_schema.formats import FORMATS
 from ridgeline.text.json_schema.negation import Made
-from ridgeline.text.json_schema.nodes import Branch, Node, Reader, is_scalar, values_of
+from ridgeline.text.json_schema.nodes import Branch, Node, SchemaReader, is_scalar, values_of
 from ridgeline.text.json_schema.numbers import ANY_NUMBER, Range
 from ridgeline.text.json_schema.patterns import Pattern, PatternError
 
@@ -19,7 +19,7 @@ TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 
 
 @dataclass
-class Shape:
+class ObjectShape:
     """What a value may be.
 
     Attributes:
@@ -104,9 +104,9 @@ def key_of(value: Any) -> object:
     return numbers.decimal(value)
 
 
-def shape_of(reader: Reader, branch: Branch) -> Shape:
-    """Return what the leaves of a branch say. What is not held to is left out (``Reader``)."""
-    shape = Shape()
+def shape_of(reader: SchemaReader, branch: Branch) -> ObjectShape:
+    """Return what the leaves of a branch say. What is not held to is left out."""
+    shape = ObjectShape()
     for leaf in branch:
         node = leaf.node
         shape.types &= _types(reader, node)
@@ -118,7 +118,7 @@ def shape_of(reader: Reader, branch: Branch) -> Shape:
     return shape
 
 
-def _types(reader: Reader, node: Node) -> frozenset[str]:
+def _types(reader: SchemaReader, node: Node) -> frozenset[str]:
     said = node.keywords.get("type")
     if said is None:
         return TYPES
@@ -131,7 +131,7 @@ def _types(reader: Reader, node: Node) -> frozenset[str]:
     return frozenset("number" if one == "integer" else one for one in names)
 
 
-def _add_lists(shape: Shape, node: Node) -> None:
+def _add_lists(shape: ObjectShape, node: Node) -> None:
     for keyword in ("enum", "const"):
         values = values_of(node, keyword)
         if values is None or not all(map(is_scalar, values)):
@@ -143,7 +143,7 @@ def _add_lists(shape: Shape, node: Node) -> None:
     shape.not_listed += node.keywords.get(Made.NOT_ENUM, ())
 
 
-def _narrowed(found: Range, reader: Reader, node: Node) -> Range:
+def _narrowed(found: Range, reader: SchemaReader, node: Node) -> Range:
     """Return the numbers that also fit what one place says."""
     said = node.keywords.get("type")
     types = said if isinstance(said, list) else [said]
@@ -163,7 +163,7 @@ def _narrowed(found: Range, reader: Reader, node: Node) -> Range:
 
 
 def _bound(
-    reader: Reader, node: Node, plain: str, exclusive: str
+    reader: SchemaReader, node: Node, plain: str, exclusive: str
 ) -> tuple[Decimal | None, Decimal | None]:
     """Return a bound, and one that a number must be beyond; draft 4 says so with true."""
     value, beyond = reader.number(node, plain), node.keywords.get(exclusive)
@@ -182,7 +182,7 @@ def _pick(choose: Any, one: Decimal | None, other: Decimal | None) -> Decimal | 
     return choose(known) if known else None
 
 
-def _add_strings(shape: Shape, reader: Reader, node: Node) -> None:
+def _add_strings(shape: ObjectShape, reader: SchemaReader, node: Node) -> None:
     least, most = reader.count(node, "minLength"), reader.count(node, "maxLength")
     shape.least = max(shape.least, least or 0)
     shape.most = min((x for x in (shape.most, most) if x is not None), default=None)
@@ -201,7 +201,7 @@ def _add_strings(shape: Shape, reader: Reader, node: Node) -> None:
             shape.must_not += one.must_not
 
 
-def pattern_of(reader: Reader, node: Node) -> Pattern | None:
+def pattern_of(reader: SchemaReader, node: Node) -> Pattern | None:
     """Return the pattern of a place, None if it has none that can be held to."""
     source = node.keywords.get("pattern")
     if source is None:
@@ -215,7 +215,7 @@ def pattern_of(reader: Reader, node: Node) -> Pattern | None:
         return None
 
 
-def can_have_text(shape: Shape) -> bool:
+def can_have_text(shape: ObjectShape) -> bool:
     """Return whether there is a string that fits, but for what is listed."""
     if shape.most is not None and shape.least > shape.most:
         return False
@@ -224,7 +224,7 @@ def can_have_text(shape: Shape) -> bool:
     return automata.can_be(shape.pattern, shape.least, shape.most)
 
 
-def string_terminal(shape: Shape, barred: Iterable[str] = ()) -> str:
+def string_terminal(shape: ObjectShape, barred: Iterable[str] = ()) -> str:
     """Return the terminal of strings that fit and are none of ``barred``, empty for none."""
     if not can_have_text(shape):
         return ""

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from ridgeline.text.json_schema import numbers
 from ridgeline.text.json_schema.charsets import quoted
 from ridgeline.text.json_schema.errors import SchemaError
-from ridgeline.text.json_schema.nodes import Branch, Goal, Reader
+from ridgeline.text.json_schema.nodes import Branch, Goal, SchemaReader
 from ridgeline.text.json_schema.plans import ListPlan, ObjectPlan, Planner
-from ridgeline.text.json_schema.sequences import Sequence
-from ridgeline.text.json_schema.shapes import Shape, shape_of, string_terminal
+from ridgeline.text.json_schema.sequences import SequenceNode
+from ridgeline.text.json_schema.shapes import ObjectShape, shape_of, string_terminal
 
 WHITESPACE = r"[ \n\t]{0,20}"  # without a bound, a small model writes spaces for ever
 _MOST_GOALS = 2_000
@@ -36,7 +36,7 @@ class Written(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-class _Way(NamedTuple):
+class _Branch(NamedTuple):
     """What fits one branch of a goal."""
 
     terminals: tuple[str, ...]
@@ -64,7 +64,7 @@ def written(
 
     Raises SchemaError.
     """
-    reader = Reader(schema, is_strict=is_strict, at=at)
+    reader = SchemaReader(schema, is_strict=is_strict, at=at)
     for key in inside:
         schema = schema[key]
     try:
@@ -77,10 +77,10 @@ def written(
 
 
 class _Writer:
-    def __init__(self, reader: Reader, whitespace: str | None) -> None:
+    def __init__(self, reader: SchemaReader, whitespace: str | None) -> None:
         self._reader, self._planner = reader, Planner(reader)
         self._whitespace = whitespace or None
-        self._ways: dict[Goal, list[_Way]] = {}
+        self._ways: dict[Goal, list[_Branch]] = {}
         self._rules: list[str] = []
         self._terminals: dict[str, str] = {}
         self._fits: set[Goal] = set()  # goals that some value fits
@@ -124,7 +124,7 @@ class _Writer:
             self._ways[goal] = ways
             todo += reversed([part for way in ways for part in _parts(way)])
 
-    def _way(self, branch: Branch) -> _Way:
+    def _way(self, branch: Branch) -> _Branch:
         self._reader.spend(len(branch))
         shape = shape_of(self._reader, branch)
         has_parts = shape.listed is None
@@ -134,10 +134,10 @@ class _Writer:
         if has_parts and "array" in shape.types:
             of_list = self._planner.of_list(branch)
         terminals, by_library = self._scalars(branch, shape)
-        return _Way(terminals, by_library, of_object, of_list)
+        return _Branch(terminals, by_library, of_object, of_list)
 
     def _scalars(
-        self, branch: Branch, shape: Shape
+        self, branch: Branch, shape: ObjectShape
     ) -> tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]]:
         if shape.listed is not None:
             terminal = numbers.alternatives(map(self._spelled, shape.values()))
@@ -158,7 +158,7 @@ class _Writer:
             found.append(string_terminal(shape))
         return tuple(filter(None, found)), by_library
 
-    def _numbers(self, branch: Branch, shape: Shape) -> numbers.Written:
+    def _numbers(self, branch: Branch, shape: ObjectShape) -> numbers.WrittenNumber:
         """Return how numbers are written. What cannot be held to is left out."""
         try:
             return numbers.written(shape.numbers)
@@ -206,7 +206,7 @@ class _Writer:
                     todo.append(other)
 
     @staticmethod
-    def _needs(way: _Way) -> Iterator[list[Goal]]:
+    def _needs(way: _Branch) -> Iterator[list[Goal]]:
         """Yield, for each kind of value that fits a way, which goals its parts need at least."""
         if way.terminals or way.by_library:
             yield []
@@ -279,7 +279,7 @@ class _Writer:
             for one in plan.extras
             if one.goal in self._fits
         )
-        inner = Sequence(members, extras, plan.least, plan.most, self._rules).expression()
+        inner = SequenceNode(members, extras, plan.least, plan.most, self._rules).expression()
         if inner is not None:
             yield f'"{{" {inner} "}}"'
 
@@ -289,7 +289,7 @@ class _Writer:
                 self._terminal(numbers.alternatives([self._spelled(one)])) for one in plan.values
             ]
             members = [(text, False) for text in texts]
-            inner = Sequence(members, "", plan.least, plan.most, self._rules).expression()
+            inner = SequenceNode(members, "", plan.least, plan.most, self._rules).expression()
             if inner is not None:
                 yield f'"[" {inner} "]"'
             return
@@ -329,7 +329,7 @@ class _Writer:
         return whole if least else f"({whole})?"
 
 
-def _parts(way: _Way) -> Iterator[Goal]:
+def _parts(way: _Branch) -> Iterator[Goal]:
     if way.of_object is not None:
         yield from (one.goal for one in way.of_object.members)
         yield from (one.goal for one in way.of_object.extras)

@@ -123,7 +123,7 @@ def ids_behind(spec: dict[str, Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-class Reader(NamedTuple):
+class VocabularyReader(NamedTuple):
     """How pieces become text.
 
     Attributes:
@@ -137,7 +137,7 @@ class Reader(NamedTuple):
     bytes_of: Callable[[str], bytes]
 
 
-def reader(spec: dict[str, Any]) -> Reader:
+def reader(spec: dict[str, Any]) -> VocabularyReader:
     """Return how the decoder of a tokenizer.json turns pieces into text.
 
     Raises:
@@ -146,11 +146,11 @@ def reader(spec: dict[str, Any]) -> Reader:
     steps = {str(step.get("type")): step for step in _steps(spec.get("decoder"), "decoders")}
     metaspace, replace = steps.get("Metaspace", {}), steps.get("Replace", {})
     if "ByteLevel" in steps:
-        return Reader(False, b"", _byte_level_bytes)
+        return VocabularyReader(False, b"", _byte_level_bytes)
     if "WordPiece" in steps:
         step = steps["WordPiece"]
         prefix, cleanup = step.get("prefix", "##"), step.get("cleanup", True)
-        return Reader(True, b" ", lambda piece: _word_bytes(piece, prefix, cleanup))
+        return VocabularyReader(True, b" ", lambda piece: _word_bytes(piece, prefix, cleanup))
     if metaspace.get("replacement") == "▁":
         scheme = metaspace.get("prepend_scheme", "always")
         strip = scheme != "never" and metaspace.get("add_prefix_space") is not False
@@ -167,7 +167,7 @@ def reader(spec: dict[str, Any]) -> Reader:
     def bytes_of(piece: str) -> bytes:
         return bytes_by_name.get(piece) or piece.replace("▁", " ").encode()
 
-    return Reader(strip, b"", bytes_of)
+    return VocabularyReader(strip, b"", bytes_of)
 
 
 # What the library's clean-up makes of one word with the space before it; words have none inside.

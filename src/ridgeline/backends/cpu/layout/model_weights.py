@@ -26,7 +26,7 @@ from ridgeline.backends.cpu.layout.head_places import head_places
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.latent import per_head
 from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
-from ridgeline.backends.cpu.layout.pack import Index, Matrix, pack, padded
+from ridgeline.backends.cpu.layout.pack import Index, PackedMatrix, pack, padded
 from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
@@ -68,13 +68,13 @@ class Weights:
     final_norm: Floats
     final_norm_bias: Floats  # empty if there is none, as the next
     head_bias: Floats
-    head: Matrix | None  # None of an encoder: nobody draws from it
-    proxy: Matrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
+    head: PackedMatrix | None  # None of an encoder: nobody draws from it
+    proxy: PackedMatrix | None  # the low-precision proxy of the head; with ``distances`` of outputs
     distances: Floats
     ropes: list[Floats]  # of each kind of layer: see ``tables_of_ropes``
     rope_by_pair: Floats  # [cosines and sines, half, positions]; empty if no key bias is split off
     relative_bias: Floats  # [heads, distances]: see ``backends.relative_bias``; or empty
-    inputs: Matrix | None  # what makes all layers' own inputs, and the weights of their norm
+    inputs: PackedMatrix | None  # what makes all layers' own inputs, and the weights of their norm
     inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
@@ -243,7 +243,7 @@ def _pack_all(
         name = "embed" if arch.tied_embeddings else "head"
         head = matrix(name, dtype=head_dtype(dtype, checkpoint.tensors[name].dtype))
         yield "head", head
-        if head.kind == "w8" and not arch.head_bias and (of_proxy := proxy(Matrix(*head))):
+        if head.kind == "w8" and not arch.head_bias and (of_proxy := proxy(PackedMatrix(*head))):
             yield "proxy", Packed(of_proxy[0].kind, of_proxy[0].data)
             yield "distances", Packed("", of_proxy[1])
     progress(total, total)
@@ -313,7 +313,7 @@ def _assemble(
         _, index, part = name.split(".")
         layer = layers[int(index)]
         if kind:
-            facts = (address(data), *Matrix(kind, data).words)
+            facts = (address(data), *PackedMatrix(kind, data).words)
             for word, value in zip(MATRIX, facts, strict=True):
                 layer[column_of[f"{part}_{word}"]] = value
         else:
@@ -356,13 +356,13 @@ def _assemble(
         final_norm=final_norm,
         final_norm_bias=final_norm_bias,
         head_bias=head_bias,
-        head=Matrix(*arrays["head"]) if "head" in arrays else None,
-        proxy=Matrix(*arrays["proxy"]) if "proxy" in arrays else None,
+        head=PackedMatrix(*arrays["head"]) if "head" in arrays else None,
+        proxy=PackedMatrix(*arrays["proxy"]) if "proxy" in arrays else None,
         distances=arrays["distances"].data if "proxy" in arrays else np.zeros(0, np.float32),
         ropes=[table for of_rope in tables.values() for table in of_rope],
         rope_by_pair=by_pair,
         relative_bias=by_distance,
-        inputs=Matrix(*arrays["inputs_proj"]) if sizes.inputs else None,
+        inputs=PackedMatrix(*arrays["inputs_proj"]) if sizes.inputs else None,
         inputs_norm=arrays["inputs_norm"].data if sizes.inputs else np.zeros(0, np.float32),
         biases=biases,
         kinds=tuple(dict.fromkeys(kind for kind, _ in arrays.values() if kind)),

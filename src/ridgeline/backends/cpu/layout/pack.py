@@ -45,7 +45,7 @@ _T = TypeVar("_T", bound=np.generic)
 _WEIGHTS_AT_ONCE = 1 << 24
 
 
-class Matrix(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A packed matrix: its kind, and bytes ``[tiles, ...]``, by records unless more follows."""
 
     kind: str
@@ -66,7 +66,7 @@ def padded(size: int) -> int:
 
 def pack(
     tensor: Tensor, dtype: str, rows: Index | None = None, columns: Index | None = None
-) -> Matrix:
+) -> PackedMatrix:
     """Pack a matrix ``[out, in]`` for a dtype: auto is as the file has it.
 
     ``rows`` and ``columns`` say which output and input of the tensor stands where; -1 is zero.
@@ -85,10 +85,10 @@ def pack(
         if not low:
             data = np.empty((len(rows) // TILE, *part.shape[1:]), np.uint8)
         data[low // TILE : low // TILE + len(part)] = part
-    return Matrix(kind, data)
+    return PackedMatrix(kind, data)
 
 
-def _pack(tensor: Tensor, dtype: str, rows: Index, columns: Index | None) -> Matrix:
+def _pack(tensor: Tensor, dtype: str, rows: Index, columns: Index | None) -> PackedMatrix:
     columns_moved = columns is not None
     columns = _extended(tensor.shape[1], columns)
     whole_blocks = not columns_moved and tensor.shape[1] % TILE == 0
@@ -152,30 +152,30 @@ def _select_rows(values: NDArray[_T], rows: Index) -> NDArray[_T]:
 # --- tiles -------------------------------------------------------------------------------------
 
 
-def pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> Matrix:
+def pack_nibbles(kind: str, q: Bytes, *scales: NDArray[np.float16]) -> PackedMatrix:
     """Pack 4 bits, or 5; scales, and offsets where the kind has them."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     out = np.empty((tiles, records, FORMATS[kind].record_bytes), np.uint8)
     _put_values(kind, q, out)
     each = np.stack([part.reshape(tiles, 2, 16, records) for part in scales], axis=2)
     out[:, :, -64 * len(scales) :] = _as_bytes(each.transpose(0, 4, 1, 2, 3), tiles, records)
-    return Matrix(kind, out)
+    return PackedMatrix(kind, out)
 
 
-def _pack_t4(table: NDArray[np.int8], q: Bytes, scale: NDArray[np.float16]) -> Matrix:
+def _pack_t4(table: NDArray[np.int8], q: Bytes, scale: NDArray[np.float16]) -> PackedMatrix:
     records = pack_nibbles("t4", q, scale).data
     tail = np.tile(table.view(np.uint8) ^ np.uint8(128), (len(records), 4))
-    return Matrix("t4", np.hstack([records.reshape(len(records), -1), tail]))
+    return PackedMatrix("t4", np.hstack([records.reshape(len(records), -1), tail]))
 
 
-def _pack_z4(q: Bytes, scale: NDArray[np.float16], zero: Bytes) -> Matrix:
+def _pack_z4(q: Bytes, scale: NDArray[np.float16], zero: Bytes) -> PackedMatrix:
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     zeros = zero.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     parts = pack_nibbles("s4", q, scale).data, _as_bytes(zeros, tiles, records)
-    return Matrix("z4", np.concatenate(parts, axis=2))
+    return PackedMatrix("z4", np.concatenate(parts, axis=2))
 
 
-def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> Matrix:
+def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) -> PackedMatrix:
     """Pack blocks of 256: scales before the records, a pair of factors after each."""
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     packed = FORMATS[kind]
@@ -188,7 +188,7 @@ def _pack_k(kind: str, q: Bytes, factors: Bytes, scales: NDArray[np.float16]) ->
     pairs = factors.reshape(tiles, 2, 16, records, 2).transpose(0, 3, 1, 4, 2)
     own[:, :, -64:] = _as_bytes(pairs, tiles, records)
     out[:, :, head:] = own.reshape(tiles, blocks, -1)
-    return Matrix(kind, out)
+    return PackedMatrix(kind, out)
 
 
 def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
@@ -210,13 +210,13 @@ def _put_values(kind: str, q: Bytes, out: Bytes) -> None:
         out[:, :, 512:768] = pairs.reshape(tiles, records, 256)
 
 
-def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> Matrix:
+def _pack_w8(q: NDArray[np.int8], scale: NDArray[np.float16]) -> PackedMatrix:
     tiles, records = len(q) // TILE, q.shape[1] // TILE
     out = np.empty((tiles, records, FORMATS["w8"].record_bytes), np.uint8)
     out[:, :, :1024] = _byte_records(q)
     scales = scale.reshape(tiles, 2, 16, records).transpose(0, 3, 1, 2)
     out[:, :, 1024:] = _as_bytes(scales, tiles, records)
-    return Matrix("w8", out)
+    return PackedMatrix("w8", out)
 
 
 def unpack_w8(data: Bytes) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -237,23 +237,23 @@ def _byte_records(q: NDArray[np.int8]) -> Bytes:
     return out
 
 
-def _pack_r8(weights: NDArray[np.float32]) -> Matrix:
+def _pack_r8(weights: NDArray[np.float32]) -> PackedMatrix:
     q, scale = to_row_bytes(hadamard(weights))
     tiles = len(q) // TILE
     records, scales = _byte_records(q), scale.view(np.uint8)
-    return Matrix("r8", np.hstack([records.reshape(tiles, -1), scales.reshape(tiles, -1)]))
+    return PackedMatrix("r8", np.hstack([records.reshape(tiles, -1), scales.reshape(tiles, -1)]))
 
 
-def _pack_bf16(weights: NDArray[np.float32]) -> Matrix:
+def _pack_bf16(weights: NDArray[np.float32]) -> PackedMatrix:
     tiles, records = len(weights) // TILE, weights.shape[1] // TILE
     parts = to_bf16(weights).reshape(tiles, 2, 16, records, 16, 2).transpose(0, 3, 1, 4, 2, 5)
-    return Matrix("bf16", _as_bytes(parts, tiles, records))
+    return PackedMatrix("bf16", _as_bytes(parts, tiles, records))
 
 
-def _pack_f32(weights: NDArray[np.float32]) -> Matrix:
+def _pack_f32(weights: NDArray[np.float32]) -> PackedMatrix:
     tiles, records = len(weights) // TILE, weights.shape[1] // TILE
     parts = weights.reshape(tiles, TILE, records, TILE).transpose(0, 2, 3, 1)
-    return Matrix("f32", _as_bytes(parts, tiles, records))
+    return PackedMatrix("f32", _as_bytes(parts, tiles, records))
 
 
 def _as_bytes(values: NDArray[np.generic], tiles: int, records: int) -> Bytes:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.pack import Matrix, pack_nibbles, unpack_w8
+from ridgeline.backends.cpu.layout.pack import PackedMatrix, pack_nibbles, unpack_w8
 from ridgeline.backends.cpu.layout.quantise import of_five_bits, to_five_bits
 
 _TILES_AT_ONCE = 64
 
 
-def proxy(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
+def proxy(head: PackedMatrix) -> tuple[PackedMatrix, NDArray[np.float32]] | None:
     """Return a w8 matrix again in 5 bits, and each output's distance from it; None if not finite.
 
     Outputs have much in common, which would make their steps coarse: it is taken off, and stands
@@ -44,10 +44,14 @@ def proxy(head: Matrix) -> tuple[Matrix, NDArray[np.float32]] | None:
             tiles.append(pack_nibbles("s5", *own).data)
     tiles.append(pack_nibbles("s5", *centre).data)
     distance = np.concatenate(distances).astype(np.float32)
-    return (Matrix("s5", np.concatenate(tiles)), distance) if np.isfinite(distance).all() else None
+    return (
+        (PackedMatrix("s5", np.concatenate(tiles)), distance)
+        if np.isfinite(distance).all()
+        else None
+    )
 
 
-def _weights_of(head: Matrix, low: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _weights_of(head: PackedMatrix, low: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the weights and scales of some tiles of a w8 matrix, from ``low`` on."""
     q, scale = unpack_w8(head.data[low : low + _TILES_AT_ONCE])
     wide = scale.astype(np.float32)

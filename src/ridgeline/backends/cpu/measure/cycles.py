@@ -12,7 +12,7 @@ from ridgeline.backends.cpu.emit.clock import KINDS, ROW_WORDS
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 
 
-class Counters:
+class CycleCounters:
     """The threads' counters, in seconds."""
 
     def __init__(self, clock: Callable[[int], None], num_threads: int) -> None:

@@ -89,7 +89,7 @@ class Reranked(Shaped):
     results: list[Rank]
 
 
-class Score(Shaped):
+class DocumentScore(Shaped):
     """How near two texts are to each other."""
 
     index: int
@@ -104,7 +104,7 @@ class Scored(Shaped):
     object: Literal["list"]
     created: int
     model: str
-    data: list[Score]
+    data: list[DocumentScore]
     usage: InputUsage
 
 
@@ -204,7 +204,7 @@ class CompletionChoice(_Choice):
     logprobs: CompletionLogprobs | None
 
 
-class _Answer(Shaped):
+class _AnswerSchema(Shaped):
     id: str
     created: int
     model: str
@@ -213,14 +213,14 @@ class _Answer(Shaped):
     metrics: Timings | None = None
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(_AnswerSchema):
     """What POST /v1/chat/completions returns, unless it streams."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-class Completion(_Answer):
+class Completion(_AnswerSchema):
     """What POST /v1/completions returns, unless it streams."""
 
     object: Literal["text_completion"]

@@ -32,7 +32,7 @@ from ridgeline.server.dialects.openai.documented import (
 )
 from ridgeline.server.dialects.openai.protocol import EACH, TextOrIds
 from ridgeline.server.dialects.openai.reply import Reply
-from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict
 from ridgeline.server.observe.spans import parent_of
@@ -125,7 +125,7 @@ class Vectors:
     num_tokens = 0  # none is generated
     promise: Promise | None = None
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RequestStream) -> None:
         """Wait for what ``stream`` brings."""
         self._stream = stream
         self.values: list[tuple[float, ...]] = [()] * len(stream.prompts)
@@ -368,7 +368,7 @@ def _reply(
     service.check_queue(len(prompts))
     params = SamplingParams(pool=service.text.pooling)
     tenant = request.state.tenant
-    stream = Stream(
+    stream = RequestStream(
         prompts,
         params,
         service.text.new_text,

@@ -20,7 +20,12 @@ from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.engine.interface import EngineClient
-from ridgeline.server.engine.request_stream import ClientGone, Stream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import (
+    ClientGone,
+    RequestStream,
+    StreamError,
+    StreamEvent,
+)
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.limits import Limits
@@ -154,7 +159,7 @@ class Reply(Response):
         self,
         bridge: EngineClient,
         limits: Limits,
-        stream: Stream,
+        stream: RequestStream,
         answers: Results,
         body: Strict,
         shape: Shape,

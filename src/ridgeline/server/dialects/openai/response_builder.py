@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridgeline.api.outputs import likeliest
-from ridgeline.api.text_side import TextSide
+from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import (
@@ -29,7 +29,7 @@ from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
-from ridgeline.server.engine.request_stream import Stream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 
 Choice = dict[str, Any]
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
@@ -60,9 +60,9 @@ class Answers:
 
     def __init__(
         self,
-        text: TextSide,
+        text: TextProcessor,
         body: ChatRequest | CompletionRequest,
-        stream: Stream,
+        stream: RequestStream,
         form: MessageForm | None = None,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one."""

@@ -23,14 +23,14 @@ _SCHEMA_KEYS = ("name", "description", "schema", "strict")
 _KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
 
 
-class Form(NamedTuple):
+class ResponseFormat(NamedTuple):
     """What was asked for, and which field says so."""
 
     structured_outputs: StructuredOutputsParams
     param: str
 
 
-def wanted_form(form_fields: dict[str, Any]) -> Form | None:
+def wanted_form(form_fields: dict[str, Any]) -> ResponseFormat | None:
     """Return the form that a request's fields ask for, if they do.
 
     Args:
@@ -45,7 +45,7 @@ def wanted_form(form_fields: dict[str, Any]) -> Form | None:
     if others:
         raise _bad(others[0][0], f"{param} asks for another form already: leave one of them out")
     try:
-        return Form(StructuredOutputsParams(**values), param)
+        return ResponseFormat(StructuredOutputsParams(**values), param)
     except ValueError as error:
         raise _bad(param.split(".")[0], str(error)) from None
 
