@@ -260,7 +260,7 @@ def t34(model: Path, count: int, rng: random.Random) -> str:
         words = server.stderr.read()
         reported = [line for line in words.splitlines() if line.startswith("AUDIT")]
     # Its own address, to listen on; and the processes that render its chat template.
-    expected = {"AUDIT socket.getaddrinfo": 1, "jinja_process.py": NUM_PROCESSES}
+    expected = {"AUDIT socket.getaddrinfo": 1, "template/process.py": NUM_PROCESSES}
     assert all(any(what in line for what in expected) for line in reported), reported
     for what, most in expected.items():
         assert sum(what in line for line in reported) <= most, reported

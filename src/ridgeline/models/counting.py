@@ -142,6 +142,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
     values = {**unsaid, **values, "max_position_embeddings": context or NO_LIMIT}
     config, of_sizes = Facts(values, where), _of_sizes(family)
+    context = config.integer("max_position_embeddings") if context else 0
     rows = (context + family.spare_positions) * family.num_segments
     if "positions" in family.outer:
         facts = {**of_sizes.facts, "position_rows": const(rows)}

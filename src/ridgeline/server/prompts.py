@@ -291,7 +291,8 @@ class Prompts:
         except ValueError as error:
             self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
             raise _bad(param, f"{param} cannot be used: {error}") from None
-        assert constraint is not None  # a form or a call is asked for
+        if constraint is None:
+            raise RuntimeError("nothing holds the answer to what is asked for")
         self._metrics.note_grammar(time.monotonic() - begin_s)
         return constraint
 

@@ -209,5 +209,9 @@ def test_kernels_are_kept_under_all_that_they_are_made_of() -> None:
     emitters = [path for path in sources if re.search(r"^def emit_", path.read_text(), re.M)]
     assert len(emitters) > 5
     for path in emitters:
-        for name in re.findall(r"^from ridgeline\.(\S+) import", path.read_text(), re.M):
-            assert package / f"{name.replace('.', '/')}.py" in sources, f"{path.name}: {name}"
+        for name, what in re.findall(
+            r"^from ridgeline\.(\S+) import (\w*)", path.read_text(), re.M
+        ):
+            place = package / name.replace(".", "/")
+            file = place / what if place.is_dir() else place
+            assert file.with_suffix(".py") in sources, f"{path.name}: {name}"

@@ -115,7 +115,7 @@ def test_the_catalogue(served: Served) -> None:
         ({"model": "/etc/passwd"}, 404, "model", "there is no model '/etc/passwd' here"),
         ({"model": "smollm2"}, 404, "model", "this server has 'tiny'"),
         ({"model": {}}, 400, "model", "config.json"),
-        ({"model": {"hidden_size": "x"}}, 400, "model", "hidden_size"),
+        ({"model": {"hidden_size": "x"}}, 400, "model", "num_hidden_layers"),
         ({"model": config("phi-4") | {"num_hidden_layers": 600}}, 400, "model", "600 layers"),
         ({"model": config("phi-4") | {"num_hidden_layers": 10**9}}, 400, "model", "4096"),
         ({"model": config("phi-4"), "on": "h100-smx"}, 400, "on", "did you mean h100-sxm"),

@@ -168,12 +168,11 @@ def _initialise() -> None:
 
 
 def kernel_sources() -> list[Path]:
-    """Return the files that say what kernels compute; two stand outside."""
+    """Return the files that say what kernels compute, those of a model's facts among them."""
     backend = Path(__file__).parents[1]
-    folders = (backend / "emit", backend / "layout")
+    folders = (backend / "emit", backend / "layout", backend.parents[1] / "arch")
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    outside = backend.parent / "sampler" / "rule.py", backend.parents[1] / "arch" / "recurrent.py"
-    return [*files, *outside]
+    return [*files, backend.parent / "sampler" / "rule.py"]
 
 
 def _key(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> str:

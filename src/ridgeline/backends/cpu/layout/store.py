@@ -73,6 +73,7 @@ def sources() -> list[Path]:
     package = Path(__file__).parents[3]
     folders = (package / "arch", package / "models", Path(__file__).parent)
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    files += [package / "physics" / name for name in ("layers.py", "shapes.py")]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:
         files += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]
