@@ -163,13 +163,27 @@ def freed_bytes(proc: Path = Path("/proc")) -> int:
     It is what the arenas of glibc have in memory less what is in use in them; 0 with another C
     library, and where the system does not say.
     """
+    heap = _heap()
+    if heap is None:
+        return 0
+    held = sum(resident_bytes(start, end - start, proc) for start, end in _arenas(proc))
+    return max(0, held - int(heap.uordblks))
+
+
+def allocated_bytes() -> int:
+    """Return the bytes in use on the heap; 0 where the C library does not say."""
+    heap = _heap()
+    return 0 if heap is None else int(heap.uordblks + heap.hblkhd)
+
+
+def _heap() -> _Allocated | None:
     try:
         count = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows
-        return 0
+        return None
     count.restype = _Allocated
-    held = sum(resident_bytes(start, end - start, proc) for start, end in _arenas(proc))
-    return max(0, held - int(count().uordblks))
+    heap: _Allocated = count()
+    return heap
 
 
 def give_back() -> None:

@@ -30,7 +30,7 @@ from ridgeline.models.families import (
 from ridgeline.models.families.counted import FAMILIES as _COUNTED
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import HARMLESS
-from ridgeline.models.families.layer_configs import NO_LIMIT, layers_from_config
+from ridgeline.models.families.layer_configs import GUESSING, NO_LIMIT, layers_from_config
 from ridgeline.models.families.names import CLASS_OF_MODEL_TYPE, TEXT_DEFAULTS
 from ridgeline.models.families.table import Family, const
 from ridgeline.models.tensors import Tensor
@@ -53,7 +53,6 @@ _ARITHMETIC = frozenset((
     "residual_scale", "router", "scale", "slopes", "softcap",
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
-_GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size goes by it.
 _OF_ROPE = (
@@ -181,7 +180,7 @@ def _refuse_other_sizes(facts: Facts, family: Family, harmless: Set[str]) -> Non
         if key.startswith(facts.prefix) and key not in facts.seen and _says_size(key)
     }
     insist(facts, {key: value for key, value in family.must.items() if key in unread})
-    known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *_GUESSING}
+    known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *GUESSING}
     for key, value in unread.items():
         if value not in (None, False, 0, "", [], {}) and key not in known:
             facts.fail(

@@ -190,6 +190,16 @@ def test_an_item_that_fails_ends_its_guess_alone() -> None:
     assert bad.num_draft_tokens == 0 < good.num_draft_tokens
 
 
+def failing_once(runner: object, name: str) -> Callable[[], None]:
+    """Return what raises, and puts a call that does nothing in its own place."""
+
+    def fail() -> None:
+        setattr(runner, name, lambda: None)
+        raise OSError("no more memory")
+
+    return fail
+
+
 def test_its_exceptions_pass_through_and_nothing_is_lost() -> None:
     drafter, small = make_drafter()
     engine, _ = make_engine(make_scheduler(speculation=Speculation(drafter, most=2)))
@@ -197,11 +207,7 @@ def test_its_exceptions_pass_through_and_nothing_is_lost() -> None:
     want = expected(request)
     events = engine.step()
 
-    def fail() -> None:
-        small.during = lambda: None
-        raise OSError("no more memory")
-
-    small.during = fail
+    small.during = failing_once(small, "during")
     with pytest.raises(OSError, match="no more memory"):
         engine.step()
     engine.check()
@@ -218,11 +224,7 @@ def test_who_was_admitted_when_it_failed_is_admitted_again() -> None:
     finish(engine)
     engine.add(tuple(range(9)), SamplingParams(max_tokens=8, seed=2))
 
-    def fail() -> None:
-        small.during = lambda: None
-        raise OSError("no more memory")
-
-    small.during = fail
+    small.during = failing_once(small, "during")
     with pytest.raises(OSError, match="no more memory"):
         engine.step()
     finish(engine)
@@ -237,11 +239,7 @@ def test_a_step_that_failed_leaves_guesses_as_right_as_before() -> None:
     want = expected(request)
     events = engine.step()
 
-    def fail() -> None:
-        runner.after = lambda: None
-        raise OSError("no more memory")
-
-    runner.after = fail
+    runner.after = failing_once(runner, "after")
     with pytest.raises(OSError, match="no more memory"):
         engine.step()
     num_failed = len(runner.steps)

@@ -42,7 +42,7 @@ NO_LIMIT = 1 << 15  # tokens, where no position counts and the config names no l
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 _RECURRENT_KINDS = dict.fromkeys(("conv", "linear_attention", "mamba"), "recurrent")
 _RECURRENT_KINDS |= {"attention": "full"}
-_GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _MIXERS = {"conv": Conv, "delta": Delta, "ssm": Ssm}
 _Ropes = Mapping[str, Rope | None]  # by kind of layer: "full" or "sliding"
 
@@ -380,7 +380,7 @@ def num_guessing(config: Facts) -> int:
     Raises ModelFileError for a number that no model has.
     """
     said = Facts(config.values, config.where)  # not every family may have them
-    return max(_num_layers(said, key, 0) for key in _GUESSING)
+    return max(_num_layers(said, key, 0) for key in GUESSING)
 
 
 def num_guessing_layers(meta: Facts) -> int:

@@ -8,7 +8,6 @@ Ridgeline it imports what sets its limits and what reads schemas.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
+from ridgeline.machine import allocated_bytes
 from ridgeline.text import limited
 from ridgeline.text.json_schema import ANY_OBJECT, SchemaError, written
 
@@ -34,18 +34,6 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-
-
-class _Allocated(ctypes.Structure):
-    """What glibc's ``mallinfo2`` says of all arenas together, in bytes or counts."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-            "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
 
 
 class Vocabulary:
@@ -99,9 +87,9 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, An
     try:
         ignored = list[str]()
         grammar = _grammar(asked, ignored)
-        before = _allocated_bytes()
+        before = allocated_bytes()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-        error, built = matcher.get_error(), _allocated_bytes()
+        error, built = matcher.get_error(), allocated_bytes()
         if not error:
             mask = matcher.compute_bitmask()
             failed = matcher.get_error()
@@ -110,20 +98,9 @@ def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], answer: dict[str, An
         answer.update({"error": _line(error)} if error else {"grammar": grammar})
         answer["ignored"] = ignored
         answer["built_bytes"] = max(0, built - before)
-        answer["mask_bytes"] = max(0, _allocated_bytes() - built)
+        answer["mask_bytes"] = max(0, allocated_bytes() - built)
     except Exception as error:  # foreign code may raise anything
         answer["error"] = _line(str(error) or type(error).__name__)
-
-
-def _allocated_bytes() -> int:
-    """Return the bytes in use on the heap; 0 where the C library does not say."""
-    try:
-        count = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):  # TypeError: Windows
-        return 0
-    count.restype = _Allocated
-    found = count()
-    return int(found.uordblks + found.hblkhd)
 
 
 def _grammar(asked: dict[str, Any], ignored: list[str]) -> str:
