@@ -120,6 +120,47 @@ def test_an_opt_without_biases_and_a_llama_4_that_names_no_still_layer() -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "num_biases"),
+    [
+        *(("llama2", 3), ("granite", 3), ("smollm3", 3), ("seed-oss", 3)),
+        *(("bamba", 3), ("falcon-h1", 3), ("arcee", 2), ("nemotron", 2)),
+    ],
+)
+def test_biases_of_mlps_are_counted_also_where_they_do_not_run(
+    name: str, num_biases: int, tmp_path: Path
+) -> None:
+    path = write_family(tmp_path / name, name)
+    values = json.loads((path / "config.json").read_text())
+    plain, biased = (shape_of_config(values | {"mlp_bias": switch}) for switch in (False, True))
+    inner = (num_biases - 1) * values["intermediate_size"]
+    more = len(plain.layers) * (inner + values["hidden_size"])
+    assert weight_params(biased) - weight_params(plain) == more
+    if name != "llama2":
+        with pytest.raises(ModelFileError, match="mlp_bias is set, which is not supported"):
+            arch_from_config(values | {"mlp_bias": True}, {}, "x")
+
+
+def test_an_mpt_of_another_width_is_counted_and_does_not_run(tmp_path: Path) -> None:
+    values = json.loads((write_family(tmp_path / "mpt", "mpt") / "config.json").read_text())
+    wide, narrow = (shape_of_config(values | {"expansion_ratio": ratio}) for ratio in (4, 2))
+    less = 2 * 2 * values["d_model"] ** 2  # a matrix up and one down, each half as large
+    assert weight_params(wide) - weight_params(narrow) == len(wide.layers) * less
+    with pytest.raises(ModelFileError, match="expansion_ratio is 2, which is not supported"):
+        arch_from_config(values | {"expansion_ratio": 2}, {}, "x")
+
+
+@pytest.mark.parametrize("name", ["llama2", "mixtral", "mpt", "nemotron-h", "lfm2"])
+def test_a_size_may_be_written_with_a_point_and_a_zero(name: str, tmp_path: Path) -> None:
+    values = json.loads((write_family(tmp_path / name, name) / "config.json").read_text())
+    pointed = {key: float(one) if type(one) is int else one for key, one in values.items()}
+    assert weight_params(shape_of_config(pointed)) == weight_params(shape_of_config(values))
+    arch = arch_from_config(values, {}, "x")
+    assert arch_from_config(pointed, {}, "x") == arch
+    with pytest.raises(ModelFileError, match=r"num_hidden_layers is 2\.5"):
+        shape_of_config({**values, "num_hidden_layers": 2.5})
+
+
+@pytest.mark.parametrize(
     ("changes", "more"),
     [
         ({"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}, None),

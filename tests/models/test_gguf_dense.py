@@ -78,6 +78,7 @@ _CONFIGS["BloomForCausalLM"] = {
 _CONFIGS["MptForCausalLM"] = {
     **_CONFIGS["BloomForCausalLM"],
     "alibi_bias_max": None,
+    "intermediate_size": None,  # always four times as wide
     "attn_config": {"alibi": True, "alibi_bias_max": 16},
 }
 _LLAMA_MLP = {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}

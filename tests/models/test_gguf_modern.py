@@ -116,7 +116,7 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
         ("minimax-m2", {"qk_norm_type": "per_head"}, "qk_norm_type is 'per_head'"),
         ("minimax-m2", {"rotary_dim": 20}, "rope over 20 of a head's 16 channels"),
         ("dots1", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
-        ("seed-oss", {"mlp_bias": True}, "mlp_bias is True"),
+        ("seed-oss", {"mlp_bias": True}, "mlp_bias is set"),
         (
             "ministral3",
             {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
@@ -125,7 +125,7 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
         ("hunyuan", {"use_cla": True}, "use_cla is True"),
         ("hunyuan", {"rope_parameters": {"rope_type": "ntk"}}, "'ntk' is not supported"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is set"),
-        ("arcee", {"mlp_bias": True}, "mlp_bias is True"),
+        ("arcee", {"mlp_bias": True}, "mlp_bias is set"),
     ],
 )
 def test_a_config_of_another_kind_is_refused(

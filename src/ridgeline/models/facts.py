@@ -51,8 +51,10 @@ class Facts:
         return self.get(key) is None and self.prefix + key in self.values
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """Return an integer of at least ``low`` that a 32-bit size can hold."""
+        """Return an integer of at least ``low`` that a 32-bit size can hold; 4096.0 is one."""
         value = self._required(key, default)
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if type(value) is not int or not low <= value <= _MAX_INTEGER:
             self._refuse(key, value, f"an integer from {low} to {_MAX_INTEGER}")
         return value

@@ -231,7 +231,7 @@ def family_of(
     has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
     has_experts = has_experts or has_expert_halves(text)
     counts = (text.get(key) for key in _NUM_EXPERTS)
-    has_many = any(type(count) is int and count > 1 for count in counts)
+    has_many = any(isinstance(count, int | float) and count > 1 for count in counts)
     has_latents = bool(text.get("kv_lora_rank"))
     kinds = {
         "of experts": has_experts,

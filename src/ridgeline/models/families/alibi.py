@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ridgeline.models.families.gguf_names import LAYER, OUTER, PREFIX
-from ridgeline.models.families.table import Family, const, flag, has, integer, number, slopes
+from ridgeline.models.families.table import (
+    Family,
+    const,
+    flag,
+    has,
+    integer,
+    number,
+    product,
+    slopes,
+)
 
 _SIZES = {
     "hidden_size": integer("hidden_size"),
@@ -95,7 +104,10 @@ FAMILIES = {
         "transformer.blocks.{}.",
         _SIZES
         | _MPT
-        | {"mixer.slopes": slopes("num_attention_heads", "attn_config.alibi_bias_max")},
+        | {
+            "mixer.slopes": slopes("num_attention_heads", "attn_config.alibi_bias_max"),
+            "ffn.size": product("expansion_ratio", "hidden_size"),
+        },
         ropes={"full": "none"},
         aliases={
             "d_model": "hidden_size",
@@ -103,6 +115,7 @@ FAMILIES = {
             "n_layers": "num_hidden_layers",
             "max_seq_len": "max_position_embeddings",
         },
+        defaults={"expansion_ratio": 4},
         refuse=(
             "attn_config.attn_uses_sequence_id",
             "attn_config.clip_qkv",

@@ -14,6 +14,7 @@ from ridgeline.models.families.hf_parts import (
     GEMMA_1,
     LAYER,
     LAYER_NORM,
+    MLP_BIAS,
     MODEL,
     OF_OTHER_HALVES,
     OLMO,
@@ -99,10 +100,8 @@ FAMILIES = {
         PREFIX,
         MODEL
         | BIASES
-        | {
-            "ffn.bias": flag("mlp_bias"),
-            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="silu"),
-        },
+        | MLP_BIAS
+        | {"ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="silu")},
     ),
     "MistralForCausalLM": Family(
         OUTER, LAYER, PREFIX, MODEL | BIASES, windows="all", default_window=4096
@@ -174,13 +173,13 @@ FAMILIES = {
         OUTER,
         LAYER,
         PREFIX,
-        MODEL | BIASES | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
+        MODEL | BIASES | MLP_BIAS | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
         ropes={"no_rope_layers": "none"},
         # Which layers a window is of, transformers says in two ways that differ.
         refuse=("mlp_bias", "sliding_window", "use_sliding_window"),
     ),
     "GraniteForCausalLM": Family(
-        OUTER, LAYER, PREFIX, MODEL | BIASES | SCALES, refuse=("mlp_bias",)
+        OUTER, LAYER, PREFIX, MODEL | BIASES | MLP_BIAS | SCALES, refuse=("mlp_bias",)
     ),
     "Olmo2ForCausalLM": Family(OUTER, LAYER | OLMO_NAMES, PREFIX, MODEL | BIASES | OLMO),
     "Olmo3ForCausalLM": Family(

@@ -74,6 +74,7 @@ MODEL = {
     "ffn.activation": choice("hidden_act", among=SILU, default="silu"),
 }
 BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
+MLP_BIAS = {"ffn.bias": flag("mlp_bias")}
 LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
 GEMMA_1 = {
     "embed_scale": power("hidden_size", 0.5),

@@ -272,6 +272,7 @@ FAMILIES = {
             "recurrent.out_scale": number("ssm_out_multiplier", default=1.0),
             "recurrent.part_scales": numbers("ssm_multipliers", default=(1.0,) * 5),
             "ffn.size": integer("intermediate_size"),
+            "ffn.bias": flag("mlp_bias"),
             "ffn.activation": choice("hidden_act", among={"silu": "silu"}, default="silu"),
             "scales.ffn": numbers("mlp_multipliers", default=(1.0, 1.0)),
         }
@@ -317,7 +318,7 @@ FAMILIES = {
             "down": "feed_forward.down_proj.weight",
         },
         _PREFIX,
-        _HYBRID,
+        _HYBRID | {"ffn.bias": flag("mlp_bias")},
         recurrent="ssm",
         attention_layers="attn_layer_indices",
         rope_keys=PARTIAL,

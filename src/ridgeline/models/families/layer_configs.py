@@ -409,7 +409,7 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
     """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
     value = config.get(key)
-    if value is None or type(value) is int:
+    if value is None or type(value) in (int, float):
         every = config.integer(key, family.pattern)
         place = config.integer("attn_layer_offset", every - 1, low=0)  # of Jamba
         return ["full" if i % every == place else "recurrent" for i in range(num_layers)]

@@ -60,6 +60,7 @@ _ERNIE = {
 _SQUARED = {
     "ffn.gated": const(False),
     "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="relu2"),
+    "ffn.bias": flag("mlp_bias"),
 }
 _HUNYUAN = {"mixer.qk_norm": const("head"), "mixer.norm_turned": const(True)}
 _ERNIE_THETA = {"rope_theta": 500_000.0}
@@ -117,7 +118,9 @@ FAMILIES = {
             "mixer.head_dim": integer("head_dim", default=128),
             "mixer.qkv_bias": flag("attention_bias", default=True),
             "mixer.o_bias": flag("attention_out_bias"),
+            "ffn.bias": flag("mlp_bias"),
         },
+        refuse=("mlp_bias",),
         unused=("residual_dropout",),
     ),
     "MiniMaxM2ForCausalLM": Family(
@@ -222,7 +225,9 @@ FAMILIES = {
             "use_rotary_pos_emb": True,
         },
     ),
-    "ArceeForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL | BIASES | _SQUARED),
+    "ArceeForCausalLM": Family(
+        OUTER, LAYER, PREFIX, MODEL | BIASES | _SQUARED, refuse=("mlp_bias",)
+    ),
     "NemotronForCausalLM": Family(
         OUTER,
         LAYER,
@@ -235,6 +240,7 @@ FAMILIES = {
         norm_offset=1.0,
         rope_keys=PARTIAL,
         defaults={"partial_rotary_factor": 0.5},
+        refuse=("mlp_bias",),
     ),
     "MinistralForCausalLM": Family(OUTER, LAYER, PREFIX, MODEL, windows="all", default_window=4096),
     "Ministral3ForCausalLM": Family(

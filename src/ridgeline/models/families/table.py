@@ -111,8 +111,10 @@ class Reader(NamedTuple):
                 limits = facts.text("topk_method", "") != "greedy"
                 return facts.integer(key, 1) if limits else 1
             case "rank":
-                said = facts.get(key)  # "auto" is the default
-                return said if type(said) is int else -(-facts.integer("hidden_size") // 16)
+                said = facts.get(key)
+                if said in (None, "auto"):
+                    return -(-facts.integer("hidden_size") // 16)
+                return facts.integer(key)
             case "slopes":
                 return _slopes(facts.integer(key), facts.number(self.argument, 8.0))
             case "numbered":
