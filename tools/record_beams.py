@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import torch  # type: ignore[import-not-found]
+import torch
 import transformers  # type: ignore[import-not-found]
 from record_reference import byte_level_vocabulary, load_model
 

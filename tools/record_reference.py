@@ -26,7 +26,7 @@ from typing import Any
 import gguf
 import jinja2
 import numpy as np
-import torch  # type: ignore[import-not-found]
+import torch
 import transformers  # type: ignore[import-not-found]
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 

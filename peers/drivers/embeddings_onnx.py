@@ -25,7 +25,7 @@ def export(model: str, kind: str, out: Path) -> Path:
     target = out / f"{kind}.onnx"
     if target.exists():
         return target
-    import torch  # type: ignore[import-not-found]
+    import torch
     from onnxruntime.quantization import (  # type: ignore[import-not-found]
         QuantType,
         quantize_dynamic,

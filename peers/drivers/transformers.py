@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch  # type: ignore[import-not-found]
+import torch
 import transformers  # type: ignore[import-not-found]
 
 from peers.drivers.measure import Engine, Generate, main

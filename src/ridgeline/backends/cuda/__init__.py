@@ -1,0 +1,1 @@
+"""The cuda backend: steps on an NVIDIA GPU, with torch and Triton."""

@@ -1,0 +1,107 @@
+"""What the kernels need to know of a layer's heads, and which models the backend refuses.
+
+It imports no torch, so that a model can be refused on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.arch.cache_groups import CacheGroup
+from ridgeline.arch.model import Attention, Experts, Layer, ModelArch
+
+MAX_HEAD_DIM = 256
+MAX_SHARED_HEADS = 64  # query heads of one key head: the rows of a program
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """How a layer makes and attends its heads.
+
+    Attributes:
+        H: query heads.
+        K: key and value heads.
+        D: channels of a head.
+        half: pairs of channels that turn.
+        scale: of the products of queries and keys.
+        window: how many last tokens a token sees; 0 for all.
+        softcap: of scores; 0 for none.
+        qk_norm: RMS norm of each query and key head: 0 for none, 1 before they turn, 2 behind.
+        v_norm: RMS norm of each value head.
+        v_is_k: values are the products for keys.
+        own: the layer has keys and values of its own.
+        eps: of these norms.
+    """
+
+    H: int
+    K: int
+    D: int
+    half: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    qk_norm: int = 0
+    v_norm: bool = False
+    v_is_k: bool = False
+    own: bool = True
+    eps: float = 1e-5
+
+
+def head_spec(mixer: Attention, eps: float) -> HeadSpec:
+    """Return the spec of a layer's attention; ``eps`` is that of the model's norms."""
+    of_heads = (2 if mixer.norm_turned else 1) if mixer.qk_norm == "head" else 0
+    return HeadSpec(
+        H=mixer.num_heads,
+        K=mixer.num_kv_heads,
+        D=mixer.head_dim,
+        half=mixer.rope_dim // 2,
+        scale=mixer.score_scale,
+        window=mixer.window or 0,
+        softcap=mixer.softcap,
+        qk_norm=of_heads,
+        v_norm=mixer.v_norm,
+        v_is_k=mixer.v_is_k,
+        own=mixer.kv_of is None,
+        eps=eps,
+    )
+
+
+def missing(arch: ModelArch) -> str | None:
+    """Return what of a model this backend cannot compute, in words; None if it can all of it."""
+    if arch.is_encoder or arch.reads_whole or arch.scores:
+        return "models that read texts whole (encoders)"
+    if arch.input_size:
+        return "inputs of each layer's own (Gemma 3n, Gemma 4 E)"
+    return next(filter(None, map(_missing_of, arch.layers)), None)
+
+
+def _missing_of(layer: Layer) -> str | None:
+    mixer = layer.attention
+    if layer.recurrent is not None or mixer is None:
+        return "recurrent layers (Mamba, gated delta rule, short convolutions)"
+    if mixer.latent is not None:
+        return "latent attention (DeepSeek)"
+    if mixer.head_dim > MAX_HEAD_DIM:
+        return f"heads of {mixer.head_dim} channels (at most {MAX_HEAD_DIM})"
+    if mixer.num_heads // mixer.num_kv_heads > MAX_SHARED_HEADS:
+        return f"more than {MAX_SHARED_HEADS} query heads for one key head"
+    grows = mixer.rope is not None and mixer.rope.query_growth
+    if mixer.norm_turned and (mixer.qk_norm == "width" or grows):
+        return "queries that are normed behind rope and changed once more (Llama 4)"
+    return _missing_of_experts(layer.ffn) if isinstance(layer.ffn, Experts) else None
+
+
+def _missing_of_experts(experts: Experts) -> str | None:
+    if experts.beside is not None:
+        return "experts beside a dense network (Gemma 4 MoE)"
+    if experts.router == "sparsemixer":
+        return "experts that are chosen one by one (Phi-3.5-MoE)"
+    if experts.scales_input:
+        return "experts whose weights multiply what they read (Llama 4)"
+    return None
+
+
+def values_per_token(arch: ModelArch, groups: tuple[CacheGroup, ...]) -> int:
+    """Return how many values a token has in a block: those of the group that has most."""
+    mixers = {i: arch.layers[i].known_attention for i in arch.cached_layers}
+    return max(sum(mixers[i].cache_size for i in group.layers) for group in groups)

@@ -1,0 +1,177 @@
+"""Inputs that tests of twins, kernels and devices share, and attention stated plainly in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.sampler.rule import Row, rule, sample
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling
+
+BLOCK_SIZE = 16
+# A prompt, a long text's next token, a piece of a prompt, and tokens at borders of blocks.
+PIECES = [(0, 70), (300, 301), (40, 75), (5, 6), (127, 129), (0, 1)]
+
+
+def near(found: Tensor, wanted: Tensor, most: float = 1e-5) -> None:
+    """Assert that two arrays differ by a share of their length of at most ``most``."""
+    error = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    assert error < most, error
+
+
+@dataclass
+class AttentionCase:
+    """Queries of pieces (start, end) of texts, whose keys and values lie in a cache."""
+
+    q: Tensor
+    cache: Tensor
+    tables: Tensor
+    pieces: list[tuple[int, int]]
+    spec: HeadSpec
+    slopes: Tensor | None
+    sinks: Tensor | None
+
+    @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each piece its first token in ``q``, number of tokens, first position."""
+        counts = [end - start for start, end in self.pieces]
+        firsts = np.cumsum([0, *counts]).tolist()
+        starts = [start for start, _ in self.pieces]
+        return list(zip(firsts, counts, starts, strict=False))
+
+    def stated(self) -> Tensor:
+        """Return attention by its definition, a query and head at a time, in float64."""
+        spec, out = self.spec, np.zeros(tuple(self.q.shape))
+        q, cache = self.q.double().numpy(), self.cache.double().numpy()
+        for row, (token, count, start) in enumerate(self.spans):
+            for i in range(count):
+                at = start + i
+                keys = np.arange(max(0, at - spec.window + 1) if spec.window else 0, at + 1)
+                blocks = self.tables[row].numpy()[keys // BLOCK_SIZE]
+                for head in range(spec.H):
+                    place = head // (spec.H // spec.K)
+                    k, v = (cache[blocks, kind, place, keys % BLOCK_SIZE] for kind in (0, 1))
+                    scores = k @ q[token + i, head] * spec.scale
+                    if spec.softcap:
+                        scores = spec.softcap * np.tanh(scores / spec.softcap)
+                    if self.slopes is not None:
+                        scores = scores - float(self.slopes[head]) * (at - keys)
+                    weights = np.exp(scores)
+                    total = weights.sum()
+                    if self.sinks is not None:
+                        total += np.exp(float(self.sinks[head]))
+                    out[token + i, head] = weights @ v / total
+        return torch.from_numpy(out)
+
+
+def attention_case(
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    pieces: list[tuple[int, int]] | None = None,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    has_sinks: bool = False,
+    has_slopes: bool = False,
+) -> AttentionCase:
+    """Return a case of H query heads, K key heads and D channels; blocks in a random order."""
+    pieces = PIECES if pieces is None else pieces
+    H, K, D = shape
+    generator = torch.Generator().manual_seed(7)
+    need = [-(-end // BLOCK_SIZE) for _, end in pieces]
+    order = np.random.default_rng(7).permutation(sum(need)).astype(np.int32)
+    tables = np.full((len(pieces), max(need)), -1, np.int32)
+    for row, ids in enumerate(np.split(order, np.cumsum(need)[:-1])):
+        tables[row, : len(ids)] = ids
+    cache = torch.randn((sum(need), 2, K, BLOCK_SIZE, D), generator=generator).to(dtype)
+    q = torch.randn((sum(end - start for start, end in pieces), H, D), generator=generator)
+    by_head = torch.rand(H, generator=generator)
+    spec = HeadSpec(H, K, D, D // 2, D**-0.5, window=window, softcap=softcap)
+    slopes = by_head * 0.1 if has_slopes else None
+    sinks = by_head * 4 - 1 if has_sinks else None
+    return AttentionCase(q.to(dtype), cache, torch.from_numpy(tables), pieces, spec, slopes, sinks)
+
+
+def heads_case(dtype: torch.dtype, spec: HeadSpec) -> dict[str, Any]:
+    """Return the arguments of ``rope_and_cache``: token 2 is poisoned, token 6 is padding."""
+    T, (H, K, D) = 7, (spec.H, spec.K, spec.D)
+    generator = torch.Generator().manual_seed(3)
+    num_own = (1 if spec.v_is_k else 2) * K if spec.own else 0
+    qkv = torch.randn((T, (H + num_own) * D), generator=generator)
+    if spec.own:
+        qkv[2, H * D + 3] = float("inf")
+    angles = torch.randn((32, spec.half), generator=generator)
+    q_norm, k_norm = (torch.randn((2, D), generator=generator) + 1).unbind()
+    return {
+        "qkv": qkv.to(dtype),
+        "cache": torch.zeros((9, 2, K, BLOCK_SIZE, D), dtype=dtype),
+        "tables": torch.tensor([[3, 4], [8, 1]], dtype=torch.int32),
+        "positions": torch.tensor([0, 1, 17, 31, 5, 6, 0], dtype=torch.int32),
+        "table_rows": torch.tensor([0, 0, 0, 1, 1, 1, -1], dtype=torch.int32),
+        "cos": torch.cos(angles) if spec.half else None,
+        "sin": torch.sin(angles) if spec.half else None,
+        "q_norm": q_norm if spec.qk_norm else None,
+        "k_norm": k_norm if spec.qk_norm and spec.own else None,
+        "poison": torch.zeros(T, dtype=torch.int32),
+        "spec": spec,
+    }
+
+
+def signed(value: int) -> int:
+    """Return an unsigned number of 64 bits as the signed one with the same bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def draw_case(
+    params: list[SamplingParams], vocabulary: int, seed: int = 4
+) -> tuple[tuple[Tensor, ...], list[int]]:
+    """Return arguments of ``draw``, and the tokens that the rule draws; many logits are equal."""
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal((len(params), vocabulary)) * 3).astype(np.float32)
+    logits = np.round(logits * 8) / np.float32(8) if vocabulary < 5000 else logits
+    logits[:, vocabulary // 3] = logits[:, vocabulary // 5]
+    seeds = [int(value) for value in random.integers(0, 1 << 63, len(params))]
+    seeds[0] |= 1 << 63
+    positions = [int(value) for value in random.integers(0, 1 << 20, len(params))]
+    rows = [
+        Row(Sampling(one, 0, ()), seed, at, ())
+        for one, seed, at in zip(params, seeds, positions, strict=True)
+    ]
+    row_of = random.permutation(len(params))
+    wanted = sample(logits, row_of, rows)
+    rules = [rule(one) for one in params]
+
+    def integers(values: list[int]) -> Tensor:
+        return torch.tensor([signed(value) for value in values])
+
+    given = (
+        torch.from_numpy(logits),
+        torch.from_numpy(row_of),
+        torch.tensor([r.factor for r in rules], dtype=torch.float64),
+        integers([r.top_k for r in rules]),
+        integers([r.share for r in rules]),
+        integers([r.least for r in rules]),
+        integers(seeds),
+        integers(positions),
+    )
+    return given, [-1 if token is None else token for token in wanted]
+
+
+# Each filter alone and all together, flat and steep, greedy, and all but one dropped.
+DRAWS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7},
+    {"temperature": 1.2, "top_k": 7},
+    {"temperature": 0.9, "top_p": 0.6},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.5, "top_k": 30, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 2.0, "top_p": 0.01},
+    {"temperature": 3.0, "top_k": 1400, "top_p": 0.999},
+    {"temperature": 1e-300},
+]
