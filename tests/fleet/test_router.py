@@ -192,7 +192,7 @@ def test_what_names_no_model_is_refused(routed: Routed) -> None:
     assert routed.call("/v1/completions", b"x", content_type="text/plain")[0] == 415
     status, answer, _ = routed.call("/v1/messages", {"model": "d"})
     assert (status, answer["type"]) == (404, "error"), "as Anthropic writes it"
-    status, answer, _ = routed.call("/v1/completions", ASK | {"model": "a", "max_tokens": -1})
+    status, answer, _ = routed.call("/v1/completions", ASK | {"model": "a", "max_tokens": -2})
     assert (status, answer["error"]["param"]) == (400, "max_tokens"), "the model's own answer"
 
 

@@ -45,6 +45,7 @@ class Prepared(NamedTuple):
         form_param: the field that asks for it.
         ignored: paths of what the schemas of tools say and the answer is not held to.
         token_rules: what the parameters say of tokens.
+        room: how many tokens an answer may have, if the request allows more.
     """
 
     params: SamplingParams
@@ -53,6 +54,7 @@ class Prepared(NamedTuple):
     form_param: str | None = None
     ignored: tuple[str, ...] = ()
     token_rules: TokenRules = NO_RULES
+    room: int | None = None
 
 
 class Prompts:
@@ -122,7 +124,7 @@ class Prompts:
         """Return the token ids of prompts, each as ``of_text`` does; raises ApiError."""
         for prompt in prompts:
             if isinstance(prompt, list) and len(prompt) > self._max_model_len:
-                self._check_one(len(prompt), None, "prompt", "max_tokens")
+                self._check_one(len(prompt), "prompt")
             self._check_bytes(prompt, "prompt")
         encode = self._text.encode
         return await self._all_in_thread("prompt", lambda: [encode(one) for one in prompts])
@@ -197,12 +199,10 @@ class Prompts:
         if self._text.fim is None:
             message = "/infill needs a model with fill-in-the-middle tokens: this one has none"
             raise _bad("input_suffix", message, "unsupported_parameter")
-        answer = self._max_model_len // 4 if body.n_predict < 0 else max(1, body.n_predict)
-        room = self._max_model_len - answer
-        if room < _MIN_ROOM:
-            message = f"n_predict asks for {answer} of the {self._max_model_len} tokens"
-            message += f" of prompt and answer together: leave at least {_MIN_ROOM} for the prompt"
-            raise _bad("n_predict", message, "context_length_exceeded")
+        most = self._max_model_len - _MIN_ROOM  # an answer that may have more is as one without end
+        is_bounded = 0 <= body.n_predict <= most
+        room = self._max_model_len
+        room -= max(1, body.n_predict) if is_bounded else self._max_model_len // 4
         prefix, suffix, files = body.texts(self.max_bytes)
         is_truncated = len(files) < len(body.input_extra)
 
@@ -237,14 +237,17 @@ class Prompts:
         body.check_bounds(params, self._options)
         use = body.use if isinstance(body, ChatRequest) else None
         for prompt in prompts:
-            self._check_one(len(prompt), params.max_tokens, param, body.length_field)
-        prepared = partial(self._prepared, body, use, params, prompts[0], is_middle=is_middle)
+            self._check_one(len(prompt), param)
+        room = self._max_model_len - max(map(len, prompts))
+        prepare = partial(self._prepared, body, use, params, prompts[0], is_middle=is_middle)
         if not (body.form_fields or use or _names_tokens(params, body.narrows)):
-            return prepared(may_compile=False)
-        try:
-            return await self._work.prompts.run(partial(prepared, may_compile=False))
-        except NotKept:
-            return await self._work.grammars.run(partial(prepared, may_compile=True))
+            prepared = prepare(may_compile=False)
+        else:
+            try:
+                prepared = await self._work.prompts.run(partial(prepare, may_compile=False))
+            except NotKept:
+                prepared = await self._work.grammars.run(partial(prepare, may_compile=True))
+        return prepared._replace(room=room if (body.longest or 0) > room else None)
 
     def _prepared(
         self,
@@ -338,17 +341,16 @@ class Prompts:
         except ValueError as error:
             raise _bad("model", str(error), "unsupported_endpoint") from None
 
-    def _check_one(
-        self, prompt_len: int, max_tokens: int | None, param: str, length_field: str
-    ) -> None:
+    def _check_one(self, prompt_len: int, param: str) -> None:
+        """Raise ApiError for a prompt that leaves no room for an answer."""
         model_len = self._max_model_len
         if not prompt_len:
             raise _bad(param, f"{param} is empty: give at least one token")
-        if prompt_len + (max_tokens or 1) > model_len:
+        if prompt_len >= model_len:
             raise _bad(
-                param if prompt_len >= model_len else length_field,
+                param,
                 f"this model takes {model_len} tokens, prompt and answer together, but {param} has "
-                f"{prompt_len}, and {length_field} asks for {max_tokens or 'at least 1'} more",
+                f"{prompt_len}: leave room for at least 1 more",
                 "context_length_exceeded",
             )
 

@@ -33,7 +33,7 @@ from ridgeline.server.dialects.openai.response_builder import Answers
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.json_body import note_ignored
+from ridgeline.server.http.json_body import CAPPED, note_ignored
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
@@ -195,13 +195,16 @@ class Service:
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
-        answers = Answers(self.text, body, stream, prepared.form)
+        answers = Answers(self.text, body, stream, prepared.form, room=prepared.room)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
         reply = Reply(self.bridge, self.limits, *parts, *of_server)
         note_ignored(reply, prepared.ignored)
+        if prepared.room is not None:
+            field = dialect.renamed_text(body.length_field)
+            reply.headers[CAPPED] = f"{field} {body.longest} -> {prepared.room}"
         return reply
 
     def cache_root(self, tenant: str) -> bytes:

@@ -240,7 +240,7 @@ def test_models_are_listed(served: Served) -> None:
         (CHAT, {"options": {"repeat_penalty": 1.1}}, "to -1, or use options.presence_penalty"),
         (CHAT, {"options": {"tempature": 1}}, "options.tempature is not a parameter here"),
         (CHAT, {"options": {"temperature": 3}}, "options.temperature"),
-        (CHAT, {"options": {"num_predict": 1000}}, "options.num_predict asks for 1000"),
+        (CHAT, {"options": {"num_predict": -3}}, "options.num_predict is -3"),
         (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "images is not"),
         (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),

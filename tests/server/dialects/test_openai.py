@@ -317,8 +317,8 @@ def test_errors_are_the_clients_own(served: Served) -> None:
         client.chat.completions.create(**{**ASK, "model": "gpt-5"})
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(**{**ASK, "max_tokens": 127})
-    assert (long.value.code, long.value.param) == ("context_length_exceeded", "max_tokens")
+        client.chat.completions.create(**{**ASK, "messages": HELLO * 40})
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
     assert "128" in long.value.message
 
 

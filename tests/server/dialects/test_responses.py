@@ -384,7 +384,7 @@ def test_what_is_dropped_is_named(thinker: Served) -> None:
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {"a": 1}}, "metadata.a"),

@@ -84,11 +84,11 @@ def test_a_tab_that_hears_nothing_of_the_other_loses_nothing(
     page.execute_script(deafen)
     page.switch_to.window(tabs[0])
     ask(page, "from one")
-    sees(lambda: says(page, ".facts", "+ 60 tokens"))
+    sees(lambda: says(page, ".facts", "tokens/s"))
     page.switch_to.window(tabs[1])
     assert "from one" not in texts(page, ".user .body")
     ask(page, "from two")
-    sees(lambda: says(page, ".facts", "+ 60 tokens"))
+    sees(lambda: says(page, ".facts", "tokens/s"))
     for tab in tabs:
         page.switch_to.window(tab)
         page.refresh()
@@ -109,7 +109,7 @@ def test_a_tab_follows_what_another_changes(page: Chrome, tabs: tuple[str, str])
     sees(lambda: texts(page, "#conversations .title, #title") == ["mine", "mine"])
     sees(lambda: says(page, "#hint", "temperature 0.5"))
     ask(page, "once more")
-    sees(lambda: says(page, ".facts", "+ 60 tokens"))
+    sees(lambda: says(page, ".facts", "tokens/s"))
     assert texts(page, "#title") == ["mine"]
     click(page, "Delete mine")
     page.switch_to.alert.accept()
@@ -217,14 +217,14 @@ def test_an_answer_is_kept_when_the_next_does_not_begin(browser: Chrome, model: 
 
 
 def test_a_conversation_that_is_too_long_goes_on(page: Chrome) -> None:
-    turns = [{**one, "content": f"{i} " + "x" * 20} for i in range(4) for one in (QUESTION, ANSWER)]
+    turns = [{**one, "content": f"{i} " + "x" * 40} for i in range(4) for one in (QUESTION, ANSWER)]
     keep(page, {"title": "long", "messages": turns})
     page.execute_script(RECORD)
     ask(page, "hello")
     sees(lambda: says(page, ".problem", "has become too long: the model takes 128 tokens"))
     assert says(page, ".problem", "(about 96 words)")
     find(page, "footer .action").click()
-    sees(lambda: says(page, ".facts", "+ 60 tokens"))
+    sees(lambda: says(page, ".facts", "tokens/s"))
     assert texts(page, ".problem") == [""] * len(texts(page, ".problem"))
     everything = [str(turn["content"]) for turn in turns]
     sent = page.execute_script("return window.sent")
@@ -250,7 +250,7 @@ def test_a_message_that_is_too_long_alone_says_so(page: Chrome) -> None:
     ask(page, "hello")  # now there is something to leave out
     sees(lambda: page.find_elements(By.CSS_SELECTOR, "footer .action"))
     find(page, "footer .action").click()
-    sees(lambda: says(page, ".facts", "+ 60 tokens"))
+    sees(lambda: says(page, ".facts", "tokens/s"))
 
 
 def test_the_page_works_where_storage_is_blocked(slow: Served, tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ class Dialect:
 
     def renamed(self, error: ApiError) -> ApiError:
         """Return an error about OpenAI's request with the names of this API."""
-        param = error.param and self._rename(error.param)
+        param = error.param and self.renamed_text(error.param)
         return ApiError(
             error.status,
-            self._rename(str(error)),
+            self.renamed_text(str(error)),
             param=param,
             code=error.code,
             headers=error.headers,
@@ -61,7 +61,8 @@ class Dialect:
         except ApiError as error:
             raise self.renamed(error) from None
 
-    def _rename(self, text: str) -> str:
+    def renamed_text(self, text: str) -> str:
+        """Return text about fields of OpenAI's with the names of this API."""
         return self._pattern.sub(lambda match: self._names.get(match[0], match[0]), text)
 
 

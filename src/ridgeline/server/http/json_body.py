@@ -24,6 +24,7 @@ from ridgeline.server.http.turns import Workers
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
 _IGNORED, _MOST_NAMED, _MOST_SHOWN = "x-ridgeline-ignored", 20, 200  # names; characters of one
+CAPPED = "x-ridgeline-capped"  # says which limit was above what the context leaves, and what it is
 _WINDOW_BYTES = 1 << 16
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 1000  # to read it takes as long as that number of values

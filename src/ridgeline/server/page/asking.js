@@ -36,11 +36,7 @@ const number = (value) => Math.round(value).toLocaleString('en');
 
 function tooLong(conversation, model) {
   const contextTokens = model.max_model_len;
-  const asked = conversation.settings.max_tokens;
   const limit = `the model takes ${number(contextTokens)} tokens (about ${number(0.75 * contextTokens)} words), question and answer together`;
-  if (asked >= contextTokens) {
-    return { error: `“Max tokens” asks for an answer of ${number(asked)} tokens, but ${limit}. Choose fewer in the settings.` };
-  }
   if (canLeaveOut(conversation)) return { error: `This conversation has become too long: ${limit}.`, isTooLong: true };
-  return { error: `This message is too long: ${limit}. Send a shorter one, or choose fewer “Max tokens” in the settings.` };
+  return { error: `This message is too long: ${limit}. Send a shorter one.` };
 }

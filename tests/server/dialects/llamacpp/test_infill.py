@@ -127,6 +127,16 @@ def test_lengths(coder: Served) -> None:
         assert answer["tokens_evaluated"] + answer["tokens_predicted"] == MODEL_LEN
 
 
+@pytest.mark.parametrize("asked", [MODEL_LEN - 3, 32000])
+def test_an_answer_that_may_have_more_than_all_leaves_the_prompt_its_place(
+    coder: Served, asked: int
+) -> None:
+    _, answer, headers = coder.call(INFILL, ASK | {"n_predict": asked, "ignore_eos": True})
+    assert answer["tokens_evaluated"] + answer["tokens_predicted"] == MODEL_LEN
+    room = MODEL_LEN - answer["tokens_evaluated"]
+    assert headers["x-ridgeline-capped"] == f"n_predict {asked} -> {room}"
+
+
 def test_what_is_too_long_is_cut_around_the_cursor(coder: Served) -> None:
     long = {"input_prefix": "abc " * 5000 + ASK["input_prefix"]}
     for texts in (long, {"input_suffix": "\n\nmain()" * 5000}, {"prompt": "x = 1; " * 500}):
@@ -170,8 +180,7 @@ def test_sampling_is_that_of_completions(coder: Served) -> None:
         ({"input_extra": [{"text": "a", "name": "b"}]}, "input_extra[0].name"),
         ({"input_extra": "a"}, "input_extra"),
         ({"n_predict": -2}, "n_predict"),
-        ({"n_predict": MODEL_LEN - 3}, "n_predict"),
-        ({"n_predict": 1 << 62}, "n_predict"),
+        ({"n_predict": 1 << 63}, "n_predict"),
         ({"prompt": 5}, "prompt"),
         ({"samplers": ["infill"], "top_k": 0}, "samplers"),
         ({"samplers": ["top_k", "infill"], "top_k": 257}, "samplers"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, LiteralString
 
 from pydantic import Discriminator, Field, Tag
 
+from ridgeline.server.dialects.openai.protocol import Length
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
 _INT64 = 1 << 63
@@ -195,7 +196,7 @@ class CountTokensRequest(Conversation):
 class MessagesRequest(Conversation):
     """POST /v1/messages."""
 
-    max_tokens: int = Field(ge=1, lt=_INT64)
+    max_tokens: Length
     metadata: Metadata | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     stream: bool | None = None

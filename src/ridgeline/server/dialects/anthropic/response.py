@@ -96,6 +96,8 @@ class MessageShape:
             reason = "tool_use"
         elif reason == "end_turn" and isinstance(stopped_by, str):
             reason, self._stop_sequence = "stop_sequence", stopped_by
+        elif reason == "max_tokens" and self._answers.room is not None:
+            reason = "model_context_window_exceeded"
         self._stop_reason = reason
 
     # --- the object ----------------------------------------------------------------------------

@@ -391,7 +391,13 @@ class MessageObject(Shaped):
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_reason: Literal[
+        "end_turn",
+        "max_tokens",
+        "model_context_window_exceeded",
+        "stop_sequence",
+        "tool_use",
+    ]
     stop_sequence: str | None
     usage: MessageUsage
 

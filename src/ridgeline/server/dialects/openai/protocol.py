@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Text
@@ -26,7 +26,7 @@ from ridgeline.server.http.request_model import Strict, contradiction, wrong
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
-_INT64 = 1 << 63
+_INT31, _INT64 = 1 << 31, 1 << 63
 _MAX_METADATA = 16
 _MAX_BIASES = 1 << 15
 _MAX_STOP_IDS = 1 << 12
@@ -96,6 +96,17 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+def _check_length(length: int) -> int:
+    if not length:
+        raise ValueError("it must be at least 1, or -1 for as many as there is room for")
+    return length
+
+
+Length = Annotated[
+    int,
+    Field(ge=-1, lt=_INT64, json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_check_length),
+]
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
@@ -114,7 +125,7 @@ class _Sampled(samplers.WithSamplers):
         ]
         | None
     ) = None
-    max_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    max_tokens: int | None = Field(None, ge=-1, lt=_INT64)  # -1: as many as there is room for
     n: int | None = Field(None, ge=1, le=128)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
@@ -202,6 +213,12 @@ class _Sampled(samplers.WithSamplers):
         return "max_tokens"
 
     @property
+    def longest(self) -> int | None:
+        """How many tokens an answer may have at most, None where the request does not say."""
+        longest: int | None = getattr(self, self.length_field)
+        return longest
+
+    @property
     def narrows(self) -> bool:
         """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
         return False
@@ -235,9 +252,10 @@ class _Sampled(samplers.WithSamplers):
         """
         values = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | overrides
         values = {name: value for name, value in values.items() if value is not None}
-        values["max_tokens"] = overrides["max_tokens"]  # None means: to the model's length
+        longest = overrides["max_tokens"]  # None means: to the model's length
+        values["max_tokens"] = None if longest in (None, -1) else min(longest, _INT31)
         if self.top_k is not None:
-            values["top_k"] = min(self.top_k, 1 << 31)  # more than any model has means all
+            values["top_k"] = min(self.top_k, _INT31)  # more than any model has means all
         if self.logit_bias:
             values["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         try:
@@ -265,8 +283,8 @@ class ChatRequest(Rendering, _Sampled):
     prediction: Prediction | None = None
 
     logprobs: bool | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
-    max_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_completion_tokens: Length | None = None
+    max_tokens: Length | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -347,13 +365,13 @@ class CompletionRequest(_Sampled):
 
         The engine cannot generate zero tokens: it generates one, which the answer drops.
         """
-        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens or 1
         if self.use_beam_search and self.echo and self.logprobs is not None:
             raise contradiction("echo", "use_beam_search excludes logprobs of the prompt")
         return self.sampling(
             default,
             vocab_size,
-            max_tokens=max(1, max_tokens),
+            max_tokens=max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )

@@ -64,8 +64,14 @@ class Answers:
         body: ChatRequest | CompletionRequest,
         stream: RequestStream,
         form: MessageForm | None = None,
+        *,
+        room: int | None = None,
     ) -> None:
-        """Answer what ``body`` asks; messages are read in ``form``, if there is one."""
+        """Answer what ``body`` asks; messages are read in ``form``, if there is one.
+
+        ``room`` is what the model's context leaves, where that is less than what was allowed.
+        """
+        self.room = room
         self._text, self._body, self._stream, self._form = text, body, stream, form
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = isinstance(body, CompletionRequest) and bool(body.echo)

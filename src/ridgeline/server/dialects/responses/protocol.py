@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, LiteralString
 from pydantic import Discriminator, Field, Tag
 
 from ridgeline.server.dialects.openai.conversation import FunctionDefinition
+from ridgeline.server.dialects.openai.protocol import Length
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
 _INT64 = 1 << 63
@@ -197,7 +198,7 @@ class ResponsesRequest(Strict):
     # Nothing is encrypted here, so of the second there is none:
     include: Annotated[list[_Included], Field(fail_fast=True)] | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_output_tokens: Length | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
