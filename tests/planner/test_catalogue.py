@@ -12,23 +12,33 @@ from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices, find_devices, prices_of
 from tests.physics.published import PUBLISHED
 
+LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 TODAY = date(2026, 11, 24)
 HEADER = "device,provider,region,kind,usd_per_hour,date,source,confidence\n"
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "said"),
-    [
-        ("groq-lpu-v1", "bf16", "no bf16 units: weights are converted to f16 as they are used"),
-        ("t4", "bf16", "no bf16 units: weights are converted to f16 as they are used"),
-        ("a100-80-sxm", "fp8", "no fp8 units: weights are widened as they are used"),
-    ],
-)
-def test_what_becomes_of_weights_that_a_device_has_no_units_for(
-    device: str, dtype: str, said: str
-) -> None:
-    found = plan(PUBLISHED["llama-3.1-8b"]["config"], on=device, dtype=dtype)
-    assert f"{device} has {said}" in found.warnings
+def test_weights_in_fp8_are_widened_where_there_are_no_units_for_them() -> None:
+    found = plan(LLAMA, on="a100-80-sxm", dtype="fp8")
+    assert "a100-80-sxm has no fp8 units: weights are widened as they are used" in found.warnings
+
+
+@pytest.mark.parametrize("device", ["t4", "groq-lpu-v1", "v100-sxm2-16", "rtx2080ti", "m1-16"])
+def test_a_device_without_units_for_bf16_is_not_offered_it(device: str) -> None:
+    found = plan(LLAMA, on=device)  # of a model in bf16
+    assert found.as_dict()["devices"][0]["dtype"] == "f16"
+    assert any(f"{device} cannot compute bf16: planned in f16" in line for line in found.warnings)
+    with pytest.raises(ValueError, match=f"--dtype bf16: {device} cannot compute bf16; --dtype f16"):
+        plan(LLAMA, on=device, dtype="bfloat16")
+    both = plan(LLAMA, on=f"{device},l4", dtype="bf16")
+    assert [placement.device.id for placement in both.placements] == ["l4"]
+    assert f"left out, as they have no bf16: {device}" in both.warnings
+
+
+def test_processors_compute_any_format_and_nobody_else_is_warned() -> None:
+    for device in ("cpu-graviton2", "l4", "m4-max-128"):
+        found = plan(LLAMA, on=device)
+        assert found.as_dict()["devices"][0]["dtype"] == "bf16"
+        assert not any("bf16" in line for line in found.warnings)
 
 
 def test_peaks_are_dense_where_sheets_print_sparse_ones() -> None:
@@ -79,7 +89,7 @@ def test_an_lpu_has_sram_alone() -> None:
     assert device.is_sram
     assert device.usable_bytes == 230_000_000
     assert not devices()["h100-sxm"].is_sram
-    assert device not in find_devices("all")
+    assert device not in find_devices("all").devices
 
 
 def test_a_slice_has_its_share() -> None:
@@ -94,7 +104,7 @@ def test_a_slice_has_its_share() -> None:
 
 def test_every_fact_has_a_source_a_date_and_a_confidence() -> None:
     whole = [device for device in devices().values() if not device.parent]
-    assert len(whole) == 36
+    assert len(whole) == 164
     for device in whole:
         assert device.source, device.id
         assert device.date, device.id
@@ -103,10 +113,10 @@ def test_every_fact_has_a_source_a_date_and_a_confidence() -> None:
 
 
 def test_devices_are_found_by_id_and_a_wrong_id_gets_a_hint() -> None:
-    assert [d.id for d in find_devices("l4, h100-sxm/2g.20gb,l4")] == ["l4", "h100-sxm/2g.20gb"]
-    sizes = [device.usable_bytes for device in find_devices("all")]
+    assert [d.id for d in find_devices("l4, h100-sxm/2g.20gb,l4").devices] == ["l4", "h100-sxm/2g.20gb"]
+    sizes = [device.usable_bytes for device in find_devices("all").devices]
     assert sizes == sorted(sizes)
-    (here,) = find_devices("here")
+    (here,) = find_devices("here").devices
     assert (here.id, here.kind) == ("here", "cpu")
     with pytest.raises(ValueError, match="did you mean h100-sxm"):
         find_devices("h100-sxn")
@@ -117,18 +127,18 @@ def test_devices_are_found_by_id_and_a_wrong_id_gets_a_hint() -> None:
 
 
 def test_prices_come_cheapest_first_and_old_ones_warn() -> None:
-    (h100,) = find_devices("h100-sxm")
+    (h100,) = find_devices("h100-sxm").devices
     found, warnings = prices_of(h100, "on_demand", TODAY)
     assert found[0].usd_per_hour == 2.29
     assert [p.usd_per_hour for p in found] == sorted(p.usd_per_hour for p in found)
     assert warnings == []
-    (mi300x,) = find_devices("mi300x")
+    (mi300x,) = find_devices("mi300x").devices
     _, warnings = prices_of(mi300x, "on_demand", TODAY)
     assert any("190 days old" in warning for warning in warnings)
 
 
 def test_a_price_without_a_date_is_used_from_the_users_own_file_alone(tmp_path: Path) -> None:
-    (l4,) = find_devices("l4")
+    (l4,) = find_devices("l4").devices
     assert prices_of(l4, "on_demand", TODAY) == ([], [])  # the catalogue's own has no date
     own = tmp_path / "mine.csv"
     own.write_text(f"{HEADER}l4,me,,on_demand,0.5,,a quote,high\n")
@@ -137,7 +147,7 @@ def test_a_price_without_a_date_is_used_from_the_users_own_file_alone(tmp_path: 
 
 
 def test_no_price_is_none_and_never_zero() -> None:
-    (gb200,) = find_devices("gb200")
+    (gb200,) = find_devices("gb200").devices
     assert prices_of(gb200, "on_demand", TODAY) == ([], [])
     with pytest.raises(ValueError, match="line 2"):
         parse_prices(f"{HEADER}l4,me,,on_demand,0,2026-11-01,a quote,high\n")
@@ -147,7 +157,7 @@ def test_no_price_is_none_and_never_zero() -> None:
 def test_a_damaged_file_of_prices_names_its_line(row: str, tmp_path: Path) -> None:
     own = tmp_path / "mine.csv"
     own.write_text(HEADER + row + "\n")
-    (l4,) = find_devices("l4")
+    (l4,) = find_devices("l4").devices
     with pytest.raises(ValueError, match=r"mine.csv, line 2: (wanted|kind|usd_per_hour)"):
         prices_of(l4, "spot", TODAY, own)
 
@@ -155,7 +165,7 @@ def test_a_damaged_file_of_prices_names_its_line(row: str, tmp_path: Path) -> No
 def test_a_damaged_date_is_named(tmp_path: Path) -> None:
     own = tmp_path / "mine.csv"
     own.write_text(f"{HEADER}l4,me,,spot,1,last week,x,high\n")
-    (l4,) = find_devices("l4")
+    (l4,) = find_devices("l4").devices
     with pytest.raises(ValueError, match="YYYY-MM-DD"):
         prices_of(l4, "spot", TODAY, own)
 

@@ -1,4 +1,4 @@
-"""docs/planning.md: every flag with its default, and the example as the program prints it."""
+"""docs/planning.md and devices.md: every flag, the example and the table as the program has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ridgeline.planner import LoadWishes, Wishes
 from tests.cli.test_main import ridgeline
 from tests.physics.published import PUBLISHED
 
-TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "planning.md").read_text()
 
 
 @pytest.mark.parametrize("field", [*fields(Wishes), *fields(LoadWishes)], ids=lambda f: f.name)
@@ -35,3 +36,8 @@ def test_the_example_is_what_the_program_prints(tmp_path: Path) -> None:
     block = TEXT.split("$ ridgeline plan llama-3.1-8b.json --on l4\n")[1].split("\n\nThe bar")[0]
     shown = [line.removeprefix("    ").rstrip() for line in block.splitlines()]
     assert [line for line in printed if line] == [line for line in shown if line]
+
+
+def test_the_table_of_devices_is_what_the_program_prints() -> None:
+    printed = ridgeline("plan", "--devices").stdout.strip()
+    assert (DOCS / "devices.md").read_text().endswith(f"\n\n{printed}\n")

@@ -131,7 +131,7 @@ def test_over_all_devices_the_smallest_that_fits_is_the_answer() -> None:
     assert found.best in fitting
     assert all(p.device.usable_bytes >= found.best.device.usable_bytes for p in fitting)
     assert {p.device.id for p in found.placements} == {
-        d.id for d in devices().values() if not d.parent and d.kind in ("gpu", "npu", "tpu")
+        d.id for d in devices().values() if d.is_rented
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _OLD_DAYS = 90
+_MOST_RANKS = 1024  # of devices that a table sets no end
 _PRICE_FIELDS = ("device", "provider", "region", "kind", "usd_per_hour", "date", "source",
                  "confidence")  # fmt: skip
 
@@ -22,7 +23,7 @@ class Device:
     Attributes:
         id: as people type it.
         name: in full.
-        kind: gpu, npu, tpu, lpu or cpu.
+        kind: gpu, npu, tpu, lpu, cpu, or soc: one memory for processor and graphics.
         usable_bytes: memory that programs can have.
         is_measured: ``usable_bytes`` was seen; else it is the label in decimal GB.
         memory: its technology.
@@ -39,6 +40,8 @@ class Device:
         parent: of a slice: the whole device; else empty.
         per_card: of a slice: how many of them a whole device makes; else 1.
         generation: devices of one compute alike.
+        watts: at most; 0 where that is not known.
+        is_rented: whether providers rent it, whole.
     """
 
     id: str
@@ -52,7 +55,7 @@ class Device:
     measured_ops_per_s: Mapping[str, float]
     link: str = ""
     link_bytes_per_s: float = 0.0
-    max_ranks: int = 1024
+    max_ranks: int = _MOST_RANKS
     source: str = ""
     date: str = ""
     confidence: str = ""
@@ -60,6 +63,8 @@ class Device:
     parent: str = ""
     per_card: int = 1
     generation: str = ""
+    watts: float = 0.0
+    is_rented: bool = False
 
     @property
     def is_sram(self) -> bool:
@@ -105,6 +110,31 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What a device is sold for.
+
+    Attributes:
+        device: its id.
+        item: what one buys.
+        needs: what it must be put into: pc, server, or nothing.
+        kind: list, shop or used.
+        usd: the price.
+        date: of the price, YYYY-MM.
+        source: where it was seen.
+        confidence: high, medium or low.
+    """
+
+    device: str
+    item: str
+    needs: str
+    kind: str
+    usd: float
+    date: str
+    source: str
+    confidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class SpotTerms:
     """How a provider takes machines away; None where that is not known.
 
@@ -115,6 +145,17 @@ class SpotTerms:
 
     notice_s: float | None = None
     evictions_per_hour: float | None = None
+
+
+def parse_offers(text: str) -> dict[str, Offer]:
+    """Return what devices are sold for, by device, from the text of a CSV file.
+
+    Raises ValueError for a damaged row.
+    """
+    return {
+        row["device"]: Offer(**(row | {"usd": float(row["usd"])}))  # type: ignore[arg-type]
+        for row in _rows(text, "buy.csv")
+    }
 
 
 def parse_spot_terms(text: str) -> dict[str, SpotTerms]:
@@ -158,6 +199,8 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
             max_ranks=1,
             source=row["source"],
             note="",
+            watts=0.0,
+            is_rented=False,
             parent=whole.id,
             per_card=int(row["max_instances"]),
         )
@@ -256,9 +299,12 @@ def _device(row: Mapping[str, str]) -> Device:
         measured_ops_per_s={k: float(row[v]) * 1e12 for k, v in measured.items() if row[v]},
         link=row["link"],
         link_bytes_per_s=float(row["link_gb_per_s"] or 0) * 1e9,
+        max_ranks=int(row["max_ranks"] or _MOST_RANKS),
         source=row["source"],
         date=row["date"],
         confidence=row["confidence"],
         note=row["note"],
         generation=row["generation"],
+        watts=float(row["tdp_w"] or 0),
+        is_rented=row["rented"] == "yes",
     )

@@ -7,53 +7,131 @@ outside, so that what a plan says does not change from one look to the next.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from datetime import date
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.machine import available_bytes
 from ridgeline.physics.hardware import (
     Device,
+    Offer,
     Price,
     SpotTerms,
     parse_devices,
+    parse_offers,
     parse_prices,
     parse_spot_terms,
     usable_prices,
 )
 
-HERE, ALL = "here", "all"
-# What a plan over everything tries: devices that models are rented on, whole ones.
-_RENTED = ("gpu", "npu", "tpu")
+HERE, ALL, SHOP = "here", "all", "shop"
+# Words of names that people leave out, or write in another way.
+_BRANDS = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|the|gpu|generation)\b")
+_GB = re.compile(r"(?<=\d)\s*gb\b")
+_SHOWN = 6  # other devices of a name
+_MOST_MEANT = 16  # a name of more is none: "rtx"
+_LEAST_LETTERS = 4  # of the beginning of a name
+
+
+class Chosen(NamedTuple):
+    """Devices that were asked for, and what each name was taken for where that was a guess."""
+
+    devices: list[Device]
+    notes: list[str]
 
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """Return all devices and MIG slices by id."""
+    """Return all devices and MIG slices by id; of a family, what people most likely mean first."""
     return parse_devices(_table("devices.csv"), _table("mig.csv"))
 
 
-def find_devices(ids: str) -> list[Device]:
-    """Return the devices of a list of ids with commas between; ``here``, or ``all``.
+@cache
+def offers() -> Mapping[str, Offer]:
+    """Return what devices are sold for, by device."""
+    return parse_offers(_table("buy.csv"))
 
-    Raises ValueError for an id that is not in the catalogue, with those that are near it.
+
+def find_devices(ids: str) -> Chosen:
+    """Return the devices of a list of names with commas between; ``here``, ``all`` or ``shop``.
+
+    A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb". Where
+    it is of several, the likeliest is taken. Raises ValueError for what no device is called, with
+    those that are near it.
     """
     chosen: list[Device] = []
-    for name in (part.strip() for part in ids.split(",")):
+    notes: list[str] = []
+    for typed in (part.strip() for part in ids.split(",")):
+        name = typed.lower()
         if name == HERE:
             chosen.append(this_machine())
         elif name == ALL:
-            whole = [d for d in devices().values() if not d.parent and d.kind in _RENTED]
-            chosen += sorted(whole, key=lambda device: device.usable_bytes)
+            rented = [d for d in devices().values() if d.is_rented]
+            chosen += sorted(rented, key=lambda device: device.usable_bytes)
+        elif name == SHOP:
+            sold = [d for d in devices().values() if d.id in offers()]
+            chosen += sorted(sold, key=lambda device: device.usable_bytes)
         elif name in devices():
             chosen.append(devices()[name])
         else:
-            raise ValueError(_no_such(name))
-    return list({device.id: device for device in chosen}.values())
+            found = _called(name)
+            if not 1 <= len(found) <= _MOST_MEANT:
+                raise ValueError(_no_such(typed, found))
+            chosen.append(found[0])
+            notes.append(_taken(typed, found))
+    return Chosen(list({device.id: device for device in chosen}.values()), notes)
+
+
+def _called(name: str) -> list[Device]:
+    """Return the devices that a name may mean, the likeliest first."""
+    whole, _, part = name.partition("/")
+    wanted = "".join(_words(whole))
+    found = _by_name().get(wanted, [])
+    if not found and len(wanted) >= _LEAST_LETTERS:  # "mi300" is none's name, but begins two
+        begun = (of for called, of in _by_name().items() if called.startswith(wanted))
+        found = list({device.id: device for of in begun for device in of}.values())
+    if part:
+        of_part = (devices().get(f"{device.id}/{part.strip().lower()}") for device in found)
+        return [device for device in of_part if device is not None]
+    return found
+
+
+@cache
+def _by_name() -> Mapping[str, list[Device]]:
+    """Return whole devices by all they are called: runs of words of id, name and what is sold."""
+    called: dict[str, list[Device]] = {}
+    for device in (one for one in devices().values() if not one.parent):
+        sold = offers().get(device.id)
+        texts = (device.id, device.name, "" if sold is None else sold.item.partition(";")[0])
+        for run in {run for text in texts for run in _runs(_words(text))}:
+            called.setdefault(run, []).append(device)
+    return called
+
+
+def _runs(words: list[str]) -> Iterator[str]:
+    for begin in range(len(words)):
+        for end in range(begin + 1, len(words) + 1):
+            yield "".join(words[begin:end])
+
+
+def _words(text: str) -> list[str]:
+    lower = _GB.sub("", text.lower().replace("laptop", "mobile"))
+    return re.findall(r"[a-z0-9]+", _BRANDS.sub(" ", lower))
+
+
+def _taken(name: str, found: list[Device]) -> str:
+    first, *others = found
+    text = f"--on {name}: taken for {first.id} ({first.name})"
+    if not others:
+        return text
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    return f"{text}; there are also {', '.join(d.id for d in others[:_SHOWN])}{more}"
 
 
 def this_machine() -> Device:
@@ -125,13 +203,19 @@ def _table(name: str) -> str:
     return (files("ridgeline.physics") / "data" / name).read_text(encoding="utf-8")
 
 
-def _no_such(name: str) -> str:
-    whole = [device.id for device in devices().values() if not device.parent]
-    parent = name.partition("/")[0]
-    if "/" in name and parent in devices():
-        slices = [d.id for d in devices().values() if d.parent == parent]
+def _no_such(name: str, found: list[Device]) -> str:
+    whole, slash, _ = name.lower().partition("/")
+    if slash and (parents := [devices()[whole]] if whole in devices() else _called(whole)):
+        slices = [d.id for d in devices().values() if d.parent == parents[0].id]
         known = f"its slices are {', '.join(slices)}" if slices else "it has no slices"
-        return f"there is no slice {name!r} of {parent}: {known}"
-    near = difflib.get_close_matches(name.lower(), whole, n=3, cutoff=0.5)
+        return f"there is no slice {name!r} of {parents[0].id}: {known}"
+    if found:
+        some = ", ".join(device.id for device in found[:_SHOWN])
+        return f"{name!r} is in the names of {len(found)} devices, such as {some}: say which"
+    ids = [device.id for device in devices().values() if not device.parent]
+    near = difflib.get_close_matches(whole, ids, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no device {name!r}: {hint}give {HERE}, {ALL}, or one of {', '.join(whole)}"
+    return (
+        f"there is no device {name!r}: {hint}give {HERE}, {ALL} (what can be rented), {SHOP} (what "
+        f"can be bought), or one that `ridgeline plan --devices` lists"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.physics.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
+from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.memory.in_words import gib, length, sentence
 from ridgeline.planner.plan import Plan
 
@@ -106,3 +107,25 @@ def model_line(plan: Plan) -> str:
     if active < total:
         params += f", {active / 1e9:,.2f} B active"
     return f"{params}; {', '.join(shape.kinds)}; {best.storage.name}"
+
+
+def devices_table() -> str:
+    """Return a markdown table of the catalogue: every whole device, and what is known of it."""
+    heads = ("id", "name", "memory, GB", "GB/s", "16-bit TFLOPS", "W", "to buy, USD", "sure")
+    rows = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    for device in (one for one in devices().values() if not one.parent):
+        peaks = device.peak_ops_per_s
+        peak = peaks.get("bf16", peaks.get("f16"))
+        offer = offers().get(device.id)
+        cells = (
+            f"`{device.id}`",
+            device.name,
+            f"{device.usable_bytes / 1e9:,.4g}",
+            f"{device.read_bytes_per_s / 1e9:,.0f}",
+            "" if peak is None else f"{peak / 1e12:,.4g}{'' if 'bf16' in peaks else ' (f16 alone)'}",
+            f"{device.watts:,.0f}" if device.watts else "",
+            "" if offer is None else f"{offer.usd:,.0f} ({offer.kind}, {offer.date})",
+            device.confidence,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import stores
+from ridgeline.physics.format_bytes import format_named
+from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
@@ -23,7 +25,7 @@ from ridgeline.planner.memory.in_words import gib, sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
-from ridgeline.planner.memory.placement import Placement, place
+from ridgeline.planner.memory.placement import Placement, cannot_compute, place
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 
@@ -131,7 +133,8 @@ def plan_for(
         load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
     on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
-    devices = find_devices(on)
+    devices, taken_for = find_devices(on)
+    devices, left_out = _able(devices, wishes)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
@@ -149,16 +152,17 @@ def plan_for(
         if compare_published
         else None
     )
-    assumptions, warnings = [*_assumptions(subject, wishes, best)], [*_warnings(subject, best)]
+    assumptions = [*taken_for, *_assumptions(subject, wishes, best)]
+    warnings = [*left_out, *_warnings(subject, best)]
     choices: tuple[Choice, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
         chosen = search(subject, wishes, asked, load, devices, day, report, alive)
         choices = chosen.choices
         best = choices[0].placement if choices else best
-        assumptions = [*_assumptions(subject, wishes, best), *chosen.notes]
+        assumptions = [*taken_for, *_assumptions(subject, wishes, best), *chosen.notes]
         assumptions += _of_load(asked, load, choices)
-        warnings = [*_warnings(subject, best), *chosen.warnings]
+        warnings = [*left_out, *_warnings(subject, best), *chosen.warnings]
     return Plan(
         subject=subject,
         placements=placements,
@@ -170,6 +174,21 @@ def plan_for(
         load=load,
         slos=asked.slos() if asked is not None else (),
     )
+
+
+def _able(devices: Sequence[Device], wishes: Wishes) -> tuple[list[Device], list[str]]:
+    """Return the devices that can compute what was asked for, and who is left out.
+
+    Raises ValueError if none can.
+    """
+    is_asked = wishes.dtype != AUTO and format_named(wishes.dtype).name == "bf16"
+    unable = [one for one in devices if is_asked and cannot_compute(one, "bf16")]
+    if not unable:
+        return list(devices), []
+    names = ", ".join(device.id for device in unable)
+    if len(unable) == len(devices):
+        raise ValueError(f"--dtype bf16: {names} cannot compute bf16; --dtype f16 is as large")
+    return [d for d in devices if d not in unable], [f"left out, as they have no bf16: {names}"]
 
 
 def _of_load(asked: LoadWishes, load: Load, choices: Sequence[Choice]) -> Iterator[str]:
@@ -289,9 +308,11 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
     if device.confidence == "low":
         yield f"{device.id}: facts of low confidence ({device.source})"
-    if device.peak_ops_per_s and form in ("bf16", "fp8") and form not in device.peak_ops_per_s:
-        becomes = "converted to f16" if form == "bf16" else "widened"
-        yield f"{device.id} has no {form} units: weights are {becomes} as they are used"
+    if form == "fp8" and cannot_compute(device, form):
+        yield f"{device.id} has no fp8 units: weights are widened as they are used"
+    own = (subject.storage.plain.name, subject.storage.linear.name)
+    if "bf16" in own and cannot_compute(device, "bf16"):
+        yield f"{device.id} cannot compute bf16: planned in f16, as by vllm's --dtype half"
     if best.setting.engine.name == "ridgeline" and device.kind != "cpu":
         yield f"ridgeline computes on processors: on {device.id} this is what its rules would take"
     if device.id == "here" and subject.checkpoint is not None and not best.ledger.fits:

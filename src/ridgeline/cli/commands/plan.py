@@ -21,7 +21,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.planner import LoadWishes, Plan, Wishes, plan
 from ridgeline.planner.capacity.pareto import pareto_svg
-from ridgeline.planner.documents import as_csv, as_markdown, model_line
+from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import gib, length, parts_of
 from ridgeline.planner.memory.known_estimator import Published
 from ridgeline.planner.memory.model_spec import subject_of
@@ -68,6 +68,9 @@ def plan_command(
     out: Annotated[Path | None, typer.Option(help="Draw it into this .svg file too.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve the page of plans instead.")] = False,
     port: Annotated[int, typer.Option(help="Port of that page; 0 takes a free one.")] = 8000,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="List the devices that are known instead.")
+    ] = False,
     *,
     wishes: Wishes,
     asked: LoadWishes,
@@ -78,6 +81,9 @@ def plan_command(
     """
     if web:
         _serve(model, port)
+        return
+    if devices:
+        print(devices_table())
         return
     if model is None:
         raise UsageError("name a model or give a config.json, or open the page with --web")

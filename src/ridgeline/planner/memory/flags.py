@@ -20,8 +20,9 @@ class Wishes:
     )
     concurrency: int | None = flag_field(None, "Sequences at once. Default: 1.")
     on: str | None = flag_field(
-        None, "Devices: ids with commas between, MIG slices as h100-sxm/2g.20gb, here, or all. "
-        "Default: here for a model that runs here, else all.",
+        None, "Devices, with commas between: 4090, h100, m4-max, a MIG slice as h100-sxm/2g.20gb; "
+        "here; all that can be rented; or shop, all that can be bought. Default: here for a model "
+        "that runs here, else all.",
     )  # fmt: skip
     tensor_parallel_size: str | None = flag_field(
         None, "Devices that divide each layer, or auto. Default: 1; with several devices to "

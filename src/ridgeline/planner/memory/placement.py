@@ -92,7 +92,7 @@ def place(subject: ModelSpec, device: Device, wishes: Wishes, *, default_ranks: 
     engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
     if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):
         engine = replace(engine, frees_windows=False)
-    storage = _storage(subject, wishes)
+    storage = _storage(subject, wishes, device)
     setting = _setting(subject, device, wishes, engine, storage)
     tp = wishes.ranks("tensor_parallel_size", default_ranks)
     pp = wishes.ranks("pipeline_parallel_size", "1")
@@ -122,12 +122,24 @@ def _bounded(longest: int | None, max_position: int) -> int | None:
     return min(known) if known else None
 
 
-def _storage(subject: ModelSpec, wishes: Wishes) -> Storage:
-    if wishes.dtype == AUTO:
-        return subject.storage
-    storage = storage_of_dtype(format_named(wishes.dtype).name)
-    kept = (*storage.kept.names, *subject.storage.kept.names)
-    return replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
+def cannot_compute(device: Device, form: str) -> bool:
+    """Whether a device is known to have no units for a format; processors compute any."""
+    has_units = device.kind != "cpu" and bool(device.peak_ops_per_s)
+    return has_units and form not in device.peak_ops_per_s
+
+
+def _storage(subject: ModelSpec, wishes: Wishes, device: Device) -> Storage:
+    storage = subject.storage
+    if wishes.dtype != AUTO:
+        storage = storage_of_dtype(format_named(wishes.dtype).name)
+        kept = (*storage.kept.names, *subject.storage.kept.names)
+        storage = replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
+    if cannot_compute(device, "bf16"):  # the other format of 16 bits is as large
+        plain, linear = (
+            FORMATS["f16"] if one.name == "bf16" else one for one in (storage.plain, storage.linear)
+        )
+        storage = replace(storage, plain=plain, linear=linear)
+    return storage
 
 
 def _setting(

@@ -35,7 +35,8 @@ function fillChoices({ models, devices, dtypes, kv_cache_dtypes: caches, engines
   const named = (device) => new Option(`${device.id}  –  ${device.name}, ${gibOf(device.usable_bytes)}`, device.id);
   const parents = [...new Set(devices.map((one) => one.parent).filter(Boolean))];
   form.elements.on.replaceChildren(
-    new Option('all  –  every device that is rented whole', 'all'),
+    new Option('all  –  every device that can be rented', 'all'),
+    new Option('shop  –  every device that can be bought', 'shop'),
     ...devices.filter((one) => !one.parent).map(named),
     ...parents.map((parent) => (
       element('optgroup', { label: `slices of ${parent}` }, ...devices.filter((one) => one.parent === parent).map(named)))),
