@@ -27,7 +27,9 @@ def test_a_device_without_units_for_bf16_is_not_offered_it(device: str) -> None:
     found = plan(LLAMA, on=device)  # of a model in bf16
     assert found.as_dict()["devices"][0]["dtype"] == "f16"
     assert any(f"{device} cannot compute bf16: planned in f16" in line for line in found.warnings)
-    with pytest.raises(ValueError, match=f"--dtype bf16: {device} cannot compute bf16; --dtype f16"):
+    with pytest.raises(
+        ValueError, match=f"--dtype bf16: {device} cannot compute bf16; --dtype f16"
+    ):
         plan(LLAMA, on=device, dtype="bfloat16")
     both = plan(LLAMA, on=f"{device},l4", dtype="bf16")
     assert [placement.device.id for placement in both.placements] == ["l4"]
@@ -113,7 +115,10 @@ def test_every_fact_has_a_source_a_date_and_a_confidence() -> None:
 
 
 def test_devices_are_found_by_id_and_a_wrong_id_gets_a_hint() -> None:
-    assert [d.id for d in find_devices("l4, h100-sxm/2g.20gb,l4").devices] == ["l4", "h100-sxm/2g.20gb"]
+    assert [d.id for d in find_devices("l4, h100-sxm/2g.20gb,l4").devices] == [
+        "l4",
+        "h100-sxm/2g.20gb",
+    ]
     sizes = [device.usable_bytes for device in find_devices("all").devices]
     assert sizes == sorted(sizes)
     (here,) = find_devices("here").devices

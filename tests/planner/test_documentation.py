@@ -1,4 +1,4 @@
-"""docs/planning.md and devices.md: every flag, the example and the table as the program has them."""
+"""docs/planning.md and devices.md: flags, the example and the table are what the program has."""
 
 from __future__ import annotations
 

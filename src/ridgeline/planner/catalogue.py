@@ -61,9 +61,9 @@ def offers() -> Mapping[str, Offer]:
 def find_devices(ids: str) -> Chosen:
     """Return the devices of a list of names with commas between; ``here``, ``all`` or ``shop``.
 
-    A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb". Where
-    it is of several, the likeliest is taken. Raises ValueError for what no device is called, with
-    those that are near it.
+    A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb".
+    Where it is of several, the likeliest is taken. Raises ValueError for what no device is called,
+    with those that are near it.
     """
     chosen: list[Device] = []
     notes: list[str] = []

@@ -122,7 +122,9 @@ def devices_table() -> str:
             device.name,
             f"{device.usable_bytes / 1e9:,.4g}",
             f"{device.read_bytes_per_s / 1e9:,.0f}",
-            "" if peak is None else f"{peak / 1e12:,.4g}{'' if 'bf16' in peaks else ' (f16 alone)'}",
+            ""
+            if peak is None
+            else f"{peak / 1e12:,.4g}{'' if 'bf16' in peaks else ' (f16 alone)'}",
             f"{device.watts:,.0f}" if device.watts else "",
             "" if offer is None else f"{offer.usd:,.0f} ({offer.kind}, {offer.date})",
             device.confidence,
