@@ -17,8 +17,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader
 from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.families import arch_from_config
-from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
+from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config
 from ridgeline.models.summary import summarise
 from ridgeline.physics.costs import weight_params
 from tests.api.test_tools import written
@@ -41,7 +40,9 @@ TEXTS = [
 def directory(path: Path, config: dict[str, Any]) -> Path:
     """Write a model with random weights, stacks of experts as one tensor, and 40 words."""
     arch = arch_from_config(config, {}, "x")
-    family = FAMILIES["Gemma4ForCausalLM" + " of experts" * config.get("enable_moe_block", False)]
+    family = HF_FAMILIES[
+        "Gemma4ForCausalLM" + " of experts" * config.get("enable_moe_block", False)
+    ]
     raw: dict[str, list[np.ndarray]] = {}
     for name, array in random_arrays(arch).items():
         if name in family.outer:

@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.models.families import arch_from_config
-from ridgeline.models.families.deepseek import FAMILIES
+from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics.costs import kv_bytes_per_token
 from tests.models.test_deepseek import CONFIG, shapes_in_file
 
@@ -29,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("latent"), np.random.default_rng(0)
     arch = arch_from_config(CONFIG, {}, "x")
     weights = {}
-    for name, shape in shapes_in_file(arch, FAMILIES["DeepseekV3ForCausalLM"]).items():
+    for name, shape in shapes_in_file(arch, HF_FAMILIES["DeepseekV3ForCausalLM"]).items():
         values = rng.normal(size=shape)
         is_norm = "norm" in name
         values = 1 + values / 4 if is_norm else values * 2 / np.sqrt(shape[-1])

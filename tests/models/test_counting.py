@@ -10,9 +10,13 @@ import pytest
 
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_config
-from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config, family_of
-from ridgeline.models.families.counted import FAMILIES as COUNTED
-from ridgeline.models.families.names import CLASS_OF_GGUF, CLASS_OF_MODEL_TYPE
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    TABLES,
+    arch_from_config,
+    family_of,
+)
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import Matrix, Shape, weight_params
@@ -75,7 +79,7 @@ def test_layers_that_guess_tokens_ahead_are_counted_from_both() -> None:
     assert shape_of_arch(arch, "").mtp == shape_of_config(values).mtp != ()
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTED if "unknown" not in name])
+@pytest.mark.parametrize("name", [name for name in TABLES.counted if "unknown" not in name])
 def test_a_family_that_is_only_counted_does_not_run_and_the_message_names_it(name: str) -> None:
     """Some models of a family that runs have other sizes: these are refused for what differs."""
     config = CONFIG | {"architectures": [name.partition(" ")[0]]}
@@ -87,9 +91,9 @@ def test_a_family_that_is_only_counted_does_not_run_and_the_message_names_it(nam
 
 
 def test_every_name_of_a_family_is_of_a_row() -> None:
-    assert {*CLASS_OF_MODEL_TYPE.values()} <= HF_FAMILIES.keys() | COUNTED.keys()
-    assert CLASS_OF_GGUF.keys() <= GGUF_FAMILIES.keys()
-    assert {*CLASS_OF_GGUF.values()} <= HF_FAMILIES.keys()
+    assert {*TABLES.class_of_type.values()} <= HF_FAMILIES.keys() | TABLES.counted.keys()
+    assert TABLES.class_of_gguf.keys() == {name for name in GGUF_FAMILIES if " " not in name}
+    assert {*TABLES.class_of_gguf.values()} <= HF_FAMILIES.keys()
 
 
 def test_experts_that_share_keys_by_group_or_by_head() -> None:

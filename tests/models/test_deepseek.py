@@ -12,8 +12,13 @@ import pytest
 from ridgeline.arch.latent import Latent
 from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
 from ridgeline.models.counting import shape_of_config
-from ridgeline.models.families import arch_from_config, model_from_config, model_from_gguf
-from ridgeline.models.families.deepseek import FAMILIES, GGUF_FAMILIES
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    arch_from_config,
+    model_from_config,
+    model_from_gguf,
+)
 from ridgeline.models.rope.portable_math import log
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics.costs import kv_bytes_per_token
@@ -98,7 +103,7 @@ def test_a_published_model_has_the_parameters_of_its_card(name: str) -> None:
     assert entry["num_params"] == pytest.approx(entry["num_card_params"], rel=0.03)
     # Per layer and token one vector: 512 channels of the latent and 64 that turn.
     assert kv_bytes_per_token(arch, 2) == 2 * (512 + 64) * arch.num_layers
-    family = FAMILIES[entry["config"]["architectures"][0]]
+    family = HF_FAMILIES[entry["config"]["architectures"][0]]
     if arch.num_layers < 48:  # the others have 50,000 tensors
         raw = {n: empty(n, shape) for n, shape in shapes_in_file(arch, family).items()}
         assert model_from_config(entry["config"], raw, name)[1].keys() == (
@@ -165,7 +170,7 @@ def test_glm_says_its_layers_by_name() -> None:
 def test_rows_of_what_turns_come_first_in_halves() -> None:
     """In files neighbours turn, and stand behind what does not."""
     arch = arch_from_config(CONFIG, {}, "x")
-    shapes = shapes_in_file(arch, FAMILIES["DeepseekV3ForCausalLM"])
+    shapes = shapes_in_file(arch, HF_FAMILIES["DeepseekV3ForCausalLM"])
     raw = ones(shapes)
     prefix = "model.layers.0.self_attn."
     numbered = {

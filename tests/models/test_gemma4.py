@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from ridgeline.arch.model import Experts, ModelArch
-from ridgeline.models.families import arch_from_config, model_from_config, model_from_gguf
-from ridgeline.models.families.gemma4 import FAMILIES, GGUF_FAMILIES
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    arch_from_config,
+    model_from_config,
+    model_from_gguf,
+)
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics.costs import kv_bytes_per_token
 from tests.models.test_published import CONFIGS
@@ -173,7 +178,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS])
 def test_every_tensor_binds_and_what_nobody_reads_may_be_left_over(config: dict[str, Any]) -> None:
     name = "Gemma4ForCausalLM of experts" if config is EXPERTS else "Gemma4ForCausalLM"
-    family = FAMILIES[name]
+    family = HF_FAMILIES[name]
     arch = arch_from_config(config, {}, "x")
     raw = tensors(arch, family)
     if config is CONFIG:  # published files have them
@@ -202,7 +207,7 @@ def test_the_text_half_of_a_model_that_sees_and_hears() -> None:
     }
     arch = arch_from_config(whole, {}, "x")
     assert arch == arch_from_config(EXPERTS, {}, "x")
-    family = FAMILIES["Gemma4ForCausalLM of experts"]
+    family = HF_FAMILIES["Gemma4ForCausalLM of experts"]
     raw = {
         name.replace("model.", "model.language_model.", 1): tensor
         for name, tensor in tensors(arch, family).items()

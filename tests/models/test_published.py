@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from ridgeline.models.families import HF_FAMILIES, arch_from_config, family_of, model_from_config
-from ridgeline.models.families.encoders import FAMILIES as ENCODERS
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics import costs
 
 DATA = Path(__file__).parents[1] / "data"
 CONFIGS: dict[str, Any] = json.loads((DATA / "family_configs.json").read_text())
 OTHERS: dict[str, Any] = json.loads((DATA / "configs.json").read_text())
+ENCODERS = {name: family for name, family in HF_FAMILIES.items() if "has_head" in family.facts}
 OF_ENCODERS: dict[str, Any] = json.loads((DATA / "encoder_configs.json").read_text())
 # Of learnt positions the config does not say how many rows there are.
 POSITIONS = {

@@ -21,10 +21,16 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.models.facts import Facts
-from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, TEXT_HALVES, Family, halves_order
+from ridgeline.models.families import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    TABLES,
+    TEXT_HALVES,
+    Family,
+    halves_order,
+)
 from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import row_order
-from ridgeline.models.families.names import CLASS_OF_GGUF
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.safetensors_dir import Folder, map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
@@ -135,10 +141,11 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
         )
     config = Facts(values, str(path / "adapter_config.json"))
     modules = _Modules(config)
-    name = CLASS_OF_GGUF.get(base.family, base.family)
-    if name in _SCALED:
-        config.fail(f"a GGUF file of the family {name!r} has its multipliers within its weights: "
-                    f"convert the adapter to GGUF too, or take the base's safetensors")  # fmt: skip
+    name = TABLES.class_of_gguf.get(base.family, base.family)
+    if base.family in _SCALED:
+        config.fail(f"a GGUF file of the family {base.family!r} has its multipliers within "
+                    f"its weights: convert the adapter to GGUF too, or take the base's "
+                    f"safetensors")  # fmt: skip
     if name not in HF_FAMILIES:
         config.fail(f"adapters of PEFT for a base of the family {name!r} are not supported")
     pairs: dict[str, dict[str, Tensor]] = {}

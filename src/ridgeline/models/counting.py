@@ -16,8 +16,8 @@ from typing import Any
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import (
     GGUF_FAMILIES,
-    HF_FAMILIES,
     ONLY,
+    TABLES,
     arch_from_gguf,
     architecture,
     family_of,
@@ -27,17 +27,15 @@ from ridgeline.models.families import (
     num_guessing,
     split_attention,
 )
-from ridgeline.models.families.counted import FAMILIES as _COUNTED
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.hf import HARMLESS
 from ridgeline.models.families.layer_configs import GUESSING, NO_LIMIT, layers_from_config
-from ridgeline.models.families.names import CLASS_OF_MODEL_TYPE, TEXT_DEFAULTS
 from ridgeline.models.families.table import Family, const
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import Shape
 
-_FAMILIES = HF_FAMILIES | _COUNTED
+_FAMILIES = TABLES.hf | TABLES.counted
 _MOST_LETTERS = 80  # of a family's name
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
 _WEIGHTS_ALONE = (
@@ -103,7 +101,12 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
         text = {key: value for key, value in values[half].items() if value is not None}
         named[1:1] = [architecture(text), _class_of(text)]
         shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
-        values = {**TEXT_DEFAULTS.get(str(text.get("model_type")), {}), **shared, **text, **outer}
+        values = {
+            **TABLES.text_defaults.get(str(text.get("model_type")), {}),
+            **shared,
+            **text,
+            **outer,
+        }
     rows = (family_of({**values, "architectures": [name]}, _FAMILIES) for name in named if name)
     family = next((row for row in rows if row is not None), None)
     said = values.get("model_type") or named[0] or "unknown"
@@ -131,7 +134,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
 
 
 def _class_of(values: Mapping[str, Any]) -> str:
-    return CLASS_OF_MODEL_TYPE.get(str(values.get("model_type")), "")
+    return TABLES.class_of_type.get(str(values.get("model_type")), "")
 
 
 def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> Shape:

@@ -1,6 +1,6 @@
 """Model families: from names in files to canonical names and structural facts.
 
-Literal tables say all that a family's name implies (``hf``, ``gguf``); everything else is read from
+A row of a table says all that a family's name implies (``tables``); everything else is read from
 the file. Every key of a config is read, refused, or on one list of harmless keys: an unknown key
 may change what the model computes, so it ends in a message. This package opens no file and decodes
 no matrix.
@@ -17,20 +17,8 @@ import numpy as np
 
 from ridgeline.arch.model import Layer, ModelArch
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.alibi import FAMILIES as _ALIBI
-from ridgeline.models.families.alibi import GGUF_FAMILIES as _GGUF_ALIBI
 from ridgeline.models.families.binding import bind, halves_order
-from ridgeline.models.families.deepseek import FAMILIES as _DEEPSEEK
-from ridgeline.models.families.deepseek import GGUF_FAMILIES as _GGUF_DEEPSEEK
-from ridgeline.models.families.encoders import FAMILIES as _ENCODERS
-from ridgeline.models.families.encoders import GGUF_FAMILIES as _GGUF_ENCODERS
-from ridgeline.models.families.gemma4 import FAMILIES as _GEMMA_4
-from ridgeline.models.families.gemma4 import GGUF_FAMILIES as _GGUF_GEMMA_4
-from ridgeline.models.families.gguf import FAMILIES as _GGUF_DECODERS
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.gguf_recurrent import FAMILIES as _GGUF_RECURRENT
-from ridgeline.models.families.glm import FAMILIES as _GLM
-from ridgeline.models.families.glm import GGUF_FAMILIES as _GGUF_GLM
 from ridgeline.models.families.halves import has_expert_halves
 from ridgeline.models.families.headless import (
     family_name,
@@ -38,10 +26,8 @@ from ridgeline.models.families.headless import (
     under_own_names,
     without_head,
 )
-from ridgeline.models.families.hf import FAMILIES as _DECODERS
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.hf import ONLY
-from ridgeline.models.families.hf_parts import OF_OTHER_HALVES
+from ridgeline.models.families.hf import OF_OTHER_HALVES, ONLY
 from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     context_end,
@@ -50,23 +36,25 @@ from ridgeline.models.families.layer_configs import (
     num_guessing,
     num_guessing_layers,
 )
-from ridgeline.models.families.llama4 import FAMILIES as _LLAMA_4
-from ridgeline.models.families.llama4 import GGUF_FAMILIES as _GGUF_LLAMA_4
-from ridgeline.models.families.names import TEXT_DEFAULTS
 from ridgeline.models.families.nearest import advice
-from ridgeline.models.families.nemotron_h import FAMILIES as _NEMOTRON_H
-from ridgeline.models.families.nemotron_h import GGUF_FAMILIES as _GGUF_NEMOTRON_H
-from ridgeline.models.families.phimoe import FAMILIES as _PHIMOE
-from ridgeline.models.families.phimoe import GGUF_FAMILIES as _GGUF_PHIMOE
-from ridgeline.models.families.recent import FAMILIES as _RECENT
-from ridgeline.models.families.recent import GGUF_FAMILIES as _GGUF_RECENT
+from ridgeline.models.families.rows import tables_of
 from ridgeline.models.families.table import Family
+from ridgeline.models.families.tables import (
+    counted,
+    decoders,
+    encoders,
+    experts,
+    gemma,
+    layer_norm,
+    recurrent,
+)
 from ridgeline.models.tensors import Tensor
 
 __all__ = [
     "GGUF_FAMILIES",
     "HF_FAMILIES",
     "ONLY",
+    "TABLES",
     "TEXT_HALVES",
     "Family",
     "arch_from_config",
@@ -84,31 +72,11 @@ __all__ = [
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-HF_FAMILIES = (
-    _DECODERS
-    | _NEMOTRON_H
-    | _PHIMOE
-    | _ALIBI
-    | _GEMMA_4
-    | _LLAMA_4
-    | _DEEPSEEK
-    | _GLM
-    | _RECENT
-    | _ENCODERS
-)
-GGUF_FAMILIES = (
-    _GGUF_DECODERS
-    | _GGUF_RECURRENT
-    | _GGUF_NEMOTRON_H
-    | _GGUF_PHIMOE
-    | _GGUF_ALIBI
-    | _GGUF_GEMMA_4
-    | _GGUF_LLAMA_4
-    | _GGUF_DEEPSEEK
-    | _GGUF_GLM
-    | _GGUF_RECENT
-    | _GGUF_ENCODERS
-)
+TABLES = tables_of((
+    *decoders.ROWS, *gemma.ROWS, *layer_norm.ROWS, *experts.ROWS, *recurrent.ROWS, *encoders.ROWS,
+    *counted.ROWS,
+))  # fmt: skip
+HF_FAMILIES, GGUF_FAMILIES = TABLES.hf, TABLES.gguf
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVATION = "sbert_ce_default_activation_function"
@@ -338,7 +306,7 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     outside = {key: value for key, value in values.items() if key != "text_config"}
     _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES})
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
-    defaults = TEXT_DEFAULTS.get(str(of_text.get("model_type")), {})
+    defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}
 
 

@@ -1,294 +1,117 @@
-"""Families in GGUF files, by ``general.architecture``. Literal tables."""
+"""What GGUF files call tensors and facts, whatever the model, and what of them means nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ridgeline.models.families.gguf_dense import FAMILIES as _OF_LAYER_NORM
-from ridgeline.models.families.gguf_names import (
-    LAYER,
-    OUTER,
-    PREFIX,
-    REFUSED,
-    SHARED,
-    refused_but,
-)
 from ridgeline.models.families.table import (
-    Family,
-    const,
     count,
     has,
     integer,
-    inverse,
     number,
-    numbered,
-    power,
+    quotient,
+    slopes,
 )
 
-_FUSED = LAYER | {
-    "q": "attn_qkv.weight",
-    "k": "attn_qkv.weight",
-    "v": "attn_qkv.weight",
-    "gate": "ffn_up.weight",
-    "up": "ffn_up.weight",
+PREFIX = "blk.{}."
+OUTER = {
+    "embed": "token_embd.",
+    "embed_norm embedding_norm layers.0.attn_norm": "token_embd_norm.",
+    "head": "output.",
+    "inputs": "per_layer_token_embd.",
+    "inputs_norm": "per_layer_proj_norm.",
+    "inputs_proj": "per_layer_model_proj.",
+    "norm": "output_norm.",
+    "positions": "position_embd.",
+    "types": "token_types.",
 }
-_EXPERTS = LAYER | {
-    "gate": "ffn_gate_exps.weight",
-    "up": "ffn_up_exps.weight",
-    "down": "ffn_down_exps.weight",
-}
-_GPT_OSS_NAMES = {
+LAYER = {
+    "attn_norm": "attn_norm.",
+    "q q_gate": "attn_q.",
+    "k": "attn_k.",
+    "v": "attn_v.",
+    "o": "attn_output.",
+    "q_norm": "attn_q_norm.",
+    "k_norm": "attn_k_norm.",
     "sinks": "attn_sinks.weight",
-    "mlp_norm": "post_attention_norm.weight",
-    "router_bias": "ffn_gate_inp.bias",
-    "gate_bias": "ffn_gate_exps.bias",
-    "up_bias": "ffn_up_exps.bias",
-    "down_bias": "ffn_down_exps.bias",
+    "q_a": "attn_q_a.",
+    "q_a_norm": "attn_q_a_norm.",
+    "q_b": "attn_q_b.",
+    "kv_a": "attn_kv_a_mqa.",
+    "kv_a_norm": "attn_kv_a_norm.",
+    "k_b v_b": "attn_kv_b.",
+    "attn_post_norm": "post_attention_norm.",
+    "mlp_norm": "ffn_norm.",
+    "gate": "ffn_gate.",
+    "up": "ffn_up.",
+    "down": "ffn_down.",
+    "mlp_post_norm": "post_ffw_norm.",
+    "router": "ffn_gate_inp.",
+    "choice_bias": "exp_probs_b.bias",
+    "shared_gate": "ffn_gate_shexp.",
+    "shared_up": "ffn_up_shexp.",
+    "shared_down": "ffn_down_shexp.",
+    "shared_scale": "ffn_gate_inp_shexp.",
+    "in": "ssm_in.",
+    "conv": "ssm_conv1d.",
+    "dt_bias": "ssm_dt.bias",
+    "a_log": "ssm_a",
+    "skip": "ssm_d",
+    "gated_scale": "ssm_norm.",
+    "out": "ssm_out.",
+    "qkv": "attn_qkv.",
+    "z": "attn_gate.",
+    "beta": "ssm_beta.",
+    "decay": "ssm_alpha.",
+    "input_gate": "inp_gate.",
+    "input_proj": "proj.",
+    "input_post_norm": "post_norm.",
+    "out_scale": "layer_output_scale.weight",
 }
-_MODEL = {
+QKV = {"q k v": "attn_qkv."}
+EXPERTS = {"gate": "ffn_gate_exps.", "up": "ffn_up_exps.", "down": "ffn_down_exps."}
+DENSE = {name: LAYER[name] for name in EXPERTS}
+BIASES = {
+    "mixer.qkv_bias": has("attn_q.bias"),
+    "mixer.o_bias": has("attn_output.bias"),
+}
+FACTS = BIASES | {
     "hidden_size": integer("embedding_length"),
     "norm_eps": number("attention.layer_norm_rms_epsilon"),
     "mixer.num_heads": integer("attention.head_count"),
-    "mixer.qkv_bias": has("blk.0.attn_q.bias"),
-    "mixer.o_bias": has("blk.0.attn_output.bias"),
+    "mixer.slopes": slopes("attention.head_count", "attention.max_alibi_bias"),
+    "latent.q_rank": count("attention.q_lora_rank"),
+    "latent.kv_rank": integer("attention.kv_lora_rank"),
+    "latent.v_dim": integer("attention.value_length_mla", "attention.value_length"),
+    "recurrent.num_heads": integer("ssm.time_step_rank"),
+    "recurrent.head_dim": quotient("ssm.inner_size", "ssm.time_step_rank"),
+    "recurrent.state_dim": integer("ssm.state_size"),
+    "recurrent.num_groups": integer("ssm.group_count"),
+    "recurrent.num_key_heads": integer("ssm.group_count"),
+    "recurrent.num_value_heads": integer("ssm.time_step_rank"),
+    "recurrent.key_dim": integer("ssm.state_size"),
+    "recurrent.value_dim": quotient("ssm.inner_size", "ssm.time_step_rank"),
+    "recurrent.kernel": integer("ssm.conv_kernel"),
+    "recurrent.conv_bias": has("ssm_conv1d.bias"),
     "ffn.size": integer("feed_forward_length"),
-}
-_GEMMA_1 = {
-    "embed_scale": power("embedding_length", 0.5),
-    "ffn.activation": const("gelu_tanh"),
-}
-_GEMMA = _GEMMA_1 | {"layer.norms": const("around")}
-_SCALES = {
-    "embed_scale": number("embedding_scale", default=1.0),
-    "residual_scale": number("residual_scale", default=1.0),
-    "logit_scale": inverse("logit_scale", 1.0),
-}
-_SPARSE = {
     "ffn.num": integer("expert_count"),
     "ffn.per_token": integer("expert_used_count"),
-    "ffn.size": integer("expert_feed_forward_length", "feed_forward_length"),
+    "ffn.scale": number("expert_weights_scale", default=1.0),
+    "ffn.num_groups": integer("expert_group_count", default=1),
+    "ffn.groups_met": integer("expert_group_used_count", default=1),
+    "ffn.choice_bias": has("exp_probs_b.bias"),
+    "shared.size": integer("expert_shared_feed_forward_length"),
+    "dense.size": integer("feed_forward_length"),
+    "beside.size": integer("feed_forward_length"),
+    "layer.input_size": count("embedding_length_per_layer_input"),
 }
-# Converters copy a window that these models' configs switch off.
-_SWITCHED_OFF = ("attention.sliding_window",)
-# And what Granite 4's say of parts that models of attention and an MLP alone do not have.
-_OF_GRANITE_4 = (
-    "expert_shared_feed_forward_length",
-    "ssm.conv_kernel",
-    "ssm.group_count",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-)
-
-
-FAMILIES = {
-    "llama": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL,
-        windows="all",
-        default_window=0,
-        interleaved=True,
-        refuse=REFUSED,
-    ),
-    "phi3": Family(OUTER, _FUSED, PREFIX, _MODEL, windows="all", default_window=0, refuse=REFUSED),
-    "qwen2": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL | {"mixer.qkv_bias": const(True)},
-        refuse=REFUSED,
-        unused=_SWITCHED_OFF,
-    ),
-    "qwen3": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL | {"mixer.qk_norm": const("head")},
-        refuse=REFUSED,
-        unused=_SWITCHED_OFF,
-    ),
-    "gemma": Family(OUTER, LAYER, PREFIX, _MODEL | _GEMMA_1, refuse=REFUSED),
-    "gemma3": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL | _GEMMA | {"mixer.qk_norm": const("head")},
-        windows="pattern",
-        pattern=6,
-        ropes={"sliding": "10000"},
-        refuse=refused_but("attention.sliding_window_pattern"),
-        wide_scale_layers=(62,),
-    ),
-    "gemma2": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL
-        | _GEMMA
-        | {
-            "mixer.softcap": number("attn_logit_softcapping", default=50.0),
-            "logit_softcap": number("final_logit_softcapping", default=30.0),
-        },
-        windows="pattern",
-        pattern=2,
-        refuse=refused_but("attn_logit_softcapping", "final_logit_softcapping"),
-        wide_scale_layers=(46,),
-    ),
-    "granite": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL | _SCALES | {"mixer.scale": number("attention.scale", default=1.0)},
-        interleaved=True,
-        refuse=refused_but("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
-        unused=_OF_GRANITE_4,
-    ),
-    "olmo2": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL | {"layer.norms": const("behind"), "mixer.qk_norm": const("width")},
-        windows="pattern",  # of OLMo 3; OLMo 2 has no window
-        default_window=0,
-        pattern=4,
-        ropes={"sliding": "rope.freq_base"},
-        refuse=refused_but("attention.sliding_window_pattern"),
-    ),
-    "smollm3": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _MODEL,
-        interleaved=True,
-        ropes={"no_rope_layers": "none"},
-        refuse=REFUSED,
-    ),
-    **_OF_LAYER_NORM,
-    "llama of experts": Family(  # Mixtral
-        OUTER,
-        _EXPERTS,
-        PREFIX,
-        _MODEL | _SPARSE,
-        windows="all",
-        default_window=0,
-        interleaved=True,
-        has_experts=True,
-        refuse=refused_but("expert_count"),
-    ),
-    "olmoe": Family(
-        OUTER,
-        _EXPERTS,
-        PREFIX,
-        _MODEL | _SPARSE | {"mixer.qk_norm": const("width"), "ffn.normalised": const(False)},
-        has_experts=True,
-        refuse=refused_but("expert_count"),
-    ),
-    "granitemoe": Family(
-        OUTER,
-        _EXPERTS | SHARED,
-        PREFIX,
-        _MODEL
-        | _SPARSE
-        | _SCALES
-        | {
-            "mixer.scale": number("attention.scale", default=1.0),
-            "shared.size": count("expert_shared_feed_forward_length"),
-        },
-        interleaved=True,
-        has_experts=True,
-        refuse=refused_but(
-            "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "expert_count"
-        ),
-    ),
-    "gpt-oss": Family(
-        OUTER,
-        _EXPERTS | _GPT_OSS_NAMES,
-        PREFIX,
-        _MODEL
-        | _SPARSE
-        | {
-            "mixer.sinks": const(True),
-            "ffn.bias": const(True),
-            "ffn.activation": const("swiglu_clamped"),
-        },
-        windows="pattern",
-        pattern=2,
-        has_experts=True,
-        # As published ("truncate": false); GGUF has no key for it, and llama.cpp truncates.
-        defaults={"rope.scaling.yarn_truncate": False},
-        refuse=refused_but("attention.sliding_window_pattern", "expert_count"),
-    ),
-    "qwen2moe": Family(
-        OUTER,
-        _EXPERTS | SHARED | {"shared_scale": "ffn_gate_inp_shexp.weight"},
-        PREFIX,
-        _MODEL
-        | _SPARSE
-        | {
-            "mixer.qkv_bias": const(True),
-            "ffn.normalised": const(False),
-            "ffn.shared_gated": const(True),
-            "shared.size": integer("expert_shared_feed_forward_length"),
-        },
-        has_experts=True,
-        refuse=refused_but("expert_count"),
-        unused=_SWITCHED_OFF,
-    ),
-    "qwen3moe": Family(
-        OUTER,
-        _EXPERTS,
-        PREFIX,
-        _MODEL | _SPARSE | {"mixer.qk_norm": const("head")},
-        has_experts=True,
-        refuse=refused_but("expert_count"),
-        unused=_SWITCHED_OFF,
-    ),
-}
-FAMILIES["lfm2"] = Family(
-    OUTER | {"norm": "token_embd_norm.weight"},
-    LAYER
-    | {
-        "in": "shortconv.in_proj.weight",
-        "conv": "shortconv.conv.weight",
-        "out": "shortconv.out_proj.weight",
-    },
-    PREFIX,
-    _MODEL | {"mixer.qk_norm": const("head"), "recurrent.kernel": integer("shortconv.l_cache")},
-    recurrent="conv",
-    refuse=REFUSED,
-)
-FAMILIES["lfm2moe"] = replace(
-    FAMILIES["lfm2"],
-    layer={
-        **FAMILIES["lfm2"].layer,
-        "choice_bias": "exp_probs_b.bias",
-        **{name: f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
-    },
-    facts={
-        **FAMILIES["lfm2"].facts,
-        "dense.size": integer("feed_forward_length"),
-        "ffn.num": integer("expert_count"),
-        "ffn.per_token": integer("expert_used_count"),
-        "ffn.size": integer("expert_feed_forward_length"),
-        "ffn.router": numbered("expert_gating_func", among={1: "softmax", 2: "sigmoid"}, default=2),
-        "ffn.choice_bias": has("exp_probs_b.bias"),
-        "ffn.scale": number("expert_weights_scale", default=1.0),
-    },
-    has_experts=True,
-    instead={name: f"ffn_{name}.weight" for name in ("gate", "up", "down")},
-    dense_layers="leading_dense_block_count",
-    refuse=refused_but("expert_count"),
-)
-# Of models that also see: sections of positions are those of pictures, and so are the deep stacks.
-FAMILIES |= {
-    name: replace(
-        FAMILIES[of_text],
-        unused=(*_SWITCHED_OFF, "n_deepstack_layers", "rope.dimension_sections"),
-    )
-    for name, of_text in (("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3moe"))
-}
+FACTS_OF_EXPERTS = {"ffn.size": integer("expert_feed_forward_length", "feed_forward_length")}
+FACTS_OF_LAYER_NORM = {"norm_eps": number("attention.layer_norm_epsilon")}
+ROUTERS = {1: "softmax", 2: "sigmoid"}  # the numbers of "expert_gating_func"
+# What changes an answer, of families that read it; others refuse it.
+OF_SOME = (
+    "attn_logit_softcapping", "final_logit_softcapping", "attention.scale",
+    "attention.sliding_window_pattern", "embedding_scale", "residual_scale", "logit_scale",
+    "rope.scaling.yarn_log_multiplier", "expert_count",
+)  # fmt: skip
 HARMLESS = frozenset((
     "attention.key_length_swa", "attention.value_length_swa",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base",

@@ -1,461 +1,99 @@
-"""Families in Hugging Face's files, by the name in ``architectures``. Literal tables."""
+"""Names and facts in Hugging Face's files that several rows share, and keys that mean nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from ridgeline.models.families.hf_moe import FAMILIES as OF_EXPERTS
-from ridgeline.models.families.hf_parts import (
-    ACTIVATIONS,
-    AROUND,
-    BIASES,
-    FUSED,
-    GEMMA,
-    GEMMA_1,
-    LAYER,
-    LAYER_NORM,
-    MLP_BIAS,
-    MODEL,
-    OF_OTHER_HALVES,
-    OLMO,
-    OLMO_NAMES,
-    OUTER,
-    PARTIAL,
-    PREFIX,
-    QWEN3,
-    SCALES,
-)
-from ridgeline.models.families.hf_recurrent import FAMILIES as RECURRENT
-from ridgeline.models.families.table import (
-    Family,
-    cap,
-    choice,
-    const,
-    either,
-    flag,
-    integer,
-    number,
-    numbered,
-    same,
-)
+from ridgeline.models.families.table import choice, const, flag, integer, number
 
-_FALCON = Family(
-    {
-        "embed": "transformer.word_embeddings.weight",
-        "norm": "transformer.ln_f.weight",
-        "norm_bias": "transformer.ln_f.bias",
-        "head": "lm_head.weight",
-    },
-    LAYER
-    | dict.fromkeys("qkv", "self_attention.query_key_value.weight")
-    | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "self_attention.query_key_value.bias")
-    | {
-        "o": "self_attention.dense.weight",
-        "o_bias": "self_attention.dense.bias",
-        "mlp_norm": "ln_mlp.weight",
-        "mlp_norm_bias": "ln_mlp.bias",
-        "up": "mlp.dense_h_to_4h.weight",
-        "up_bias": "mlp.dense_h_to_4h.bias",
-        "down": "mlp.dense_4h_to_h.weight",
-        "down_bias": "mlp.dense_4h_to_h.bias",
-    },
-    "transformer.h.{}.",
-    MODEL
-    | LAYER_NORM
-    | {
-        "norm_eps": number("layer_norm_epsilon", default=1e-5),
-        "norm_bias": const(True),
-        "tied_embeddings": flag("tie_word_embeddings", default=True),
-        "layer.norms": const("beside"),
-        "mixer.qkv_bias": flag("bias"),
-        "mixer.o_bias": flag("bias"),
-        "ffn.size": integer("ffn_hidden_size", times_hidden=4),
-        "ffn.gated": const(False),
-        "ffn.bias": flag("bias"),
-        "ffn.activation": choice("activation", among=ACTIVATIONS, default="gelu"),
-    },
-    heads_inside=True,
-    defaults={"max_position_embeddings": 2048, "num_key_value_heads": 1},
-    aliases={"n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
-    refuse=("alibi",),
-    unused=("num_kv_heads",),  # as many as heads, though one serves all
-    must={
-        "apply_residual_connection_post_layernorm": False,
-        "multi_query": True,
-        "new_decoder_architecture": False,
-        "parallel_attn": True,
-    },
-)
-
-_COHERE = MODEL | BIASES | LAYER_NORM
-_COHERE |= {
-    "tied_embeddings": flag("tie_word_embeddings", default=True),
-    "logit_scale": number("logit_scale", default=0.0625),
-    "layer.norms": const("beside"),
+PARTIAL = "partial_rotary_factor"
+OUTER = {"embed": "model.embed_tokens.", "norm": "model.norm.", "head": "lm_head."}
+LAYER = {
+    "attn_norm": "input_layernorm.",
+    "q": "self_attn.q_proj.",
+    "k": "self_attn.k_proj.",
+    "v": "self_attn.v_proj.",
+    "o": "self_attn.o_proj.",
+    "q_norm": "self_attn.q_norm.",
+    "k_norm": "self_attn.k_norm.",
+    "mlp_norm": "post_attention_layernorm.",
+    "gate": "mlp.gate_proj.",
+    "up": "mlp.up_proj.",
+    "down": "mlp.down_proj.",
 }
-FAMILIES = {
-    "LlamaForCausalLM": Family(
-        OUTER,
-        LAYER | {f"{name}_bias": f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")},
-        PREFIX,
-        MODEL
-        | BIASES
-        | MLP_BIAS
-        | {"ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="silu")},
-    ),
-    "MistralForCausalLM": Family(
-        OUTER, LAYER, PREFIX, MODEL | BIASES, windows="all", default_window=4096
-    ),
-    "Phi3ForCausalLM": Family(
-        OUTER, FUSED, PREFIX, MODEL | BIASES, windows="all", rope_keys=PARTIAL
-    ),
-    "Qwen2ForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        MODEL | {"mixer.qkv_bias": const(True)},
-        windows="switch",
-        default_window=4096,
-    ),
-    "Qwen3ForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        MODEL | BIASES | QWEN3,
-        windows="switch",
-        default_window=4096,
-    ),
-    "GemmaForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        MODEL | BIASES | GEMMA_1,
-        norm_offset=1.0,
-        unused=("hidden_activation",),  # beside hidden_act
-        refuse=("use_bidirectional_attention",),
-    ),
-    "Gemma2ForCausalLM": Family(
-        OUTER,
-        AROUND,
-        PREFIX,
-        MODEL
-        | BIASES
-        | GEMMA
-        | {
-            "mixer.softcap": cap("attn_logit_softcapping", default=50.0),
-            "logit_softcap": cap("final_logit_softcapping", default=30.0),
-        },
-        windows="pattern",
-        default_window=4096,
-        pattern=2,
-        norm_offset=1.0,
-        unused=("hidden_act", "sliding_window_size"),  # other keys say it
-        refuse=("use_bidirectional_attention",),
-    ),
-    "Gemma3ForCausalLM": Family(
-        OUTER,
-        AROUND,
-        PREFIX,
-        MODEL | BIASES | GEMMA | {"mixer.qk_norm": const("head")},
-        windows="pattern",
-        default_window=4096,
-        pattern=6,
-        ropes={"sliding": "rope_local_base_freq"},
-        norm_offset=1.0,
-        unused=("hidden_act",),
-        refuse=(
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "use_bidirectional_attention",
-        ),
-    ),
-    "SmolLM3ForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        MODEL | BIASES | MLP_BIAS | {"tied_embeddings": flag("tie_word_embeddings", default=True)},
-        ropes={"no_rope_layers": "none"},
-        # Which layers a window is of, transformers says in two ways that differ.
-        refuse=("mlp_bias", "sliding_window", "use_sliding_window"),
-    ),
-    "GraniteForCausalLM": Family(
-        OUTER, LAYER, PREFIX, MODEL | BIASES | MLP_BIAS | SCALES, refuse=("mlp_bias",)
-    ),
-    "Olmo2ForCausalLM": Family(OUTER, LAYER | OLMO_NAMES, PREFIX, MODEL | BIASES | OLMO),
-    "Olmo3ForCausalLM": Family(
-        OUTER,
-        LAYER | OLMO_NAMES,
-        PREFIX,
-        MODEL | BIASES | OLMO,
-        windows="pattern",
-        default_window=4096,
-        pattern=4,
-        ropes={"sliding": "rope_theta"},
-    ),
-    "StableLmForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        MODEL
-        | LAYER_NORM
-        | {
-            "norm_bias": const(True),
-            "layer.norms": either("use_parallel_residual", yes="beside", no="before"),
-            "mixer.qkv_bias": flag("use_qkv_bias"),
-        },
-        rope_keys=PARTIAL,
-        refuse=("use_parallel_residual", "qk_layernorm"),
-    ),
-    "CohereForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _COHERE | {"mixer.qk_norm": either("use_qk_norm", yes="width", no="")},
-        interleaved=True,
-        refuse=("use_qk_norm",),
-        unused=("model_max_length",),
-    ),
-    "Cohere2ForCausalLM": Family(
-        OUTER,
-        LAYER,
-        PREFIX,
-        _COHERE,
-        windows="pattern",
-        default_window=4096,
-        pattern=4,
-        ropes={"full": "none"},
-        interleaved=True,
-        refuse=("use_qk_norm",),
-        unused=("layer_switch", "use_embedding_sharing", "use_parallel_embedding"),
-        must={
-            "order_of_interleaved_layers": "local_attn_first",
-            "position_embedding_type": "rope_gptj",
-            "rotary_pct": 1.0,
-            "use_gated_activation": True,
-            "use_parallel_block": True,
-        },
-    ),
-    "PhiForCausalLM": Family(
-        OUTER | {"norm": "model.final_layernorm.weight", "norm_bias": "model.final_layernorm.bias"},
-        LAYER
-        | {
-            "o": "self_attn.dense.weight",
-            "o_bias": "self_attn.dense.bias",
-            "up": "mlp.fc1.weight",
-            "up_bias": "mlp.fc1.bias",
-            "down": "mlp.fc2.weight",
-            "down_bias": "mlp.fc2.bias",
-        },
-        PREFIX,
-        MODEL
-        | LAYER_NORM
-        | {
-            "norm_bias": const(True),
-            "head_bias": const(True),
-            "layer.norms": const("beside"),
-            "mixer.qkv_bias": const(True),
-            "mixer.o_bias": const(True),
-            "ffn.gated": const(False),
-            "ffn.bias": const(True),
-            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_new"),
-        },
-        rope_keys=PARTIAL,
-        refuse=("qk_layernorm",),
-    ),
-    "Starcoder2ForCausalLM": Family(
-        OUTER,
-        LAYER
-        | {
-            "up": "mlp.c_fc.weight",
-            "up_bias": "mlp.c_fc.bias",
-            "down": "mlp.c_proj.weight",
-            "down_bias": "mlp.c_proj.bias",
-        },
-        PREFIX,
-        MODEL
-        | LAYER_NORM
-        | {
-            "norm_eps": number("norm_epsilon", default=1e-5),
-            "norm_bias": const(True),
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "mixer.qkv_bias": flag("use_bias", default=True),
-            "mixer.o_bias": flag("use_bias", default=True),
-            "ffn.gated": const(False),
-            "ffn.bias": flag("use_bias", default=True),
-            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu_pytorch_tanh"),
-        },
-        windows="all",
-        unused=(  # other keys say it, or it was for training
-            "attention_softmax_in_fp32",
-            "embedding_dropout",
-            "layer_norm_epsilon",
-            "residual_dropout",
-            "scale_attention_softmax_in_fp32",
-        ),
-        must={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
-    ),
-    "OPTForCausalLM": Family(
-        {
-            "embed": "model.decoder.embed_tokens.weight",
-            "positions": "model.decoder.embed_positions.weight",
-            "norm": "model.decoder.final_layer_norm.weight",
-            "norm_bias": "model.decoder.final_layer_norm.bias",
-            "head": "lm_head.weight",
-        },
-        LAYER
-        | {
-            "attn_norm": "self_attn_layer_norm.weight",
-            "attn_norm_bias": "self_attn_layer_norm.bias",
-            "o": "self_attn.out_proj.weight",
-            "o_bias": "self_attn.out_proj.bias",
-            "mlp_norm": "final_layer_norm.weight",
-            "mlp_norm_bias": "final_layer_norm.bias",
-            "up": "fc1.weight",
-            "up_bias": "fc1.bias",
-            "down": "fc2.weight",
-            "down_bias": "fc2.bias",
-        },
-        "model.decoder.layers.{}.",
-        MODEL
-        | LAYER_NORM
-        | {
-            "hidden_size": same("hidden_size", "word_embed_proj_dim"),
-            "norm_bias": const(True),
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "position_offset": const(2),
-            "mixer.qkv_bias": flag("enable_bias", default=True),
-            "mixer.o_bias": flag("enable_bias", default=True),
-            "ffn.size": integer("ffn_dim"),
-            "ffn.gated": const(False),
-            "ffn.bias": flag("enable_bias", default=True),
-            "ffn.activation": choice("activation_function", among=ACTIVATIONS, default="relu"),
-        },
-        ropes={"full": "none"},
-        spare_positions=2,
-        refuse=("_remove_final_layer_norm",),
-        must={"do_layer_norm_before": True},
-    ),
-    "GPTNeoXForCausalLM": Family(
-        {
-            "embed": "gpt_neox.embed_in.weight",
-            "norm": "gpt_neox.final_layer_norm.weight",
-            "norm_bias": "gpt_neox.final_layer_norm.bias",
-            "head": "embed_out.weight",
-        },
-        LAYER
-        | dict.fromkeys("qkv", "attention.query_key_value.weight")
-        | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attention.query_key_value.bias")
-        | {
-            "o": "attention.dense.weight",
-            "o_bias": "attention.dense.bias",
-            "up": "mlp.dense_h_to_4h.weight",
-            "up_bias": "mlp.dense_h_to_4h.bias",
-            "down": "mlp.dense_4h_to_h.weight",
-            "down_bias": "mlp.dense_4h_to_h.bias",
-        },
-        "gpt_neox.layers.{}.",
-        MODEL
-        | LAYER_NORM
-        | {
-            "norm_bias": const(True),
-            "layer.norms": const("beside, own"),
-            "mixer.qkv_bias": flag("attention_bias", default=True),
-            "mixer.o_bias": flag("attention_bias", default=True),
-            "ffn.gated": const(False),
-            "ffn.bias": const(True),
-            "ffn.activation": choice("hidden_act", among=ACTIVATIONS, default="gelu"),
-        },
-        heads_inside=True,
-        rope_keys=PARTIAL,
-        aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
-        buffers=(".attention.bias", ".attention.masked_bias"),
-        must={"use_parallel_residual": True, "attention_bias": True},
-    ),
-    "FalconForCausalLM": _FALCON,
-    "FalconForCausalLM of groups": replace(  # 40B, 180B, and 11B, which has one norm
-        _FALCON,
-        layer={**_FALCON.layer, "attn_norm": "ln_attn.weight", "attn_norm_bias": "ln_attn.bias"},
-        instead={"attn_norm": "input_layernorm.weight", "attn_norm_bias": "input_layernorm.bias"},
-        facts={
-            **_FALCON.facts,
-            "layer.norms": numbered(
-                "num_ln_in_parallel_attn", among={1: "beside", 2: "beside, own"}, default=2
-            ),
-        },
-        defaults={"max_position_embeddings": 2048},
-        aliases={**_FALCON.aliases, "num_kv_heads": "num_key_value_heads"},
-        unused=("multi_query", "new_decoder_architecture", "parallel_attn"),
-        must={"apply_residual_connection_post_layernorm": False},
-    ),
-    "GPT2LMHeadModel": Family(
-        {
-            "embed": "transformer.wte.weight",
-            "positions": "transformer.wpe.weight",
-            "norm": "transformer.ln_f.weight",
-            "norm_bias": "transformer.ln_f.bias",
-            "head": "lm_head.weight",
-        },
-        dict.fromkeys("qkv", "attn.c_attn.weight")
-        | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn.c_attn.bias")
-        | {
-            "attn_norm": "ln_1.weight",
-            "attn_norm_bias": "ln_1.bias",
-            "o": "attn.c_proj.weight",
-            "o_bias": "attn.c_proj.bias",
-            "mlp_norm": "ln_2.weight",
-            "mlp_norm_bias": "ln_2.bias",
-            "up": "mlp.c_fc.weight",
-            "up_bias": "mlp.c_fc.bias",
-            "down": "mlp.c_proj.weight",
-            "down_bias": "mlp.c_proj.bias",
-        },
-        "transformer.h.{}.",
-        MODEL
-        | LAYER_NORM
-        | {
-            "norm_bias": const(True),
-            "tied_embeddings": flag("tie_word_embeddings", default=True),
-            "mixer.qkv_bias": const(True),
-            "mixer.o_bias": const(True),
-            "ffn.size": integer("intermediate_size", times_hidden=4),
-            "ffn.gated": const(False),
-            "ffn.bias": const(True),
-            "ffn.activation": choice("activation_function", among=ACTIVATIONS, default="gelu_new"),
-        },
-        ropes={"full": "none"},
-        transposed=True,
-        aliases={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_positions": "max_position_embeddings",
-            "n_inner": "intermediate_size",
-            "layer_norm_epsilon": "layer_norm_eps",
-        },
-        buffers=(".attn.bias", ".attn.masked_bias"),
-        unused=(
-            "_num_labels",
-            "n_ctx",
-            "n_special",
-            "output_past",
-            "predict_special_tokens",
-            "reorder_and_upcast_attn",
-        ),
-        must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
-    ),
-    **OF_EXPERTS,
+QKV_PROJ = {"q k v": "self_attn.qkv_proj."}
+GATE_UP_PROJ = {"gate up": "mlp.gate_up_proj."}
+AROUND = {  # norms
+    "attn_post_norm": "post_attention_layernorm.",
+    "mlp_norm": "pre_feedforward_layernorm.",
+    "mlp_post_norm": "post_feedforward_layernorm.",
 }
-FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
-FAMILIES["Mistral3ForConditionalGeneration"] = replace(  # its text half may be Ministral 3
-    FAMILIES["MistralForCausalLM"], rope_keys=("llama_4_scaling_beta",)
-)
-# Their first configs describe both halves side by side.
-FAMILIES["Qwen2VLForConditionalGeneration"] = replace(
-    FAMILIES["Qwen2ForCausalLM"], unused=OF_OTHER_HALVES, others=("visual.",)
-)
-FAMILIES["Qwen2_5_VLForConditionalGeneration"] = FAMILIES["Qwen2VLForConditionalGeneration"]
-FAMILIES |= RECURRENT
+BEHIND = {
+    "attn_post_norm": "post_attention_layernorm.",
+    "mlp_post_norm": "post_feedforward_layernorm.",
+}
 
+
+def gated(module: str, part: str = "") -> dict[str, str]:
+    """Return names of the matrices of an MLP with gates; ``part`` begins the canonical ones."""
+    return {f"{part}{name}": f"{module}.{name}_proj." for name in ("gate", "up", "down")}
+
+
+def numbered_matrices(module: str) -> dict[str, str]:
+    """Return the same where matrices have numbers, as in Mixtral and LFM2."""
+    return {"gate": f"{module}.w1.", "up": f"{module}.w3.", "down": f"{module}.w2."}
+
+
+DENSE = gated("mlp")
+EXPERTS = gated("mlp.experts.{e}") | {"router": "mlp.gate."}
+BLOCK_OF_EXPERTS = numbered_matrices("block_sparse_moe.experts.{e}") | {
+    "router": "block_sparse_moe.gate."
+}
+SHARED = gated("mlp.shared_expert", "shared_") | {"shared_scale": "mlp.shared_expert_gate."}
+SSM = {
+    "in": "in_proj.",
+    "conv": "conv1d.",
+    "dt_bias": "dt_bias",
+    "a_log": "A_log",
+    "skip": "D",
+    "gated_scale": "norm.",
+    "out": "out_proj.",
+}
+SILU = {"silu": "silu", "swish": "silu"}
+ACTIVATIONS = SILU | {
+    "gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+NO_LIMITS = [0.0, float("inf")]
+
+TIED = {"tied_embeddings": flag("tie_word_embeddings", default=True)}
+BIASES = {"mixer.qkv_bias": flag("attention_bias"), "mixer.o_bias": flag("attention_bias")}
+MLP_BIAS = {"ffn.bias": flag("mlp_bias")}
+ALL_BIASES = dict.fromkeys(("norm_bias", "mixer.qkv_bias", "mixer.o_bias", "ffn.bias"), const(True))
+LAYER_NORM = {"norm": const("layer"), "norm_eps": number("layer_norm_eps", default=1e-5)}
+HEAD_NORM = {"mixer.qk_norm": const("head")}
+HEADS_OF_128 = {"mixer.head_dim": integer("head_dim", default=128)}
+SPARSE = {
+    "ffn.num": integer("num_experts", "num_local_experts"),
+    "ffn.per_token": integer("num_experts_per_tok"),
+    "ffn.normalised": flag("norm_topk_prob"),
+}
+
+
+def activation(*keys: str, default: str) -> dict[str, Any]:
+    """Return the fact that a key names the activation, which is ``default`` where none is named."""
+    return {"ffn.activation": choice(*keys, among=ACTIVATIONS, default=default)}
+
+
+# Of models that also see or hear: what a config says of these halves and of their tokens.
+OF_OTHER_HALVES = (
+    "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "boi_token_index",
+    "eoa_token_id", "eoa_token_index", "eoi_token_id", "eoi_token_index", "image_token_id",
+    "image_token_index", "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_feature_layer", "vision_soft_tokens_per_image", "vision_start_token_id",
+    "vision_token_id",
+)  # fmt: skip
 # Set or not, these change no answer: how a model was trained, saved or is usually sampled.
 HARMLESS = frozenset((
     "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",

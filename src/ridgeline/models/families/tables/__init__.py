@@ -1,0 +1,1 @@
+"""The families, a row each: see ``rows.row``. Literal tables."""
