@@ -9,11 +9,10 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ridgeline import LLM, SamplingParams, __version__
+from ridgeline import LLM, __version__
 from ridgeline.bench.edge import read_edge
 from ridgeline.bench.foresight.main import foresight
 from ridgeline.bench.load.asking import Asking, check_base_url
@@ -35,6 +34,7 @@ from ridgeline.bench.tables import check_out
 from ridgeline.cli import settings
 from ridgeline.cli.commands import bench as bench_commands
 from ridgeline.cli.commands import models
+from ridgeline.cli.commands.batch import batch_command
 from ridgeline.cli.commands.calibrate import calibrate_command
 from ridgeline.cli.commands.doctor import document, report
 from ridgeline.cli.commands.explain import explain_command
@@ -45,6 +45,7 @@ from ridgeline.cli.commands.replay import replay_command
 from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
+from ridgeline.cli.loading import load_model, loaded, seeded
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.cli.tables import console
 from ridgeline.engine_setup.home import default_home
@@ -92,6 +93,7 @@ app = App(
 bench_app = App(help="Measure.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
+app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)
 app.command("explain")(explain_command)
@@ -99,8 +101,6 @@ app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("simulate")(simulate_command)
-
-_CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 Model = models.Model
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL", help=models.MODEL_HELP)]
@@ -215,7 +215,7 @@ def run(
     }
     sampling = {name: value for name, value in from_flags.items() if value is not None}
     prompt = with_stdin(None if prompt is None else as_text(prompt))
-    with _load(model, _seeded(options), sampling) as (llm, params):
+    with load_model(model, seeded(options), sampling) as (llm, params):
         if prompt is None:
             chat(llm, params)
         else:
@@ -237,7 +237,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
 
     @contextmanager
     def load() -> Iterator[LLM]:
-        with _load(name, _seeded(options), {}, picks_adapter=False) as (llm, _):
+        with loaded(name, seeded(options)) as llm:
             say(f"seed {llm.config.seed} for requests that bring none")
             yield llm
 
@@ -301,7 +301,7 @@ def bench_offline(
     """
     shape = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options = replace(options, speculative_config=options.speculative_config or "off")
-    with _load(model, options, {}) as (llm, _):
+    with load_model(model, options, {}) as (llm, _):
         if profile:
             print_profile(llm, picture=profile_out, **shape)
         else:
@@ -345,7 +345,7 @@ def bench_foresight(
         except ValueError as error:
             raise UsageError(error) from error
     seen = read_edge(edge) if edge else None
-    with _load(model, replace(options, speculative_config="off"), {}) as (llm, _):
+    with load_model(model, replace(options, speculative_config="off"), {}) as (llm, _):
         foresight(
             llm, seconds, load_seconds, lambda measured: measured.save(default_home()), out,
             base_url, seen,
@@ -373,7 +373,7 @@ def bench_drafts(
 
     Code edits are always measured; --prompts adds categories.
     """
-    with _load(model, options, {}) as (llm, _):
+    with load_model(model, options, {}) as (llm, _):
         bench_speculation(
             llm,
             prompts=prompts,
@@ -440,31 +440,3 @@ def bench_serve(
 
 
 bench_commands.add_to(bench_app)
-
-
-@contextmanager
-def _load(
-    model: str, options: Options, sampling: dict[str, Any], *, picks_adapter: bool = True
-) -> Iterator[tuple[LLM, SamplingParams]]:
-    """Load a model, say what it had to give up, and check sampling parameters first of all.
-
-    All answers have the adapter, if there is one, unless requests are to pick it.
-    """
-    if picks_adapter and len(options.adapters) > 1:
-        raise UsageError("--lora: answers have one adapter here; serve takes several")
-    try:
-        SamplingParams(**sampling)
-    except ValueError as error:
-        raise UsageError(error) from error
-    with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
-        for note in llm.config.notes:
-            say(f"note: {note}")
-        if picks_adapter:
-            llm.adapters.default = next(iter(options.adapters), None)
-        llm.tokenizer.prepare()  # before a prompt is asked for, and before Ctrl-C means an answer
-        yield llm, SamplingParams(**(_CHAT_DEFAULTS | llm.text.generation_defaults | sampling))
-
-
-def _seeded(options: Options) -> Options:
-    """Return ``options`` with a fresh seed unless they have one, short enough to type again."""
-    return options if options.seed is not None else replace(options, seed=secrets.randbelow(10**6))

@@ -18,14 +18,17 @@ _LINE_S = 10.0  # between two lines where there is no terminal
 def say(message: str) -> None:
     """Say something on standard error, if that is there and can be written."""
     if sys.stderr is not None:
-        with suppress(OSError):  # a full disk is no reason to do nothing
+        with suppress(OSError, ValueError):  # a full disk or a closed file is no reason to stop
             print(message, file=sys.stderr)
 
 
 def _is_terminal() -> bool:
     """Whether standard error is one; it may be closed, or an object that is no file."""
     isatty = getattr(sys.stderr, "isatty", None)
-    return isatty is not None and bool(isatty())
+    try:
+        return isatty is not None and bool(isatty())
+    except ValueError:  # it is closed
+        return False
 
 
 @contextmanager
@@ -52,11 +55,46 @@ def byte_lines(label: str, clock: Callable[[], float]) -> Report:
     return report
 
 
+def count_lines(label: str, clock: Callable[[], float], *, note: str = "") -> Report:
+    """Return what prints a line with the count so far, once in ten seconds of ``clock``.
+
+    The line says how long the rest will take at the pace since the first count.
+    """
+    next_s = clock() + _LINE_S
+    first: tuple[float, int] | None = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal next_s, first
+        now_s = clock()
+        begin_s, begun = first = first or (now_s, done)
+        if now_s < next_s:
+            return
+        next_s = now_s + _LINE_S
+        end = f" of {total:,}" if total else ""
+        behind = f" {note}" if note else ""
+        left = ""
+        if total and done > begun:
+            left_s = (now_s - begin_s) * (total - done) / (done - begun)
+            left = f", about {_in_words(left_s)} left"
+        say(f"{label}: {done:,}{end}{behind}{left}")
+
+    return report
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.0f} h"
+
+
 @contextmanager
 def count_bar(label: str, *, note: str = "") -> Iterator[Report]:
-    """Show ``label`` with a bar that counts, on a terminal. ``note`` stands behind the count."""
+    """Show ``label`` with a bar that counts; without a terminal, by a line every ten seconds.
+
+    ``note`` stands behind the count.
+    """
     if not _is_terminal():
-        yield lambda done, total: None
+        yield count_lines(label, time.monotonic, note=note)
         return
     with _bar(label, is_bytes=False, note=note) as report:
         yield report

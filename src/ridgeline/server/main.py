@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import os
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ridgeline import __version__
-from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import raise_file_limit
-from ridgeline.server.app import new_app
-from ridgeline.server.engine.async_engine import AsyncEngine
+from ridgeline.server.answering import Answering
 from ridgeline.server.engine.request_stream import StreamError
-from ridgeline.server.http.keys import ANYONE, Keys
+from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
-from ridgeline.server.lora import Loras
-from ridgeline.server.observe.metrics import Metrics
-from ridgeline.server.service import Service
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
-_STEP_S = 10.0  # for the step under way at the end
 
 
 class Running:
@@ -52,37 +42,8 @@ class Running:
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
         """
         self.options, self.keys, self._write = options, keys, write
-        self.bridge = AsyncEngine(llm.engine)
-        trace = llm.trace
-        self.score = PredictionMonitor(known(home, llm.path, llm.arch, llm.config), home)
-        self.bridge.listeners.append(self.score.on_record)
-        self.metrics = Metrics(
-            name,
-            self.bridge.gauges,
-            lambda: trace.num_lost if trace else 0,
-            self.score,
-            keys.labels or (ANYONE,),
-            lambda: llm.adapters.in_use,
-        )
-        self.bridge.listeners.append(self.metrics.on_record)
-        llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
-        llm.text.limit_grammars(
-            max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
-        )
-        self.service = Service(
-            llm.text,
-            self.bridge,
-            self.metrics,
-            options,
-            name=name,
-            summary=llm.summary,
-            max_model_len=llm.config.max_model_len,
-            fingerprint=_fingerprint(llm),
-            path=llm.path,
-            memory=llm.memory,
-            loras=Loras(llm.adapters, name, options.allow_lora_loading),
-        )
-        self.app = new_app(self.service)
+        self._answering = answering = Answering(llm, name, options, keys.labels, home)
+        self.bridge, self.service, self.app = answering.bridge, answering.service, answering.app
         self.server = WebServer(
             self.app,
             self.app.routes,
@@ -90,22 +51,16 @@ class Running:
             keys,
             self.service.limits,
             write,
-            self.metrics.count_http,
+            answering.metrics.count_http,
         )
         self._drain: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it."""
-        loop = asyncio.get_running_loop()
         self.bridge.start()
         self.server.on_started = announce
         await self.server.serve_on(listener)
-        self.service.work.close()
-        self.service.promises.close()
-        self.service.arrivals.close()
-        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
-            os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
-        self.score.close()
+        await self._answering.stop()
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -131,13 +86,6 @@ class Running:
             self._write("the keys were read again")
         except (OSError, ValueError) as error:
             self._write(f"the keys stay as they are: {error}")
-
-
-def _fingerprint(llm: LLM) -> str:
-    """Return what stays the same as long as equal requests with a seed have equal answers."""
-    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
-    facts = (__version__, llm.path.name, llm.arch, *formats)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 
 def serve(

@@ -174,17 +174,23 @@ class Service:
         prepared = await self.prompts.prepare(body, prompts, param, is_middle=is_middle)
         if deadline and prepared.params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
+        params, state = prepared.params, request.state
+        if state.is_background and deadline:
+            raise contradiction("deadline", "nothing is promised of a batch")
+        if params.seed is None and state.seed is not None:
+            params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name
         if body.model is not None and not self.is_called(body.model):
             adapter, name = await self.loras.lease(body.model), body.model
-        tenant = request.state.tenant
+        tenant = state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         stream = RequestStream(
             prompts,
-            prepared.params,
+            params,
             body.watched(partial(self.text.new_text, form=prepared.form)),
             tenant,
-            is_read=bool(body.stream),
+            is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
+            is_background=state.is_background,
             name=request.state.request_id,
             cache_root=self.cache_root(tenant),
             adapter=adapter,

@@ -44,7 +44,7 @@ def knowing(model: Path) -> Iterator[Served]:
         assert (status, answer["error"]["code"]) == (503, "deadline_not_foreseeable")
         assert headers["retry-after"] == "2"
         assert "measures itself" in answer["error"]["message"]
-        eventually(lambda: served.running.score.is_calibrated, 60)
+        eventually(lambda: served.running.service.metrics.score.is_calibrated, 60)
         yield served
         served.assert_idle()
 

@@ -40,7 +40,7 @@ def knowing(model: Path) -> Iterator[Served]:
     """A server of one sequence at a time, whose steps take 30 milliseconds, as it knows."""
     with serving(model, {"max_num_seqs": 1}) as served:
         served.valve.before = Beat()
-        score = served.running.score
+        score = served.running.service.metrics.score
         times = StepTime((1, 64), (STEP_S, STEP_S), 0.0, 0.0, 0.0, 0.0, 0.0)
         score.calibration = replace(score.calibration, source="measured", times=times)
         score._times, score.factor = times, 1.0
@@ -172,7 +172,7 @@ def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr("ridgeline.server.deadlines.prediction_sampling.forecast", watched)
-    arrivals = Arrivals(knowing.running.bridge, knowing.running.score, every=1)
+    arrivals = Arrivals(knowing.running.bridge, knowing.running.service.metrics.score, every=1)
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy
     arrivals.close()

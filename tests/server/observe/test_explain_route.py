@@ -133,7 +133,7 @@ def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> N
 
 def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
     bridge = keyed.running.bridge
-    history = TraceBuffer(bridge, keyed.running.score, max_bytes=20_000)
+    history = TraceBuffer(bridge, keyed.running.service.metrics.score, max_bytes=20_000)
     create = keyed.client("key-of-ann").completions.create
     names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
     kept = [name for name in names if _is_known(history, name)]

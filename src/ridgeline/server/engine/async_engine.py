@@ -4,6 +4,8 @@ All streams' events of one step wake the loop once; an idle engine sleeps on a c
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
 Those with a promise enter at once; while there are any, others enter only as they are permitted,
 or where they have less than their share of the engine.
+Requests that nobody waits for, as those of a batch, run while nobody waits for others: they give
+way before the next step, and go on from their tokens.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
 Whatever fails here ends requests with an error, never the thread; should that end or hang all the
@@ -37,6 +39,7 @@ from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
 _WATCH_S = 0.5  # between two looks whether the thread is well
+_QUIET_S = 0.5  # without a request that is waited for, until others go on: who asks may ask again
 
 
 class AsyncEngine:
@@ -57,6 +60,10 @@ class AsyncEngine:
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
         self._queue: Admission[tuple[RequestStream, int]] = Admission()
+        self._background: Admission[tuple[RequestStream, int]] = Admission()
+        self._waited_s = -inf  # when a request was last there that somebody waits for
+        self._gives_way = False  # whether those that nobody waits for are paused
+        self._lagging: set[RequestStream] = set()  # whose readers are behind
         self._promised: list[RequestStream] = []
         self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
         self._gone: list[RequestStream] = []
@@ -116,9 +123,13 @@ class AsyncEngine:
                 self._promised.append(stream)
             else:
                 prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
-                self._queue.push(stream.tenant, prompts, stream.params.num_seqs)
+                self._queue_of(stream).push(stream.tenant, prompts, stream.params.num_seqs)
             self._wake.notify()
-        self.on_submit(stream)
+        if not stream.is_background:
+            self.on_submit(stream)
+
+    def _queue_of(self, stream: RequestStream) -> Admission[tuple[RequestStream, int]]:
+        return self._background if stream.is_background else self._queue
 
     def abandon(self, stream: RequestStream, why: Exception) -> None:
         """End a stream before its time; its requests end before the next step."""
@@ -241,7 +252,9 @@ class AsyncEngine:
     def _turn(self) -> bool:
         """Wait until something is to be done, and do it; return False at the end."""
         with self._wake:
-            self._wake.wait_for(self._is_wanted)
+            has_background = self._background or self._gives_way
+            if not self._wake.wait_for(self._is_wanted, _QUIET_S if has_background else None):
+                return True
             if self._stopping:
                 return False
             self._turn_began_s = time.monotonic()
@@ -251,8 +264,11 @@ class AsyncEngine:
             callbacks, self._callbacks = self._callbacks, []
             # Now: who comes from here on was not seen. Who is held back is not waited for.
             num_outside = int(min(len(self._queue), self._num_permitted))
+            gives_way = self._is_waited_for()
+            num_outside += 0 if gives_way else len(self._background)
         try:
-            num_outside = self._enter(gone, arrivals, pauses, num_outside)
+            num_outside = self._enter(gone, arrivals, num_outside)
+            self._rest(pauses, gives_way)
         finally:  # each is waited for
             for callback in callbacks:
                 self._call_back(callback)
@@ -268,7 +284,16 @@ class AsyncEngine:
 
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
-        return bool(asked or self._promised) or self._engine.has_work()
+        if asked or self._promised or self._engine.has_work():
+            return True
+        return bool(self._background or self._gives_way) and not self._is_waited_for()
+
+    def _is_waited_for(self) -> bool:
+        """Whether somebody waits for an answer, or did a moment ago."""
+        inside = any(not stream.is_background for stream, _ in self._owners.values())
+        if inside or self._queue or self._promised:
+            self._waited_s = time.monotonic()
+        return time.monotonic() < self._waited_s + _QUIET_S
 
     def _arrivals(self) -> list[tuple[RequestStream, int]]:
         """Return who enters now: those with a promise, else as many as there is room for.
@@ -284,32 +309,41 @@ class AsyncEngine:
             room = room._replace(num_seqs=min(room.num_seqs, int(self._num_permitted)))
         taken = self._queue.take(room, held=lambda item: self._held[item[0]])
         self._num_permitted = max(0, self._num_permitted - len(taken))
+        if self._background and not taken and not self._is_waited_for():
+            taken = self._background.take(room, held=lambda item: self._held[item[0]])
         return [(stream, i) for stream in promised for i in range(len(stream.prompts))] + taken
 
     def _enter(
         self,
         gone: list[RequestStream],
         arrivals: list[tuple[RequestStream, int]],
-        pauses: dict[RequestStream, bool],
         num_outside: int,
     ) -> int:
-        """Bring the engine up to date; return how many are left outside."""
+        """Add who enters and drop who is gone; return how many are left outside."""
         if gone:
             with self._wake:
                 left = self._queue.remove(lambda item: item[0].is_over)
+                num_outside = max(0, num_outside - len(left))
+                left += self._background.remove(lambda item: item[0].is_over)
             arrivals += left
-            num_outside = max(0, num_outside - len(left))
         for stream, index in arrivals:
             self._add(stream, index)
         if gone:
             for request_id, (stream, _) in list(self._owners.items()):
                 if stream.is_over:
                     self._engine.abort(request_id)
-        if pauses:
-            for request_id, (stream, _) in self._owners.items():
-                if stream in pauses:
-                    (self._engine.pause if pauses[stream] else self._engine.resume)(request_id)
         return num_outside
+
+    def _rest(self, pauses: dict[RequestStream, bool], gives_way: bool) -> None:
+        """Pause whose reader has fallen behind and, if it ``gives_way``, the background."""
+        for stream, is_behind in pauses.items():
+            (self._lagging.add if is_behind else self._lagging.discard)(stream)
+        is_changed, self._gives_way = gives_way != self._gives_way, gives_way
+        is_changed &= any(stream.is_background for stream, _ in self._owners.values())
+        for request_id, (stream, _) in self._owners.items() if pauses or is_changed else ():
+            if stream in pauses or (is_changed and stream.is_background):
+                rests = stream in self._lagging or (gives_way and stream.is_background)
+                (self._engine.pause if rests else self._engine.resume)(request_id)
 
     def _step(self, num_outside: int) -> None:
         """Run a step, if there is work for one, and hand out its events."""
@@ -376,16 +410,18 @@ class AsyncEngine:
                 of_stream.append((index, self._unseen.pop(request_id)))
             of_stream.append((index, event))
             if event.token is not None:
-                self._queue.charge(stream.tenant, 1)
+                self._queue_of(stream).charge(stream.tenant, 1)
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
             if stream.params.searches:  # of the beams that were not chosen nobody hears
                 num_all = stream.params.num_seqs * max(record.num_generated)
-                self._queue.charge(stream.tenant, num_all - sum(record.num_generated))
+                num_unseen = num_all - sum(record.num_generated)
+                self._queue_of(stream).charge(stream.tenant, num_unseen)
             self._held[stream] -= stream.params.num_seqs
             if not self._held[stream]:
                 del self._held[stream]
+                self._lagging.discard(stream)
             self._unseen.pop(record.request_id, None)
             batch.setdefault(stream, []).append((index, record))
         if batch:
@@ -404,6 +440,7 @@ class AsyncEngine:
         try:
             with self._wake:
                 self._queue.remove(lambda _: True)
+                self._background.remove(lambda _: True)
                 self._promised.clear()
             for request_id in list(self._engine.requests):
                 self._engine.abort(request_id)
@@ -413,6 +450,7 @@ class AsyncEngine:
             self.error = f"the engine has stopped: {type(error).__name__}"
         self._owners.clear()
         self._held.clear()
+        self._lagging.clear()
         self._unseen.clear()
         self._closed.clear()
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))

@@ -55,6 +55,7 @@ class RequestStream:
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
         form_param: str | None = None,
+        is_background: bool = False,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
@@ -69,6 +70,7 @@ class RequestStream:
         self.new_constraint = new_constraint
         self.token_rules = token_rules
         self.form_param = form_param  # the field that the constraint comes from
+        self.is_background = is_background  # nobody waits for it: it gives way to those who do
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one

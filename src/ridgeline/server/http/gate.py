@@ -168,6 +168,7 @@ class Gate:
             tenant = self._tenant(scope, headers)
             is_operator = self._keys.is_operator(tenant)
             scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
+            scope["state"] |= {"seed": None, "is_background": False}  # of a batch's requests alone
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             with self._counted(tenant, scope):

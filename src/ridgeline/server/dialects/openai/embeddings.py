@@ -373,7 +373,8 @@ def _reply(
         params,
         service.text.new_text,
         tenant,
-        is_read=False,
+        is_read=request.state.is_background,
+        is_background=request.state.is_background,
         name=request.state.request_id,
         cache_root=service.cache_root(tenant),
         on_record=partial(

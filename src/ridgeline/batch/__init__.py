@@ -1,0 +1,1 @@
+"""Batches: many requests in a file, answered into a file, whatever happens meanwhile."""

@@ -1,0 +1,196 @@
+"""``ridgeline batch``: the requests of a file answered into a file, and on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from ridgeline import LLM
+from ridgeline.batch.journal import Journal
+from ridgeline.batch.lines import Source
+from ridgeline.batch.run import Stopped
+from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.loading import loaded
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import count_bar, say
+
+Load = Callable[[str], AbstractContextManager[LLM]]
+
+
+class Files(NamedTuple):
+    """Where the answers go.
+
+    Attributes:
+        output: the requests that were answered well.
+        errors: lines that are no requests, and requests that were refused or failed.
+        journal: all of them, until the last one is answered.
+    """
+
+    output: Path
+    errors: Path
+    journal: Path
+
+    @classmethod
+    def of(cls, source: Path, output: Path, errors: Path | None) -> Files:
+        """Return the files, checked before work begins. Raises UsageError."""
+        errors = errors or output.with_suffix(f".errors{output.suffix}")
+        journal = output.with_name(f"{output.name}.part")
+        if not source.is_file():
+            reason = "is no file" if source.exists() else "does not exist"
+            raise UsageError(f"{source} {reason}")
+        if len({path.absolute() for path in (source, output, errors)}) < 3:
+            raise UsageError("input, output and errors must be three files")
+        folder = output.absolute().parent
+        for path in (output, errors):
+            if not path.absolute().parent.is_dir():
+                raise UsageError(f"{path}: there is no folder {path.parent}")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{folder} cannot be written to")
+        for path in (output, errors):
+            if path.exists() and not journal.exists():
+                raise UsageError(f"{path} is there already: remove it, or name another file")
+        return cls(output, errors, journal)
+
+
+class _Survey(NamedTuple):
+    """What a file of requests has in it: how many, how many of them are wrong, and a model."""
+
+    num_lines: int
+    num_wrong: int
+    model: str | None
+
+
+@flags("options", Options)
+def batch_command(
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Requests, .jsonl in OpenAI's batch form; or see --column."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the answers.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Answers all requests. Default: the model that the first one names."),
+    ] = None,
+    errors: Annotated[
+        Path | None,
+        typer.Option(help="File for what has no answer, and why. Default: OUTPUT.errors.jsonl."),
+    ] = None,
+    column: Annotated[
+        str,
+        typer.Option(
+            help="Column of a .csv or .tsv file, or field of .jsonl, that has the prompts. Other "
+            "files have a prompt on each line."
+        ),
+    ] = "",
+    url: Annotated[
+        str, typer.Option(help="Route of prompts alone. Default: /v1/chat/completions.")
+    ] = "",
+    body: Annotated[
+        str | None,
+        typer.Option(help='Fields that requests have unless they say so, as {"max_tokens": 64}.'),
+    ] = None,
+    in_order: Annotated[
+        bool, typer.Option("--in-order/--as-completed", help="Order of the answers.")
+    ] = True,
+    *,
+    options: Options,
+) -> None:
+    """Answer the requests of a file. After a kill, the same command goes on where it was."""
+    files = Files.of(requests, output, errors)
+    try:
+        source = Source(requests, column, url, _parse_fields(body))
+    except ValueError as error:
+        raise UsageError(error) from error
+
+    if not batch(source, files, model, partial(loaded, options=options), in_order=in_order):
+        raise typer.Exit(1)
+
+
+def batch(source: Source, files: Files, model: str | None, load: Load, *, in_order: bool) -> bool:
+    """Answer the requests of ``source`` into ``files``; return whether any was answered well.
+
+    Raises UsageError if there is nothing to answer or no model, and OSError or ValueError.
+    """
+    found = _survey(source)
+    if not found.num_lines:
+        raise UsageError(f"{source.path} has no requests")
+    name = model or found.model
+    if found.num_wrong < found.num_lines and name is None:
+        raise UsageError(f"no line of {source.path} names a model: give --model")
+    if name is None or found.num_wrong == found.num_lines:
+        first = next(source.lines())
+        reason = f"line {first.number}: {first.problem}"
+        raise UsageError(f"{source.path}: no line is a request; {reason}")
+    if found.num_wrong:
+        say(f"{found.num_wrong:,} of {found.num_lines:,} lines are no requests")
+    with load(name) as llm:
+        return _answer(llm, source, files, name, found, answers_all=bool(model), in_order=in_order)
+
+
+def _answer(
+    llm: LLM,
+    source: Source,
+    files: Files,
+    name: str,
+    found: _Survey,
+    *,
+    answers_all: bool,
+    in_order: bool,
+) -> bool:
+    from ridgeline.server.batches import offline  # its web framework would slow other commands
+
+    of = offline.Of(source, name, answers_all)
+    journal = Journal(files.journal, offline.identity(llm, of))
+    total = found.num_lines
+    try:
+        if journal:
+            say(f"going on: {len(journal):,} of {total:,} lines are done")
+        with count_bar("Answering") as report:
+            report(len(journal), total)
+            offline.answer(llm, of, journal, lambda: report(len(journal), total))
+        journal.finish(files.output, files.errors, in_order=in_order)
+        journal.remove()
+    except (KeyboardInterrupt, Stopped, OSError) as error:
+        done = f"{len(journal):,} of {total:,} lines are done: the same command goes on from there"
+        if isinstance(error, KeyboardInterrupt):
+            say(f"stopped; {done}")
+            raise
+        raise ValueError(f"{error}; {done}") from error
+    finally:
+        journal.close()
+    say(f"{journal.num_completed:,} of {total:,} lines are answered in {files.output}")
+    if journal.num_failed:
+        say(f"{journal.num_failed:,} are not: {files.errors} says why")
+    return journal.num_completed > 0
+
+
+def _survey(source: Source) -> _Survey:
+    """Read a file of requests once, before a model is loaded. Raises ValueError or OSError."""
+    num_lines = num_wrong = 0
+    model = None
+    for line in source.lines():
+        num_lines += 1
+        num_wrong += bool(line.problem)
+        named = line.body.get("model")
+        model = model or (named if isinstance(named, str) and named else None)
+    return _Survey(num_lines, num_wrong, model)
+
+
+def _parse_fields(text: str | None) -> dict[str, Any]:
+    """Return the fields that all bodies get. Raises UsageError if that is no JSON object."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(f"--body is {text!r:.80}: it is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise UsageError(f"--body is {text!r:.80}: it must be a JSON object")
+    return fields

@@ -1,0 +1,95 @@
+"""A model's engine in a thread of its own, and the application over it, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ridgeline import __version__
+from ridgeline.api.calibration.known import known
+from ridgeline.api.llm import LLM
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.server.app import new_app
+from ridgeline.server.engine.async_engine import AsyncEngine
+from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.lora import Loras
+from ridgeline.server.observe.metrics import Metrics
+from ridgeline.server.service import Service
+
+_STEP_S = 10.0  # for the step under way at the end
+
+
+class Answering:
+    """What answers requests, put together; ``start`` is to be called on the loop.
+
+    Attributes:
+        bridge: the engine.
+        metrics: what is counted.
+        service: what the routes share.
+        app: the routes.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        options: ServeOptions,
+        labels: Sequence[str] = (),
+        home: Path | None = None,
+    ) -> None:
+        """Put the parts together; ``labels`` are those of the keys.
+
+        What is known of the time of steps is read from ``home`` and kept there, if it is given.
+        """
+        self.bridge = AsyncEngine(llm.engine)
+        trace = llm.trace
+        self._score = PredictionMonitor(known(home, llm.path, llm.arch, llm.config), home)
+        self.bridge.listeners.append(self._score.on_record)
+        self.metrics = Metrics(
+            name,
+            self.bridge.gauges,
+            lambda: trace.num_lost if trace else 0,
+            self._score,
+            labels or (ANYONE,),
+            lambda: llm.adapters.in_use,
+        )
+        self.bridge.listeners.append(self.metrics.on_record)
+        llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
+        llm.text.limit_grammars(
+            max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
+        )
+        self.service = Service(
+            llm.text,
+            self.bridge,
+            self.metrics,
+            options,
+            name=name,
+            summary=llm.summary,
+            max_model_len=llm.config.max_model_len,
+            fingerprint=fingerprint(llm),
+            path=llm.path,
+            memory=llm.memory,
+            loras=Loras(llm.adapters, name, options.allow_lora_loading),
+        )
+        self.app = new_app(self.service)
+
+    async def stop(self) -> None:
+        """End the engine's thread and all that works beside it."""
+        self.service.work.close()
+        self.service.promises.close()
+        self.service.arrivals.close()
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
+            os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
+        self._score.close()
+
+
+def fingerprint(llm: LLM) -> str:
+    """Return what stays the same as long as equal requests with a seed have equal answers."""
+    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
+    facts = (__version__, llm.path.name, llm.arch, *formats)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]

@@ -1,0 +1,124 @@
+"""Requests of a batch, asked of the application as if they had come over HTTP, without a socket.
+
+So a batch's request is read, checked and answered by the code of its route, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from ridgeline.batch.run import Answered, Asked, Stopped
+from ridgeline.server.http.json_body import IGNORED
+from ridgeline.server.http.turns import CALLER
+
+_log = logging.getLogger("ridgeline.server")
+_MOST_PAUSE_S = 5.0
+
+
+class Asking:
+    """Asks an application on behalf of one caller."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tenant: str,
+        *,
+        is_background: bool,
+        renamed: Callable[[str], str | None] = lambda model: model,
+    ) -> None:
+        """Ask ``app`` as ``tenant``, the label of a key.
+
+        Args:
+            app: the application, behind the gate.
+            tenant: whose use it is, and whose limits hold.
+            is_background: whether requests that people wait for go first.
+            renamed: which model is asked where a request names one; None is the server's own.
+        """
+        self._app, self._tenant = app, tenant
+        self._is_background, self._renamed = is_background, renamed
+
+    async def __call__(self, asked: Asked) -> Answered:
+        """Return the answer to a request; while there is no room for it, wait and ask again.
+
+        Raises Stopped if the server takes no requests any more.
+        """
+        body = dict(asked.body)
+        if isinstance(body.get("model"), str):
+            body["model"] = self._renamed(body["model"])
+        while True:
+            reply = await self._once(asked, json.dumps(body).encode())
+            if reply.status == 503:
+                raise Stopped(reply.message)
+            if reply.status != 429:
+                return Answered(reply.status, bytes(reply.body), reply.headers.get(IGNORED, ""))
+            pause_s = float(reply.headers.get("retry-after", _MOST_PAUSE_S))
+            await asyncio.sleep(min(pause_s, _MOST_PAUSE_S))
+
+    async def _once(self, asked: Asked, body: bytes) -> _Reply:
+        CALLER.set(self._tenant)
+        reply, unread = _Reply(), [body]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": asked.url,
+            "raw_path": asked.url.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+            "state": {
+                "note": {},
+                "request_id": asked.request_id,
+                "arrived_s": time.monotonic(),
+                "tenant": self._tenant,
+                "is_operator": False,
+                "is_background": self._is_background,
+                "seed": asked.seed,
+            },
+        }
+
+        async def receive() -> Message:
+            if not unread:
+                await asyncio.Event().wait()  # this client never leaves: it is cancelled
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+        try:
+            await self._app(scope, receive, reply.take)
+        except Exception:
+            if not reply.status:
+                raise
+            _log.exception("a request of a batch failed")  # its answer says no more than that
+        return reply
+
+
+class _Reply:
+    """A response as it comes."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 0, bytearray()
+        self.headers: dict[str, str] = {}
+
+    async def take(self, message: Message) -> None:
+        """Take a message of the application."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            pairs = message.get("headers", ())
+            self.headers = {name.decode().lower(): value.decode() for name, value in pairs}
+        self.body += message.get("body", b"")
+
+    @property
+    def message(self) -> str:
+        """What an error says."""
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        return str(error["message"])
