@@ -38,7 +38,7 @@ def test_every_flag_of_a_section_is_a_flag_of_some_command() -> None:
 def test_each_flag_stands_once_in_the_help(names: tuple[str, ...]) -> None:
     _, *sections = re.split(r"^\w.*:$", help_of(*names), flags=re.MULTILINE)
     lines = "".join(sections).splitlines()
-    shown = [found[1] for line in lines if (found := re.match(r"  (?:-h, )?(--[\w-]+)", line))]
+    shown = [found[1] for line in lines if (found := re.match(r"  (?:-[ho], )?(--[\w-]+)", line))]
     flags = [p.opts[0] for p in COMMANDS[names].params if p.param_type_name == "option"]
     assert sorted(shown) == sorted([*flags, "--help"])
     assert not [line for line in lines if "<str>" in line or "list[" in line or " range>" in line]

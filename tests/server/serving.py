@@ -41,7 +41,7 @@ class Valve:
 class Served:
     """A running server."""
 
-    def __init__(self, llm: LLM, options: ServeOptions) -> None:
+    def __init__(self, llm: LLM, options: ServeOptions, home: Path | None = None) -> None:
         self.llm = llm
         self.valve = Valve(llm.engine.runner)
         llm.engine.runner = self.valve
@@ -49,7 +49,7 @@ class Served:
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
         keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
-        self.running = Running(llm, "tiny", options, keys, self.lines.append)
+        self.running = Running(llm, "tiny", options, keys, self.lines.append, home)
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -112,12 +112,14 @@ class Served:
 
 
 @contextmanager
-def serving(model: Path, engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Served]:
+def serving(
+    model: Path, engine: dict[str, Any] | None = None, home: Path | None = None, **options: Any
+) -> Iterator[Served]:
     """Serve a model until the block ends; then it must be idle, and stop cleanly."""
     # Without drafts, whose number depends on the clock: tests count steps.
     base = {"kv_cache_memory": "1MiB", "threads": 1, "speculative_config": "off"}
     with LLM(model, **base | (engine or {})) as llm:
-        served = Served(llm, ServeOptions(**options))
+        served = Served(llm, ServeOptions(**options), home)
         served.thread.start()
         assert served.ready.wait(60)
         try:

@@ -34,7 +34,7 @@ class Journal:
         Raises ValueError if it is of another batch, or another process has it, and OSError.
         """
         self.path = path
-        self._lock = FileLock(f"{path}.lock", blocking=False)
+        self._lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout:

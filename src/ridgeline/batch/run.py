@@ -1,6 +1,6 @@
-"""A batch from its first request to its last: so many at once, each answer kept as it comes.
+"""A batch from its first request to its last: some at a time, each answer kept as it comes.
 
-It knows no server and no engine: ``ask`` answers a request.
+It does not know who answers: ``ask`` does.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ SECTIONS = {
     ),
     "Limits": (
         "max_queued_requests", "max_n", "max_stop", "max_logprobs", "max_temperature",
-        "max_logit_bias", "max_grammar_bytes", "grammar_timeout", "max_body", "receive_timeout",
-        "stall_timeout", "step_timeout", "shutdown_timeout",
+        "max_logit_bias", "max_grammar_bytes", "grammar_timeout", "max_body", "max_file",
+        "max_stored", "receive_timeout", "stall_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Load": (
         "request_rate", "burstiness", "max_concurrency", "trace_file", "lengths_from",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from ridgeline import __version__
@@ -13,8 +12,10 @@ from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.server.app import new_app
+from ridgeline.server.batches.background import Batches, store_of
+from ridgeline.server.batches.routes import add_batches
 from ridgeline.server.engine.async_engine import AsyncEngine
-from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.lora import Loras
 from ridgeline.server.observe.metrics import Metrics
@@ -38,12 +39,13 @@ class Answering:
         llm: LLM,
         name: str,
         options: ServeOptions,
-        labels: Sequence[str] = (),
+        keys: Keys,
         home: Path | None = None,
     ) -> None:
-        """Put the parts together; ``labels`` are those of the keys.
+        """Put the parts together; what clients have belongs to one of ``keys``.
 
-        What is known of the time of steps is read from ``home`` and kept there, if it is given.
+        What is known of the time of steps is read from ``home`` and kept there, if it is given, and
+        so are files and batches.
         """
         self.bridge = AsyncEngine(llm.engine)
         trace = llm.trace
@@ -54,7 +56,7 @@ class Answering:
             self.bridge.gauges,
             lambda: trace.num_lost if trace else 0,
             self._score,
-            labels or (ANYONE,),
+            keys.labels or (ANYONE,),
             lambda: llm.adapters.in_use,
         )
         self.bridge.listeners.append(self.metrics.on_record)
@@ -76,9 +78,29 @@ class Answering:
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
         )
         self.app = new_app(self.service)
+        store = store_of(home, name)
+        self._batches: Batches | str
+        if isinstance(store, str):
+            self._batches = store
+        else:
+            most_at_once = 2 * llm.config.max_num_seqs  # some are prepared while others run
+            self._batches = Batches(store, self.app, keys, fingerprint(llm), most_at_once)
+        add_batches(self.app, self._batches, options)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self.bridge.start()
+        if isinstance(self._batches, Batches):
+            self._batches.start()
+
+    async def rest(self) -> None:
+        """Begin no more batches; those that run go on at the next start."""
+        if isinstance(self._batches, Batches):
+            await self._batches.close()
 
     async def stop(self) -> None:
         """End the engine's thread and all that works beside it."""
+        await self.rest()
         self.service.work.close()
         self.service.promises.close()
         self.service.arrivals.close()

@@ -42,7 +42,7 @@ class Running:
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
         """
         self.options, self.keys, self._write = options, keys, write
-        self._answering = answering = Answering(llm, name, options, keys.labels, home)
+        self._answering = answering = Answering(llm, name, options, keys, home)
         self.bridge, self.service, self.app = answering.bridge, answering.service, answering.app
         self.server = WebServer(
             self.app,
@@ -57,7 +57,7 @@ class Running:
 
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it."""
-        self.bridge.start()
+        self._answering.start()
         self.server.on_started = announce
         await self.server.serve_on(listener)
         await self._answering.stop()
@@ -73,6 +73,7 @@ class Running:
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self.options.shutdown_timeout
+        await self._answering.rest()
         while self.bridge.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
         self.bridge.abandon_all(StreamError("the server is stopping", 503))

@@ -1,6 +1,6 @@
 """A batch of a user's own: a model, a file of requests and a file of answers; no socket.
 
-The requests are asked of the routes of a server that nobody else can reach.
+The requests are asked of the routes of a server, which has no address and no other caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.batch.lines import Source
 from ridgeline.batch.run import Batch
 from ridgeline.server.answering import Answering, fingerprint
 from ridgeline.server.batches.asking import Asking
-from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.options import ServeOptions
 
 _MOST_AT_ONCE = 1024
@@ -49,8 +49,8 @@ def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> 
     options = ServeOptions(max_queued_requests=max(most, 1 << 14))
 
     async def run() -> None:
-        answering = Answering(llm, of.name, options)
-        answering.bridge.start()
+        answering = Answering(llm, of.name, options, Keys((), None))
+        answering.start()
         adapters = answering.service.loras.names
 
         def renamed(model: str) -> str | None:

@@ -4,8 +4,8 @@ All streams' events of one step wake the loop once; an idle engine sleeps on a c
 wait here, in fair order, until the engine could start them, so that its own queue stays short.
 Those with a promise enter at once; while there are any, others enter only as they are permitted,
 or where they have less than their share of the engine.
-Requests that nobody waits for, as those of a batch, run while nobody waits for others: they give
-way before the next step, and go on from their tokens.
+Requests in the background, as those of a batch, run while no other request is there: they give way
+before the next step, and go on from their tokens.
 The requests of a stream whose reader lags are paused: they have neither a slot nor memory in the
 engine until the reader has caught up.
 Whatever fails here ends requests with an error, never the thread; should that end or hang all the
@@ -39,7 +39,7 @@ from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
 _WATCH_S = 0.5  # between two looks whether the thread is well
-_QUIET_S = 0.5  # without a request that is waited for, until others go on: who asks may ask again
+_QUIET_S = 0.5  # without a request, until the background goes on: who asked may ask again
 
 
 class AsyncEngine:
@@ -61,8 +61,8 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._queue: Admission[tuple[RequestStream, int]] = Admission()
         self._background: Admission[tuple[RequestStream, int]] = Admission()
-        self._waited_s = -inf  # when a request was last there that somebody waits for
-        self._gives_way = False  # whether those that nobody waits for are paused
+        self._waited_s = -inf  # when a request was last there that people wait for
+        self._gives_way = False  # whether the background is paused
         self._lagging: set[RequestStream] = set()  # whose readers are behind
         self._promised: list[RequestStream] = []
         self._num_permitted: float = inf  # prompts of the queue that may enter beside promises
@@ -258,13 +258,13 @@ class AsyncEngine:
             if self._stopping:
                 return False
             self._turn_began_s = time.monotonic()
+            gives_way = self._is_waited_for()
             arrivals = self._arrivals()
             gone, self._gone = self._gone, []
             pauses, self._pauses = self._pauses, {}
             callbacks, self._callbacks = self._callbacks, []
             # Now: who comes from here on was not seen. Who is held back is not waited for.
             num_outside = int(min(len(self._queue), self._num_permitted))
-            gives_way = self._is_waited_for()
             num_outside += 0 if gives_way else len(self._background)
         try:
             num_outside = self._enter(gone, arrivals, num_outside)
@@ -289,7 +289,7 @@ class AsyncEngine:
         return bool(self._background or self._gives_way) and not self._is_waited_for()
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody waits for an answer, or did a moment ago."""
+        """Whether a request is there that people wait for, or was a moment ago."""
         inside = any(not stream.is_background for stream, _ in self._owners.values())
         if inside or self._queue or self._promised:
             self._waited_s = time.monotonic()

@@ -30,6 +30,8 @@ from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER
 
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
+UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
+_FORM_BYTES = 1 << 14  # of a form, around a file
 _log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -48,6 +50,7 @@ class Gate:
         origins: Collection[str],
         limits: Limits,
         max_body_bytes: int,
+        max_file_bytes: int,
         root_path: str,
         routes: Sequence[BaseRoute],
         log: Callable[[dict[str, Any]], object],
@@ -62,6 +65,7 @@ class Gate:
             origins: web origins that may call besides our own pages; "*" is any.
             limits: what each key may send; every POST counts, whatever becomes of it.
             max_body_bytes: longest body.
+            max_file_bytes: longest file.
             root_path: what a proxy may leave before each path.
             routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
@@ -80,7 +84,8 @@ class Gate:
                 allow_private_network=True,
             )
         self._limits = limits
-        self._max_body_bytes, self._root_path = max_body_bytes, root_path
+        self._max_body_bytes, self._max_file_bytes = max_body_bytes, max_file_bytes
+        self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
         self._log, self._count = log, count
 
@@ -168,11 +173,16 @@ class Gate:
             tenant = self._tenant(scope, headers)
             is_operator = self._keys.is_operator(tenant)
             scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
+            scope["state"] |= {"owner": self._keys.owner_of(tenant)}
             scope["state"] |= {"seed": None, "is_background": False}  # of a batch's requests alone
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             with self._counted(tenant, scope):
-                await self._app(asked, await self._bounded(scope, headers, receive), send)
+                if (scope["method"], scope["path"]) == ("POST", UPLOADS):
+                    body = self._counting(headers, receive)
+                else:
+                    body = await self._bounded(scope, headers, receive)
+                await self._app(asked, body, send)
         except ApiError as error:
             scope["state"]["note"].setdefault("error", str(error))
             if error.status != 499:
@@ -230,13 +240,37 @@ class Gate:
             if len(body) > self._max_body_bytes:
                 raise self._too_large()
             has_more = message.get("more_body", False)
-        self._check_type(scope, headers)
+        if body or not scope["path"].endswith("/cancel"):  # which has nothing to say
+            self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def again() -> Message:
             return unread.pop() if unread else await receive()
 
         return again
+
+    def _counting(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        """Return a ``receive`` for a body that its route reads piece by piece."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"multipart/form-data":
+            raise ApiError(415, "a file comes as multipart/form-data")
+        length = headers.get(b"content-length", b"0")
+        most_bytes = self._max_file_bytes + _FORM_BYTES
+        if length.isdigit() and int(length) > most_bytes:
+            raise too_long(self._max_file_bytes)
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client left")
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > most_bytes:
+                raise too_long(self._max_file_bytes)
+            return message
+
+        return counted
 
     def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
@@ -257,6 +291,11 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
+
+
+def too_long(max_file_bytes: int) -> ApiError:
+    """Return the error about a file that is too long."""
+    return ApiError(413, f"the file is longer than {max_file_bytes} bytes (--max-file)")
 
 
 async def client_left(receive: Receive) -> None:

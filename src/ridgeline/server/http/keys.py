@@ -60,6 +60,15 @@ class Keys:
         """The labels, in order."""
         return tuple(key.label for key in self._keys)
 
+    def owner_of(self, label: str) -> str:
+        """Return what names the key of this label itself: a label may come to mean another key."""
+        return next((_owner(key) for key in self._keys if key.label == label), ANYONE)
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """The labels by what names the keys themselves."""
+        return {_owner(key): key.label for key in self._keys} or {ANYONE: ANYONE}
+
     def is_operator(self, label: str) -> bool:
         """Whether the key of this label is an operator's; so is the only key, and all, without."""
         if len(self._keys) < 2:
@@ -90,6 +99,10 @@ class Keys:
             if hmac.compare_digest(digest, known.digest):
                 match = known.label
         return match if scheme.lower() == b"bearer" else None
+
+
+def _owner(key: _Key) -> str:
+    return hashlib.sha256(b"owner " + key.digest).hexdigest()[:32]
 
 
 def _digest(key: bytes) -> bytes:

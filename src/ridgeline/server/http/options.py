@@ -73,6 +73,8 @@ class ServeOptions:
         "auto", "How it marks reasoning: deepseek_r1, gemma4, qwen3, or none."
     )
     max_body: str = flag_field("8MiB", "Largest body of a request.")
+    max_file: str = flag_field("200MiB", "Largest file that can be uploaded for a batch.")
+    max_stored: str = flag_field("2GiB", "Bytes that all files of one key may have.")
     receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
     stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
     step_timeout: float = flag_field(
@@ -119,6 +121,8 @@ class ServeOptions:
         if self.shutdown_timeout < 0:
             raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
         parse_bytes(self.max_body, "--max-body")
+        parse_bytes(self.max_file, "--max-file")
+        parse_bytes(self.max_stored, "--max-stored")
         parse_bytes(self.models_memory or 1, "--models-memory")
         try:
             parse_seconds(self.keep_alive or 1)
@@ -129,6 +133,16 @@ class ServeOptions:
     def max_body_bytes(self) -> int:
         """``max_body`` as a number."""
         return parse_bytes(self.max_body, "--max-body")
+
+    @property
+    def max_file_bytes(self) -> int:
+        """``max_file`` as a number."""
+        return parse_bytes(self.max_file, "--max-file")
+
+    @property
+    def max_stored_bytes(self) -> int:
+        """``max_stored`` as a number."""
+        return parse_bytes(self.max_stored, "--max-stored")
 
     @property
     def keep_alive_s(self) -> float:

@@ -68,6 +68,7 @@ class WebServer(uvicorn.Server):
             origins=options.cors_origin or (),
             limits=limits,
             max_body_bytes=options.max_body_bytes,
+            max_file_bytes=options.max_file_bytes,
             routes=routes,
             log=self._log_request,
             count=count,

@@ -69,6 +69,14 @@ def _check_metadata(pairs: Any) -> Any:
     return _without_nulls(pairs)
 
 
+Metadata = (
+    Annotated[
+        dict[str, str | None], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)
+    ]
+    | None
+)
+
+
 def _check_biases(biases: Any) -> Any:
     """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
     if not isinstance(biases, dict):
@@ -135,12 +143,7 @@ class _Sampled(samplers.WithSamplers):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     # Written to the log and used for nothing else:
-    metadata: (
-        Annotated[
-            dict[str, str | None], BeforeValidator(_check_metadata), Field(max_length=_MAX_METADATA)
-        ]
-        | None
-    ) = None
+    metadata: Metadata = None
     prompt_cache_key: str | None = Field(None, max_length=256)
     safety_identifier: str | None = Field(None, max_length=64)
     user: str | None = Field(None, max_length=256)
