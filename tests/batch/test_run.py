@@ -87,7 +87,7 @@ def test_what_is_not_answered_well_goes_elsewhere_and_dropped_fields_are_named(
 ) -> None:
     async def ask(asked: Asked) -> Answered:
         status = 400 if asked.body["prompt"] == "prompt 2" else 200
-        return Answered(status, b"{}", "user")
+        return Answered(status, b"{}", {"ignored": "user"})
 
     run(source, ask)
     assert len(source.path.with_name("out").read_text().splitlines()) == NUM - 1

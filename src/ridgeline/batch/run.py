@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ridgeline.batch.journal import Journal
@@ -37,11 +37,11 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The answer: a status of HTTP, JSON, and the names of fields that were dropped."""
+    """The answer: a status of HTTP, JSON, and what is to be told beside it, by name."""
 
     status: int
     body: bytes
-    ignored: str = ""
+    told: Mapping[str, str] = {}
 
 
 class Stopped(Exception):
@@ -93,8 +93,8 @@ class Batch:
         name = self._digest(line.index).hex()
         answer = await self._ask(Asked(line.url, line.body, f"batch-{name}", self._seed_of(line)))
         custom_id = json.dumps(line.custom_id).encode()
-        ignored = b', "ignored": ' + json.dumps(answer.ignored).encode() if answer.ignored else b""
-        of_answer = answer.status, name.encode(), ignored, answer.body
+        told = b", " + json.dumps(answer.told).encode()[1:-1] if answer.told else b""
+        of_answer = answer.status, name.encode(), told, answer.body
         data = _ENTRY % (name.encode(), custom_id, *of_answer)
         self._journal.write(line.index, data, is_completed=answer.status == 200)
         report()

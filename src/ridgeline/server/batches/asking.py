@@ -15,11 +15,12 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from ridgeline.batch.run import Answered, Asked, Stopped
-from ridgeline.server.http.json_body import IGNORED
+from ridgeline.server.http.json_body import CAPPED, IGNORED
 from ridgeline.server.http.turns import CALLER
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
+_TOLD = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
 
 
 class Asking:
@@ -57,7 +58,8 @@ class Asking:
             if reply.status == 503:
                 raise Stopped(reply.message)
             if reply.status != 429:
-                return Answered(reply.status, bytes(reply.body), reply.headers.get(IGNORED, ""))
+                told = {name: reply.headers[h] for name, h in _TOLD.items() if h in reply.headers}
+                return Answered(reply.status, bytes(reply.body), told)
             pause_s = float(reply.headers.get("retry-after", _MOST_PAUSE_S))
             await asyncio.sleep(min(pause_s, _MOST_PAUSE_S))
 
