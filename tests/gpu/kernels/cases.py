@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.backends.cuda import tiles
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.sampler.rule import Row, rule, sample
 from ridgeline.core.params import SamplingParams
@@ -38,6 +40,11 @@ class AttentionCase:
     sinks: Tensor | None
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.cache.shape[3]
+
+    @property
     def spans(self) -> list[tuple[int, int, int]]:
         """Of each piece its first token in ``q``, number of tokens, first position."""
         counts = [end - start for start, end in self.pieces]
@@ -53,10 +60,13 @@ class AttentionCase:
             for i in range(count):
                 at = start + i
                 keys = np.arange(max(0, at - spec.window + 1) if spec.window else 0, at + 1)
-                blocks = self.tables[row].numpy()[keys // BLOCK_SIZE]
+                blocks, slots = (
+                    self.tables[row].numpy()[keys // self.block_size],
+                    keys % self.block_size,
+                )
                 for head in range(spec.H):
                     place = head // (spec.H // spec.K)
-                    k, v = (cache[blocks, kind, place, keys % BLOCK_SIZE] for kind in (0, 1))
+                    k, v = (cache[blocks, kind, place, slots] for kind in (0, 1))
                     scores = k @ q[token + i, head] * spec.scale
                     if spec.softcap:
                         scores = spec.softcap * np.tanh(scores / spec.softcap)
@@ -69,6 +79,50 @@ class AttentionCase:
                     out[token + i, head] = weights @ v / total
         return torch.from_numpy(out)
 
+    def piece(self, start: int, end: int) -> AttentionCase:
+        """Return some tokens of the first text alone; those before them are in the cache."""
+        begin = self.pieces[0][0]
+        return replace(self, q=self.q[start - begin : end - begin].clone(), pieces=[(start, end)])
+
+    def given(self, rows: int, *, shares: bool = True) -> tuple[Any, ...]:
+        """Return the arguments of ``attend``; ``shares`` cuts single queries' contexts."""
+        plan = work_list(self, rows, shares=shares)
+        return self.q, self.cache, self.tables, plan, self.slopes, self.sinks, self.spec
+
+
+def work_list(case: AttentionCase, rows: int, *, shares: bool) -> SimpleNamespace:
+    """Return the work for programs of ``rows`` rows; room for partial results is not a number."""
+    spec, items, folds, slots = case.spec, [], [], 0
+    most = rows * spec.K // spec.H
+    for row, (token, count, start) in enumerate(case.spans):
+        for low in range(0, count, most):
+            queries, at = min(most, count - low), start + low
+            first = max(0, at - spec.window + 1) // tiles.SPLIT if spec.window else 0
+            splits = range(first, (at + queries - 1) // tiles.SPLIT + 1)
+            item = [row, token + low, queries, at]
+            if queries > 1 or len(splits) == 1 or not shares:
+                items.append([*item, 0, -1])
+                continue
+            folds.append([token + low, slots, len(splits)])
+            items += [[*item, split, slots + i] for i, split in enumerate(splits)]
+            slots += len(splits)
+    room = (slots + 1) * spec.H
+    device = case.q.device
+    nothing = float("nan")
+    return SimpleNamespace(
+        items=torch.tensor(items, dtype=torch.int32, device=device),
+        num_items=torch.tensor([len(items)], dtype=torch.int32, device=device),
+        folds=torch.tensor(folds or [[0, 0, 0]], dtype=torch.int32, device=device),
+        num_folds=torch.tensor([len(folds)], dtype=torch.int32, device=device),
+        part_a=torch.full((room * spec.D,), nothing, device=device),
+        part_ml=torch.full((room * 2,), nothing, device=device),
+        programs=3,
+        folds_at_most=len(folds),
+        rows=rows,
+        spans=case.spans,
+        row_of=list(range(len(case.pieces))),
+    )
+
 
 def attention_case(
     dtype: torch.dtype,
@@ -79,17 +133,18 @@ def attention_case(
     softcap: float = 0.0,
     has_sinks: bool = False,
     has_slopes: bool = False,
+    block_size: int = BLOCK_SIZE,
 ) -> AttentionCase:
     """Return a case of H query heads, K key heads and D channels; blocks in a random order."""
     pieces = PIECES if pieces is None else pieces
     H, K, D = shape
     generator = torch.Generator().manual_seed(7)
-    need = [-(-end // BLOCK_SIZE) for _, end in pieces]
+    need = [-(-end // block_size) for _, end in pieces]
     order = np.random.default_rng(7).permutation(sum(need)).astype(np.int32)
     tables = np.full((len(pieces), max(need)), -1, np.int32)
     for row, ids in enumerate(np.split(order, np.cumsum(need)[:-1])):
         tables[row, : len(ids)] = ids
-    cache = torch.randn((sum(need), 2, K, BLOCK_SIZE, D), generator=generator).to(dtype)
+    cache = torch.randn((sum(need), 2, K, block_size, D), generator=generator).to(dtype)
     q = torch.randn((sum(end - start for start, end in pieces), H, D), generator=generator)
     by_head = torch.rand(H, generator=generator)
     spec = HeadSpec(H, K, D, D // 2, D**-0.5, window=window, softcap=softcap)

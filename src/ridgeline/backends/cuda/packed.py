@@ -37,6 +37,11 @@ class Packed:
     shape: tuple[int, int]
 
     @property
+    def ndim(self) -> int:
+        """Dimensions: a matrix has two."""
+        return 2
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the device."""
         arrays = [self.values, self.scales] + ([] if self.least is None else [self.least])

@@ -1,0 +1,1 @@
+"""Draws of tokens, by the rule of `backends.sampler.rule`."""

@@ -1,0 +1,64 @@
+"""Products of tokens with the matrices of their experts.
+
+Pairs of token and expert are sorted by expert, and a tile has rows of one expert. All lists lie on
+the device, so a captured graph may hold it. A row adds its inputs in one order, as in ``product``.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+OUTPUTS, INPUTS = 64, 64
+WARPS, STAGES = 4, 4
+
+
+@triton.jit
+def grouped_kernel(
+    x, weight, bias, out, order, offsets, tile_expert, tile_begin, N, K, x_stride,
+    PER_TOKEN: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of one expert's rows, ``out^T = weight x^T``; tiles of no expert end."""
+    expert = tl.load(tile_expert + tl.program_id(1)).to(tl.int64)
+    if expert < 0:
+        return
+    place = tl.load(tile_begin + tl.program_id(1)) + tl.arange(0, ROWS)
+    in_m = place < tl.load(offsets + expert + 1)
+    pair = tl.load(order + place, mask=in_m, other=0)
+    source, target = (pair // PER_TOKEN, place) if FIRST else (place, pair)
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, INPUTS)
+    in_n = n < N
+    weight_at = weight + (expert * N + n[:, None]) * K
+    x_at = x + source[None, :].to(tl.int64) * x_stride
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for start in range(0, K, INPUTS):
+        in_k = start + k < K
+        w_mask, x_mask = in_n[:, None] & in_k[None, :], in_m[None, :] & in_k[:, None]
+        w = tl.load(weight_at + (start + k)[None, :], mask=w_mask, other=0.0)
+        rows = tl.load(x_at + (start + k)[:, None], mask=x_mask, other=0.0)
+        acc = tl.dot(w, rows, acc, input_precision="ieee")
+    if BIAS:
+        acc = acc + tl.load(bias + expert * N + n, mask=in_n, other=0.0)[:, None]
+    at = target[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(out + at, acc, mask=in_n[:, None] & in_m[None, :])
+
+
+def grouped_product(x, weight, bias, met, first):
+    """Return products of rows with their experts' matrices: see the twin.
+
+    ``met`` has also ``tile_expert`` and ``tile_begin``, of each tile its expert (-1 for none) and
+    its first place in ``order``; and ``rows``, how many places a tile has.
+    """
+    N, K = weight.shape[1:]
+    out = torch.empty((len(met.order), N), dtype=x.dtype, device=x.device)
+    narrow = x.element_size() // 2  # float32 takes twice the room
+    grouped_kernel[(triton.cdiv(N, OUTPUTS), len(met.tile_expert))](
+        x, weight, bias, out, met.order, met.offsets, met.tile_expert, met.tile_begin,
+        N, K, x.stride(0), PER_TOKEN=met.per_token, FIRST=first, BIAS=bias is not None,
+        ROWS=met.rows, OUTPUTS=OUTPUTS, INPUTS=INPUTS // max(1, narrow),
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,172 @@
+"""Compile what the launchers launch for Hopper, on a machine without a GPU: one JSON line a kernel.
+
+Run as ``python -m tests.gpu.kernels.sm90 [--full]``, without Triton's interpreter. The launchers
+run as they are, on tensors without memory behind them; Triton compiles for the target that this
+driver names, and nothing is started. ptxas and cuobjdump are in Triton's own wheel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from ridgeline.backends.cuda import kernels, tiles
+from ridgeline.backends.cuda.kernels.products import packed, plain
+from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.packed import Packed
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+OPCODES = ("HGMMA", "HMMA", "DFMA", "LDL", "STL")  # the last two are spilled registers
+BF16, F16, F32, I32, I64 = (
+    torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,
+)  # fmt: skip
+
+
+class Hopper:
+    """What Triton asks a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def numbers(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def attention(name: str, H: int, K: int, D: int, **how: Any) -> Iterator[tuple[str, Any]]:
+    """Yield both instances of attention for heads; ``how`` has facts of a HeadSpec, and sinks."""
+    sinks = numbers(H, dtype=F32) if how.pop("sinks", False) else None
+    slopes = numbers(H, dtype=F32) if how.pop("slopes", False) else None
+    spec = HeadSpec(H, K, D, D // 2, D**-0.5, **how)
+    cache = numbers(64, 2, K, 16, D)
+    integers = numbers(64, dtype=I32)
+    for rows in (tiles.DECODE_ROWS, tiles.PROMPT_ROWS):
+        plan = SimpleNamespace(
+            items=integers, num_items=integers, folds=integers, num_folds=integers,
+            part_a=numbers(64, dtype=F32), part_ml=numbers(64, dtype=F32), programs=264,
+            folds_at_most=int(rows == tiles.DECODE_ROWS), rows=rows,
+        )  # fmt: skip
+        given = (numbers(8, H, D), cache, integers.reshape(4, 16), plan, slopes, sinks, spec)
+        yield f"attend {name}, {rows} rows", lambda given=given: kernels.attend(*given)
+
+
+def products() -> Iterator[tuple[str, Any]]:
+    """Yield products of every tile, packed ones whole and in parts, and those of experts."""
+    for rows in (1, 48, 100, 200, 400, 2048):
+        for N in (4096, 28672):
+            tile = tiles.product_tile(rows, N, can_stream=True, is_float32=False)
+            x, weight = numbers(rows, 4096), numbers(N, 4096)
+            name = f"product of {tile.rows} x {tile.outputs} x {tile.inputs}"
+            yield name, lambda x=x, weight=weight: kernels.product(x, weight, None)
+    x, head = numbers(1, 4096), numbers(128256, 4096)
+    yield "product for logits", lambda: kernels.product(x, head, None, F32)
+    for bits in (8, 4):
+        for rows in (1, 64, 512):
+            values = numbers(4096, 4096 * bits // 8, dtype=torch.int8 if bits == 8 else torch.uint8)
+            scales = numbers(4096, 128, dtype=F16)
+            matrix = Packed(bits, values, scales, scales if bits == 4 else None, (4096, 4096))
+            name = f"{bits} bits, {rows} rows"
+            x = numbers(rows, 4096)
+            yield name, lambda x=x, matrix=matrix: kernels.packed_product(x, matrix, None)
+    for rows in (16, 64, 128):
+        lists = dict.fromkeys(
+            ("order", "offsets", "tile_expert", "tile_begin"), numbers(64, dtype=I64)
+        )
+        met = SimpleNamespace(per_token=8, rows=rows, **lists)
+        x, weight = numbers(8, 2048), numbers(16, 1536, 2048)
+        given = (x, weight, None, met, True)
+        yield f"experts, {rows} rows", lambda given=given: kernels.grouped_product(*given)
+
+
+def small_kernels() -> Iterator[tuple[str, Any]]:
+    """Yield norms, rope, gates, draws and copies."""
+    x, row = numbers(8, 4096, dtype=F32), numbers(4096, dtype=F32)
+    given = (x, numbers(8, 4096), 1.0, None, row, None, 1e-5, "rms", BF16)
+    yield "norm", lambda: kernels.add_norm(*given)
+    integers, angles = numbers(64, dtype=I32), numbers(4096, 64, dtype=F32)
+    heads = HeadSpec(32, 8, 128, 64, 1.0, qk_norm=1)
+    rope = (
+        numbers(8, 48 * 128), numbers(64, 2, 8, 16, 128), integers.reshape(4, 16), integers,
+        integers, angles, angles, row, row, integers, heads,
+    )  # fmt: skip
+    yield "rope and cache", lambda: kernels.rope_and_cache(*rope)
+    yield "gate", lambda: kernels.gate(numbers(8, 28672), "silu", True, 1.0)
+    long = numbers(8, dtype=I64)
+    draws = (numbers(8, 128256, dtype=F32), long, numbers(8, dtype=torch.float64), *5 * (long,))
+    yield "draw", lambda: kernels.draw(*draws)
+    blocks = numbers(64, 65536)
+    yield "copies of blocks", lambda: kernels.copy_blocks(blocks, long, long)
+
+
+def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
+    """Yield names and calls."""
+    yield from attention("Llama-3-8B", 32, 8, 128)
+    yield from attention("gpt-oss-20b", 64, 8, 64, window=128, sinks=True)
+    if is_full:
+        yield from attention("Qwen2.5-7B", 28, 4, 128)
+        yield from attention("Gemma-3-4B", 8, 4, 256, window=1024)
+        yield from attention("Gemma-2-9B", 16, 8, 256, softcap=50.0)
+        yield from attention("SmolLM2-1.7B", 32, 32, 64)
+        yield from attention("MPT-7B", 32, 32, 128, slopes=True)
+    yield from products()
+    yield from small_kernels()
+
+
+def measured(binary: Any) -> dict[str, int]:
+    """Return registers, shared memory in bytes, and how often some instructions occur."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run(
+                [TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for flag in ("-res-usage", "-sass")
+        )
+    found = {"shared": binary.metadata.shared, "warps": binary.metadata.num_warps}
+    found["registers"] = int(re.findall(r"\bREG:(\d+)", usage)[0])
+    return found | {name: len(re.findall(rf"\b{name}\b", code)) for name in OPCODES}
+
+
+def main() -> None:
+    """Compile every kernel that each case launches; print a line for each."""
+    triton.runtime.driver.set_active(Hopper())
+    plain.num_processors = packed.num_processors = lambda device: 132
+    compile_and_start, compiled = JITFunction.run, []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled.append(
+            (self.__name__, compile_and_start(self, *args, grid=grid, warmup=True, **options))
+        )
+
+    JITFunction.run = run
+    seen = set()
+    for name, call in cases("--full" in sys.argv):
+        compiled.clear()
+        call()
+        for kernel, binary in compiled:
+            if (kernel, binary.hash) not in seen:
+                seen.add((kernel, binary.hash))
+                print(json.dumps({"case": name, "kernel": kernel} | measured(binary)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A row has the same bits in any batch, and a text however it is cut, by kernels as they are.
+
+numpy's products change a row's bits with its place, so here the interpreter's add inputs one after
+the other, as the matrix unit was seen to do (docs/log/gpu.md). Whether a card does is the bench's
+to ask; that nothing else has an order that a batch decides is asked here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
+pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("kernels are interpreted with TRITON_INTERPRET=1", allow_module_level=True)
+
+import numpy as np
+import torch
+from triton.runtime import interpreter
+
+from ridgeline.backends.cuda import kernels, packed, tiles
+from tests.gpu.kernels.cases import attention_case, near
+from tests.gpu.kernels.test_kernels import met_of, normal
+
+F32, F16 = torch.float32, torch.float16
+# The interpreter computes rows that nobody has too, and turns arrays of one number into numbers.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_dot(self: Any, a: Any, b: Any, acc: Any, *precision: Any) -> Any:
+        rows, columns = a.data.astype(np.float32), b.data.astype(np.float32)
+        out = acc.data.copy()
+        for k in range(rows.shape[1]):
+            out += rows[:, k, None] * columns[None, k]
+        return interpreter.TensorHandle(out, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    monkeypatch.setattr(tiles, "SPLIT", 32)
+    monkeypatch.setattr(tiles, "keys_per_tile", lambda D: 16)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"window": 40}, {"has_sinks": True, "softcap": 9.0}, {"has_slopes": True}], ids=str
+)
+def test_attention_has_the_same_bits_however_a_text_is_cut(how: dict[str, Any]) -> None:
+    whole = attention_case(F16, (4, 2, 16), [(0, 100)], **how)
+    wanted = kernels.attend(*whole.given(64))
+    near(wanted, whole.stated(), 2e-3)
+    for rows in (16, 64):  # the instance for single tokens, and that for prompts
+        for start, end in ((99, 100), (90, 100), (20, 60), (31, 34)):
+            cut = whole.piece(start, end)
+            for shares in (True, False):
+                found = kernels.attend(*cut.given(rows, shares=shares))
+                assert torch.equal(found, wanted[start:end]), (rows, start, end, shares)
+
+
+def test_attention_has_the_same_bits_beside_any_others() -> None:
+    case = attention_case(F32, (4, 2, 16))
+    together = kernels.attend(*case.given(16))
+    for row, (token, count, _) in enumerate(case.spans):
+        alone = attention_case(F32, (4, 2, 16))
+        alone.pieces, alone.tables = [case.pieces[row]], case.tables[row : row + 1]
+        alone.q = case.q[token : token + count]
+        assert torch.equal(kernels.attend(*alone.given(64)), together[token : token + count])
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_a_product_has_a_row_s_bits_in_any_batch(
+    dtype: torch.dtype, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "WIDE_MATRIX", 32 if is_wide else 1 << 20)
+    x, weight = normal(600, 136).to(dtype), normal(70, 136, seed=2).to(dtype)
+    alone = kernels.product(x[:1], weight, None, F32)[0]
+    seen = set()
+    for rows in (2, 17, 70, 150, 300, 600) if dtype == F16 else (2, 40, 70):
+        seen.add(tiles.product_tile(rows, 70, can_stream=True, is_float32=dtype == F32))
+        for place in (0, rows // 2, rows - 1):
+            batch = x[:rows].clone()
+            batch[[0, place]] = batch[[place, 0]]
+            found = kernels.product(batch, weight, None, F32)[place]
+            assert torch.equal(found, alone), (rows, place)
+    assert (
+        len(seen)
+        == {(F16, False): 5, (F16, True): 3, (F32, False): 1, (F32, True): 1}[dtype, is_wide]
+    )
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_packed_product_has_a_row_s_bits_in_any_batch(bits: int) -> None:
+    """Parts of its inputs are summed by programs of their own, or by one: the bits are the same."""
+    matrix = packed.pack(normal(70, 1216, seed=2), bits)
+    x = normal(150, 1216)
+    alone = kernels.packed_product(x[:1], matrix, None)[0]
+    for rows in (2, 40, 150):
+        for place in (0, rows - 1):
+            batch = x[:rows].clone()
+            batch[[0, place]] = batch[[place, 0]]
+            assert torch.equal(kernels.packed_product(batch, matrix, None)[place], alone)
+
+
+def test_a_token_s_experts_have_the_same_bits_alone_and_among_others() -> None:
+    chosen = torch.stack([(torch.arange(2) + t) % 5 for t in range(70)]).sort(1).values
+    x, weight, bias = normal(70, 72), normal(5, 80, 72, seed=2), normal(5, 80, seed=3)
+    down = normal(5, 72, 80, seed=4)
+
+    def made(tokens: slice, rows: int) -> torch.Tensor:
+        met = met_of(chosen[tokens], 5, rows)
+        inner = kernels.grouped_product(x[tokens], weight, bias, met, True)
+        return kernels.grouped_product(inner, down, None, met, False)
+
+    together = made(slice(None), 64)
+    for token in (0, 33, 69):
+        alone = made(slice(token, token + 1), 16)
+        assert torch.equal(alone, together[2 * token : 2 * token + 2])

@@ -1,0 +1,68 @@
+"""Kernels as the launchers launch them, compiled for Hopper: what no GPU is needed to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
+pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
+
+MOST_SHARED_BYTES = 232_448  # of a program on H100 and H200: 227 KB
+# Loads and stores of spilled registers that are let pass, by kernel and warps.
+SPILLED = {("attend_kernel", 2): 20, ("attend_kernel", 4): 8}
+SPILLED_BY_RARE_HEADS = {
+    ("attend_kernel", 2): 100,
+    ("attend_kernel", 4): 32,
+    ("attend_kernel", 8): 32,
+}
+PRODUCTS = {"attend_kernel", "product_kernel", "streamed_kernel", "packed_kernel", "grouped_kernel"}
+# Tiles that have less than the 64 rows of a warpgroup.
+NARROW = {("attend_kernel", 2), ("product of 16 x 32 x 128", 4)}
+DRAWS = {"survey_kernel", "tally_kernel", "limit_kernel", "weigh_kernel", "pick_kernel"}
+
+
+def compiled(*flags: str) -> list[dict[str, Any]]:
+    """Return what was measured of each kernel, in a process that interprets nothing."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.kernels.sm90", *flags],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def complaints(found: dict[str, Any], spilled: dict[tuple[str, int], int]) -> list[str]:
+    """Return what is wrong with a kernel."""
+    kernel, case, which = found["kernel"], found["case"], (found["kernel"], found["warps"])
+    said = []
+    if found["shared"] > MOST_SHARED_BYTES:
+        said.append(f"{found['shared']} bytes of shared memory")
+    if found["LDL"] + found["STL"] > spilled.get(which, 0):
+        said.append(f"{found['LDL']} + {found['STL']} spilled")
+    if kernel in PRODUCTS:
+        is_narrow = which in NARROW or (case, found["warps"]) in NARROW
+        if not found["HMMA" if is_narrow else "HGMMA"] or (not is_narrow and found["HMMA"]):
+            said.append(f"HGMMA {found['HGMMA']}, HMMA {found['HMMA']}")
+    if kernel in DRAWS and found["DFMA"]:
+        said.append("fused multiply-adds")
+    return [f"{case}, {kernel}: {what}" for what in said]
+
+
+def test_kernels_fit_a_hopper_and_use_its_matrix_units() -> None:
+    found = compiled()
+    assert {one["kernel"] for one in found} >= PRODUCTS | DRAWS
+    assert [what for one in found for what in complaints(one, SPILLED)] == []
+
+
+@pytest.mark.full
+def test_kernels_of_more_models_fit_a_hopper() -> None:
+    found = compiled("--full")
+    assert len(found) > 40
+    assert [what for one in found for what in complaints(one, SPILLED_BY_RARE_HEADS)] == []
