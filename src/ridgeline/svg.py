@@ -55,6 +55,11 @@ def box(x: float, y: float, width: float, height: float, colour: str, title: str
     )
 
 
+def short(text: str, most: int = 130) -> str:
+    """Return a text that fits in one line of a picture."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Return 1, 2, 5, 10, 20, ... between two numbers; only powers of ten if they are many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.planner.capacity.in_words import name_of, per_second, span_ms
+from ridgeline.planner.capacity.in_words import bought_name, name_of, per_second, span_ms
 from ridgeline.planner.capacity.load import Load, Slo
 from ridgeline.planner.capacity.option import Choice
 from ridgeline.planner.capacity.spot import SHOWN
@@ -46,7 +46,7 @@ def show_choices(
             *(["-" if per_million is None else f"{per_million:,.2f}"] if is_wide else []),
             "-" if choice.utilisation is None else f"{choice.utilisation:.0%}",
             *(span_ms(choice, metric, percentile) for metric, percentile in columns),
-            _holds(choice),
+            _holds(choice, has_bounds=bool(slos) or load.rate_per_s is not None),
             choice.limited_by,
         )
     console.print(table)
@@ -59,7 +59,38 @@ def show_choices(
     )
 
 
-def _holds(choice: Choice) -> str:
+def show_purchases(choices: Sequence[Choice], load: Load, console: Console) -> None:
+    """Print the load, and a row for each of the best things to buy."""
+    console.print(f"{_load_line(load)}\n")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("what to buy")
+    for name in ("USD", "most W", "USD/Mtok", "of it power", "tokens/s each", "first token, ms"):
+        table.add_column(name, justify="right")
+    table.add_column("holds", no_wrap=True)
+    for choice in choices[:_MOST_ROWS]:
+        bill, million = choice.bill, choice.usd_per_million_tokens
+        power, speed = choice.power_usd_per_million_tokens, choice.per_user
+        assert bill is not None
+        table.add_row(
+            escape(bought_name(choice)),
+            f"{bill.usd:,.0f}",
+            f"{bill.watts:,.0f}",
+            "-" if million is None else f"{million:,.2f}",
+            "-" if power is None else f"{power:,.2f}",
+            "-" if speed is None else f"{speed:,.0f}",
+            span_ms(choice, "ttft", "p95"),
+            _holds(choice, has_bounds=True),
+        )
+    console.print(table)
+    console.print(
+        "[dim]The cheapest in all first: the price over the hours that it works, and power. "
+        "USD/Mtok: of a million tokens of answers. Rows with ~ are by formula.[/]\n"
+    )
+
+
+def _holds(choice: Choice, *, has_bounds: bool) -> str:
+    if not has_bounds:
+        return "-"  # clients of a closed loop ask for no rate: without a bound there is no question
     if not choice.meets_slo:
         return "[red]no[/]"
     by = "" if choice.seen is not None and choice.seen.is_simulated else " ~"

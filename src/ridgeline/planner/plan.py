@@ -14,11 +14,11 @@ from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
-from ridgeline.planner.capacity.load import Load, LoadWishes, Slo, load_of
+from ridgeline.planner.capacity.load import BOUGHT_WITHIN, Load, LoadWishes, Slo, load_of
 from ridgeline.planner.capacity.option import Choice
 from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
-from ridgeline.planner.catalogue import ALL, HERE, find_devices
+from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
 from ridgeline.planner.memory.flags import AUTO, Wishes
 from ridgeline.planner.memory.in_words import gib, sentence
@@ -132,7 +132,8 @@ def plan_for(
         longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
         load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
-    on = wishes.on or (HERE if subject.checkpoint is not None else ALL)
+    usual = HERE if subject.checkpoint is not None else ALL
+    on = wishes.on or (SHOP if asked is not None and asked.buy else usual)
     devices, taken_for = find_devices(on)
     devices, left_out = _able(devices, wishes)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
@@ -161,7 +162,7 @@ def plan_for(
         choices = chosen.choices
         best = choices[0].placement if choices else best
         assumptions = [*taken_for, *_assumptions(subject, wishes, best), *chosen.notes]
-        assumptions += _of_load(asked, load, choices)
+        assumptions += _of_load(subject, wishes, asked, load, choices)
         warnings = [*left_out, *_warnings(subject, best), *chosen.warnings]
     return Plan(
         subject=subject,
@@ -191,9 +192,15 @@ def _able(devices: Sequence[Device], wishes: Wishes) -> tuple[list[Device], list
     return [d for d in devices if d not in unable], [f"left out, as they have no bf16: {names}"]
 
 
-def _of_load(asked: LoadWishes, load: Load, choices: Sequence[Choice]) -> Iterator[str]:
+def _of_load(
+    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, choices: Sequence[Choice]
+) -> Iterator[str]:
     if load.concurrency is not None and asked.max_concurrency is None:
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
+    if asked.buy:
+        yield from _of_purchase(asked, choices)
+        if wishes.dtype == AUTO and subject.storage.linear.bits >= 16:
+            yield "weights as they are stored: --dtype q4_k plans for a third of them"
     if load.rate_per_s is not None:
         yield "requests are spread over replicas by chance; prompts share no beginning"
     shown = [choice for choice in choices if choice.spot is not None][:SHOWN]
@@ -209,6 +216,33 @@ def _of_load(asked: LoadWishes, load: Load, choices: Sequence[Choice]) -> Iterat
         )
     if any(choice.placement.device.parent and choice.usd_per_hour for choice in choices):
         yield "slices are paid as the whole cards that they share, however few are used of one"
+
+
+def _of_purchase(asked: LoadWishes, choices: Sequence[Choice]) -> Iterator[str]:
+    if asked.trace_file is None:
+        lengths = f"{asked.prompt_tokens} tokens, answers of {asked.new_tokens}"
+        yield f"prompts of {lengths}: --prompt-tokens and --new-tokens say otherwise"
+    if asked.slo == BOUGHT_WITHIN:
+        yield (
+            "it must begin an answer within 5 s (19 of 20 times) and write 10 tokens a second for "
+            "each: --slo says otherwise"
+        )
+    yield (
+        f"it works {asked.hours_per_day:g} hours a day for {asked.years:g} years, and is worth "
+        f"nothing then; a kWh costs {asked.usd_per_kwh:g} USD; watts are the most that it may draw"
+    )
+    owned = [choice.owned for choice in choices if choice.owned is not None]
+    for host in sorted({one.host for one in owned if one.host.name}):
+        yield (
+            f"a {host.name} around cards or a processor costs {host.usd:,.0f} USD, draws "
+            f"{host.watts:g} W and holds {host.most}"
+        )
+    if owned:
+        oldest, newest = min(one.date for one in owned), max(one.date for one in owned)
+        yield (
+            f"prices are of {oldest} to {newest}, most of them list prices of the day something "
+            f"came out, and memory has grown dear since: ask a shop"
+        )
 
 
 def memory_of(placement: Placement) -> dict[str, Any]:
@@ -321,6 +355,9 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
             f"it starts here all the same, with a short cache: weights that do not fit, at least "
             f"{gib(missing)}, are read from the disk whenever a step needs them"
         )
+    if device.kind == "soc" and best.setting.engine.name != "ridgeline":
+        name = best.setting.engine.name
+        yield f"{device.id} runs llama.cpp or MLX, not {name}: this is what {name} would take"
     if device.is_sram:
         needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)
         yield f"{device.id} has SRAM alone: weights and cache take {needed:,} chips"

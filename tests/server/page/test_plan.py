@@ -313,3 +313,26 @@ def test_a_key_is_asked_for(model: Path, tmp_path: Path) -> None:
         sees(lambda: find(browser, "#key-dialog").is_displayed())
         find(browser, "#key-dialog input").send_keys("open sesame" + Keys.ENTER)
         sees(lambda: says(browser, "#answer", "It fits"))
+
+
+def test_what_to_buy_is_shown_with_price_and_power(plans: Chrome, planner: Served) -> None:
+    give(plans, "llama-3.1-8b", on="rtx3090,dgx-spark", buy="yes", max_concurrency="2")
+    found = ask(
+        planner, model=config("llama-3.1-8b"), on="rtx3090,dgx-spark", buy=True, max_concurrency=2
+    )
+    assert texts(plans, "#choices-head th")[1:4] == ["USD to buy", "most W", "USD/Mtok"]
+    first, shown = found["choices"][0], rows(plans, "choices")
+    cells = next(iter(shown.values()))
+    assert cells[0].startswith(f"{first['num_devices']} x {first['device']}")
+    assert any(name.startswith("1 x rtx3090 in 1 PC") for name in shown)
+    assert cells[1] == f"{first['purchase']['usd']:,.0f}"
+    assert cells[2] == f"{first['purchase']['watts']:,.0f}"
+    assert find(plans, "#picture svg").is_displayed()
+
+
+def test_clients_at_a_time_without_a_bound_are_not_said_to_be_held(plans: Chrome) -> None:
+    lengths = {"prompt_tokens": "300", "new_tokens": "40", "max_concurrency": "2"}
+    give(plans, "llama-3.1-8b", on="l4", **lengths)
+    assert set(texts(plans, "#choices .holds")) == {"\N{EN DASH}"}
+    give(plans, "llama-3.1-8b", on="l4", ttft_ms="60000", **lengths)
+    assert "surely" in " ".join(texts(plans, "#choices .holds"))

@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.cli.choices import show_choices, show_spot
+from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.planner import LoadWishes, Plan, Wishes, plan
-from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import gib, length, parts_of
 from ridgeline.planner.memory.known_estimator import Published
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
 from ridgeline.planner.memory.placement import Placement
+from ridgeline.planner.purchase_picture import choices_svg
 
 _BAR_CELLS = 40
 # Shades tell the parts apart where there is no colour.
@@ -110,7 +110,7 @@ def plan_command(
 def _drawn(planned: Plan) -> str:
     if planned.load is not None:
         title = f"Choices for {planned.subject.name}"
-        return pareto_svg(title, planned.answer, planned.choices)
+        return choices_svg(title, planned.answer, planned.choices)
     return memory_svg(f"Memory of {planned.subject.name} on one device", planned.placements)
 
 
@@ -125,8 +125,11 @@ def show(planned: Plan, console: Console) -> None:
     """Print a plan for people: devices, bar, lines, and last the sentence that answers."""
     console.print(f"[bold]{escape(planned.subject.name)}[/]  {escape(model_line(planned))}\n")
     if planned.load is not None:
-        show_choices(planned.choices, planned.load, planned.slos, console)
-        show_spot(planned.choices, console)
+        if any(choice.owned is not None for choice in planned.choices):
+            show_purchases(planned.choices, planned.load, console)
+        else:
+            show_choices(planned.choices, planned.load, planned.slos, console)
+            show_spot(planned.choices, console)
     elif len(planned.placements) > 1:
         _show_devices(planned.placements, console)
     best = planned.best

@@ -9,6 +9,7 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.run import Times
 from ridgeline.physics.costs import Features
 from ridgeline.physics.hardware import Price
+from ridgeline.physics.ownership import Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import Load
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s
@@ -39,7 +40,7 @@ class Candidate:
     placement: Placement
     clock: LatencyModel
     bounds: Bounds
-    price: Price | None
+    price: Price | Owned | None
     load: Load
     alive: Alive
     knees: dict[float, float] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Candidate:
         return clock.request_s + clock.queue_share * queued_s
 
     def usd_per_hour(self, replicas: int) -> float | None:
-        """Return what this number of replicas costs on demand; None without a price."""
+        """Return what this number of replicas costs to rent or to own; None without a price."""
         num = replicas * self.placement.num_devices
         return None if self.price is None else self.price.of(num, self.placement.device)
 

@@ -13,6 +13,8 @@ def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
     if not choices:
         return "nothing holds it: the model fits on none of these devices, or costs too much"
     best = choices[0]
+    if best.meets_slo and best.bill is not None:
+        return _to_buy(best)
     if best.meets_slo:
         busy = "" if best.utilisation is None else f"{best.utilisation:.0%} busy"
         parts = [part for part in (busy, *(_bound(best, slo) for slo in slos)) if part]
@@ -25,6 +27,36 @@ def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
                 sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
         return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{sure}"
     return _nearest(choices, load, slos)
+
+
+def _to_buy(best: Choice) -> str:
+    """Return what to buy, for how much, and what it will do."""
+    bill, all_usd = best.bill, best.usd_per_million_tokens
+    assert bill is not None
+    speed = best.interval_ms("tpot", "mean")
+    each = ""
+    if speed is not None and speed[1]:
+        low = "?" if speed[2] is None else f"{1e3 / speed[2]:,.0f}"
+        each = f"; each user sees {1e3 / speed[1]:,.0f} ({low}-{1e3 / speed[0]:,.0f}) tokens/s"
+    million = ""
+    if all_usd is not None and best.power_usd_per_million_tokens is not None:
+        million = (
+            f"; a million tokens cost {all_usd:,.2f} USD, of which power "
+            f"{best.power_usd_per_million_tokens:,.2f}"
+        )
+    sure = "" if best.surely else "; times may be off by more than it has to spare"
+    return (
+        f"buy {bought_name(best)} for {bill.usd:,.0f} USD, at most {bill.watts:,.0f} W{each}"
+        f"{million}{sure}"
+    )
+
+
+def bought_name(choice: Choice) -> str:
+    """Return "2 x rtx3090 in 1 PC"; without a host what is a machine of its own."""
+    if choice.bill is None or choice.owned is None or not choice.owned.host.name:
+        return name_of(choice)
+    hosts, name = choice.bill.hosts, choice.owned.host.name
+    return f"{name_of(choice)} in {hosts} {name}{'s'[: hosts != 1]}"
 
 
 def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:

@@ -23,6 +23,9 @@ from ridgeline.planner.memory.flags import AUTO
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _MOST_REPLICAS = 4096
+# What a purchase is planned for unless more is said: a chat that writes as fast as people read.
+BOUGHT_FOR = {"prompt_tokens": "1000", "new_tokens": "300"}
+BOUGHT_WITHIN = ("ttft:p95:5000", "tpot:mean:100")
 _NOTHING = "--slo is METRIC:PERCENTILE:MILLISECONDS, such as ttft:p95:500"
 
 
@@ -104,10 +107,20 @@ class LoadWishes:
         "usd_per_hour,date,source,confidence.",
     )  # fmt: skip
     max_usd_per_hour: float | None = flag_field(None, "Leave out what costs more.")
+    buy: bool = flag_field(
+        False, "What to buy for it, instead of what to rent: the cheapest of what it costs in all.",
+    )  # fmt: skip
+    users: int | None = flag_field(
+        None, "With --buy: people who ask at the same time, each again at once. Default: 1."
+    )
+    usd_per_kwh: float = flag_field(0.25, "With --buy: price of electricity.")
+    years: float = flag_field(3.0, "With --buy: how long it serves.")
+    hours_per_day: float = flag_field(8.0, "With --buy: how long a day it works.")
 
     def __post_init__(self) -> None:
         """Raise ValueError, which names the flag, for values that make no sense."""
         object.__setattr__(self, "slo", tuple(self.slo))  # a command line makes lists
+        self._complete_buying()
         if self.request_rate is not None and self.max_concurrency is not None:
             raise ValueError(
                 "say how requests arrive: by --request-rate or --trace-file, or in a closed loop "
@@ -144,6 +157,32 @@ class LoadWishes:
             raise ValueError(
                 "a plan for a load needs lengths: --prompt-tokens and --new-tokens, or --trace-file"
             )
+
+    def _complete_buying(self) -> None:
+        """Fill in what a purchase is planned for unless more is said; raise ValueError as above."""
+        for name in ("usd_per_kwh", "years", "hours_per_day"):
+            most = 24.0 if name == "hours_per_day" else 1e3
+            value = getattr(self, name)
+            if not 0 < value <= most:
+                raise ValueError(f"{_flag(name)} is {value!r}: up to {most:g}, please")
+        if not self.buy:
+            if self.users is not None:
+                raise ValueError("--users is said with --buy: else give --max-concurrency")
+            return
+        for name in ("spot", "prices"):
+            if getattr(self, name):
+                raise ValueError(f"{_flag(name)} is about renting, and --buy is not")
+        if self.users is not None and not 1 <= self.users <= 1 << 20:
+            raise ValueError(f"--users is {self.users!r}: a whole number from 1 on, please")
+        arrivals = (self.request_rate, self.max_concurrency, self.trace_file)
+        if self.users is not None and arrivals not in (3 * (None,), (None, self.users, None)):
+            raise ValueError("--users says how requests arrive: give no rate or trace beside it")
+        if all(one is None for one in arrivals):
+            object.__setattr__(self, "max_concurrency", self.users or 1)
+        if self.trace_file is None:
+            for name, usual in BOUGHT_FOR.items():
+                object.__setattr__(self, name, getattr(self, name) or usual)
+        object.__setattr__(self, "slo", self.slo or BOUGHT_WITHIN)
 
     @property
     def is_given(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet import Ended
+from ridgeline.physics.ownership import Bill, Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import PERCENTILES, Slo
 from ridgeline.planner.capacity.spot import Spot
@@ -96,6 +97,7 @@ class Choice:
         price_note: whose price.
         mean_new: tokens of an answer.
         limited_by: what gives in first.
+        owned: where it is bought: what one device costs.
         spot: on machines that can be taken away.
         on_frontier: no other has both more tokens per device and more per user.
     """
@@ -115,6 +117,7 @@ class Choice:
     price_note: str
     mean_new: float
     limited_by: str
+    owned: Owned | None = None
     spot: Spot | None = None
     on_frontier: bool = False
 
@@ -131,8 +134,21 @@ class Choice:
     @property
     def usd_per_million_tokens(self) -> float | None:
         """What a million tokens of good answers cost; None without a price or a good answer."""
+        return None if self.usd_per_hour is None else self._per_million(self.usd_per_hour)
+
+    @property
+    def bill(self) -> Bill | None:
+        """What all devices cost to own; None where they are rented."""
+        return None if self.owned is None else self.owned.bill(self.num_devices)
+
+    @property
+    def power_usd_per_million_tokens(self) -> float | None:
+        """The part of power in what a million tokens cost; None as that, or of rented devices."""
+        return None if self.bill is None else self._per_million(self.bill.power_usd_per_hour)
+
+    def _per_million(self, usd_per_hour: float) -> float | None:
         tokens = self.goodput_per_s * self.mean_new * 3600
-        return None if self.usd_per_hour is None or not tokens else self.usd_per_hour / tokens * 1e6
+        return usd_per_hour / tokens * 1e6 if tokens else None
 
     @property
     def per_device(self) -> float:
@@ -180,11 +196,24 @@ class Choice:
             "usd_per_hour": self.usd_per_hour,
             "usd_per_million_output_tokens": self.usd_per_million_tokens,
             "price": self.price_note or None,
+            "purchase": self._purchase(),
             "spot": None if self.spot is None else self.spot.as_dict(),
             "on_frontier": self.on_frontier,
             "limited_by": self.limited_by,
             "source": self.clock.source,
             "simulated": self.seen is not None and self.seen.is_simulated,
+        }
+
+    def _purchase(self) -> dict[str, Any] | None:
+        if self.bill is None or self.owned is None:
+            return None
+        return {
+            "usd": self.bill.usd,
+            "hosts": self.bill.hosts,
+            "host": self.owned.host.name or None,
+            "watts": self.bill.watts,
+            "usd_of_power_per_million_output_tokens": self.power_usd_per_million_tokens,
+            "confidence": self.owned.offer.confidence,
         }
 
     def _latency(self, metric: str) -> dict[str, float | None] | None:

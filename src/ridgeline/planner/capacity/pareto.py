@@ -33,7 +33,7 @@ def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
     up = _Axis([y for _, y, _ in dots], _HEIGHT - _BOTTOM, _TOP)
     parts = [
         svg.text(24, 34, title, size=18, weight=600),
-        svg.text(24, 58, _short(answer), size=svg.SMALL, fill=svg.FAINT),
+        svg.text(24, 58, svg.short(answer), size=svg.SMALL, fill=svg.FAINT),
         *_grid(across, up),
     ]
     frontier = sorted((across(x), up(y)) for x, y, c in dots if c.on_frontier)
@@ -55,10 +55,6 @@ def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
         svg.circle(_WIDTH - 180, 78, _BAD), svg.text(_WIDTH - 168, 83, "does not"),
     ]  # fmt: skip
     return svg.picture(_WIDTH, _HEIGHT, parts)
-
-
-def _short(text: str, most: int = 130) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class _Axis:

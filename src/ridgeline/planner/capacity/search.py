@@ -16,7 +16,8 @@ from pathlib import Path
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.device_time import DeviceTime
-from ridgeline.physics.hardware import Device
+from ridgeline.physics.hardware import Device, Price
+from ridgeline.physics.ownership import Owned
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
 from ridgeline.planner.capacity.load import PERCENTILES, Load, LoadWishes, Slo
@@ -24,7 +25,7 @@ from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen, seen_of, 
 from ridgeline.planner.capacity.spot import SHOWN
 from ridgeline.planner.capacity.spot_option import with_spot
 from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
-from ridgeline.planner.catalogue import HERE, prices_of
+from ridgeline.planner.catalogue import HERE, offers, prices_of
 from ridgeline.planner.memory.flags import AUTO, Wishes
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.placement import Placement, place
@@ -91,8 +92,6 @@ def _candidates(
     subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
     warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
-    own = Path(asked.prices) if asked.prices is not None else None
-    prices, old = prices_of(device, "on_demand", today, own)
     for placement in _divisions(subject, wishes, device):
         bounds = bounds_of(placement)
         try:
@@ -104,9 +103,31 @@ def _candidates(
             return
         if bounds.most_seqs(load) < 1:
             continue
-        if old and prices[0].date:
-            warnings += [text for text in old if f"at {prices[0].provider} " in text]
-        yield Candidate(placement, clock, bounds, prices[0] if prices else None, load, alive)
+        price, about = _price(device, placement, asked, today)
+        warnings += about
+        if price is not None or not asked.buy:
+            yield Candidate(placement, clock, bounds, price, load, alive)
+
+
+def _price(
+    device: Device, placement: Placement, asked: LoadWishes, today: date
+) -> tuple[Price | Owned | None, list[str]]:
+    """Return the cheapest price of renting a device, or that of owning it, and warnings."""
+    if asked.buy:
+        offer = offers().get(device.id)
+        if offer is None:
+            return None, [f"{device.id}: no price to buy it is known"]
+        owned = Owned(
+            offer, device.watts, placement.num_devices,
+            usd_per_kwh=asked.usd_per_kwh, years=asked.years, hours_per_day=asked.hours_per_day,
+        )  # fmt: skip
+        most = owned.host.most if owned.host.name else device.max_ranks
+        return (owned if owned.ranks <= most else None), []
+    own = Path(asked.prices) if asked.prices is not None else None
+    prices, old = prices_of(device, "on_demand", today, own)
+    if not prices:
+        return None, []
+    return prices[0], [text for text in old if f"at {prices[0].provider} " in text]
 
 
 def _divisions(subject: ModelSpec, wishes: Wishes, device: Device) -> Iterator[Placement]:
@@ -298,6 +319,7 @@ def _choice(
         usd_per_hour=candidate.usd_per_hour(replicas),
         price_note="" if price is None else f"{price.provider}, {price.date or 'no date'}",
         mean_new=load.mean_new,
+        owned=price if isinstance(price, Owned) else None,
         limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
     )
 

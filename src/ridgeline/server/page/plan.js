@@ -10,7 +10,7 @@ const WAIT_MS = 150; // after the last key
 const LONGEST = 32_000; // characters of a config that an address may hold
 const AGAIN_MS = 700; // when another's plan for a load is being made
 const NUMBERS = ['context', 'concurrency', 'max_num_batched_tokens', 'block_size', 'gpu_memory_utilization', 'request_rate', 'max_concurrency'];
-const LOAD = ['prompt_tokens', 'new_tokens', 'request_rate', 'max_concurrency', 'ttft_ms', 'tpot_ms'];
+const LOAD = ['buy', 'prompt_tokens', 'new_tokens', 'request_rate', 'max_concurrency', 'ttft_ms', 'tpot_ms'];
 const PERCENTILES = ['p95', 'p50', 'p90', 'p99', 'mean'];
 const at = (id) => document.getElementById(id);
 const form = at('form');
@@ -61,6 +61,7 @@ function bodyOf({ config, ttft_ms: ttft, ttft_at: ttftAt, tpot_ms: tpot, tpot_at
   const bounds = [['ttft', ttftAt, ttft], ['tpot', tpotAt, tpot]].filter((one) => one[2]);
   if (bounds.length > 0) body.slo = bounds.map(([metric, percentile, ms]) => `${metric}:${percentile ?? PERCENTILES[0]}:${ms}`);
   for (const name of NUMBERS) if (body[name] && !Number.isNaN(Number(body[name]))) body[name] = Number(body[name]);
+  if (body.buy) body.buy = true;
   if (body.model) return body;
   try {
     body.model = JSON.parse(config);

@@ -12,9 +12,11 @@ export function showChoices({ choices, picture }, bounds) {
   if (!choices?.length) return;
   const asked = bounds.map((text) => text.split(':').slice(0, 2));
   const columns = asked.length > 0 ? asked : [['ttft', 'p95'], ['tpot', 'mean']];
-  const heads = ['choice', 'USD/h', 'busy', ...columns.map(([metric, percentile]) => `${metric} ${percentile}, ms`), 'holds', 'limited by'];
+  const isBought = choices[0].purchase !== null;
+  const costs = isBought ? ['USD to buy', 'most W', 'USD/Mtok'] : ['USD/h', 'busy'];
+  const heads = ['choice', ...costs, ...columns.map(([metric, percentile]) => `${metric} ${percentile}, ms`), 'holds', 'limited by'];
   at('choices-head').replaceChildren(...heads.map((text) => element('th', {}, text)));
-  const show = (some) => at('choices').replaceChildren(...some.map((one) => choiceRow(one, columns)));
+  const show = (some) => at('choices').replaceChildren(...some.map((one) => choiceRow(one, columns, asked.length > 0)));
   show(choices.filter((one, i) => i < SHORT || one.on_frontier));
   const all = at('all-choices');
   all.hidden = choices.length <= SHORT;
@@ -26,11 +28,20 @@ export function showChoices({ choices, picture }, bounds) {
   showPicture(picture);
 }
 
-function choiceRow(one, columns) {
-  const holds = one.meets_slo ? `${one.surely_meets_slo ? 'surely' : 'likely'}${one.simulated ? '' : ' ~'}` : 'no';
+/** Return whether it holds what was asked; of clients at a time without a bound nothing was. */
+function holdsOf(one, hasBounds) {
+  if (!hasBounds && one.utilisation === null && one.holds_up_to_per_s === null) return '–';
+  return one.meets_slo ? `${one.surely_meets_slo ? 'surely' : 'likely'}${one.simulated ? '' : ' ~'}` : 'no';
+}
+
+function choiceRow(one, columns, hasBounds) {
+  const holds = holdsOf(one, hasBounds || one.purchase !== null);
+  const million = one.usd_per_million_output_tokens;
+  const costs = one.purchase
+    ? [whole(one.purchase.usd), whole(one.purchase.watts), million === null ? '–' : million.toFixed(2)]
+    : [one.usd_per_hour === null ? '–' : one.usd_per_hour.toFixed(2), one.utilisation === null ? '–' : `${Math.round(100 * one.utilisation)}%`];
   const cells = [
-    one.usd_per_hour === null ? '–' : one.usd_per_hour.toFixed(2),
-    one.utilisation === null ? '–' : `${Math.round(100 * one.utilisation)}%`,
+    ...costs,
     ...columns.map(([metric, percentile]) => span(one[`${metric}_ms`], percentile)),
   ];
   const name = element('td', {}, nameOf(one), one.on_frontier ? element('b', { title: 'on the frontier' }, ' ◆') : '');
@@ -40,10 +51,11 @@ function choiceRow(one, columns) {
 }
 
 /** Return "2 x l4", with what divides the model. */
-function nameOf({ device, num_devices: count, replicas, tp, pp }) {
-  if (tp * pp === 1) return `${count} x ${device}`;
+function nameOf({ device, num_devices: count, replicas, tp, pp, purchase }) {
+  const host = purchase?.host ? ` in ${purchase.hosts} ${purchase.host}${purchase.hosts > 1 ? 's' : ''}` : '';
+  if (tp * pp === 1) return `${count} x ${device}${host}`;
   const ways = [replicas > 1 && `${replicas} replicas`, tp > 1 && `tp ${tp}`, pp > 1 && `pp ${pp}`].filter(Boolean);
-  return `${count} x ${device} (${ways.join(', ')})`;
+  return `${count} x ${device} (${ways.join(', ')})${host}`;
 }
 
 /** Return a latency with its interval; a dash where none is given. */

@@ -23,13 +23,13 @@ from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.physics.format_bytes import FORMATS
 from ridgeline.physics.hardware import Device
 from ridgeline.planner import LoadWishes, Plan, Wishes
-from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.planner.plan import plan_for
+from ridgeline.planner.purchase_picture import choices_svg
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import BodyRoute
@@ -50,6 +50,7 @@ _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the
     "evictions_per_hour": (1e-6, 60.0),
     "notice": (0.0, 86_400.0),
     "max_usd_per_hour": (0.01, 1e9),
+    "users": (1, 1 << 16),
 }
 _MOST_TOKENS = {"prompt_tokens": 32_768, "new_tokens": 8_192}  # in the mean
 _MOST_VARIATION = 5
@@ -94,6 +95,11 @@ class PlanRequest(Strict):
     evictions_per_hour: float | None = None
     notice: float | None = None
     max_usd_per_hour: float | None = None
+    buy: bool | None = None
+    users: int | None = None
+    usd_per_kwh: float | None = None
+    years: float | None = None
+    hours_per_day: float | None = None
     compare_published: bool | None = None
     picture: bool | None = None
     format: Literal["json", "csv", "markdown", "svg"] = "json"
@@ -118,6 +124,8 @@ class PlanRequest(Strict):
         if {"request_rate", "max_concurrency"} <= values.keys():
             raise contradiction("max_concurrency", "request_rate says how requests arrive")
         for name, max_mean in _MOST_TOKENS.items():
+            if name not in values and self.buy:
+                continue  # a purchase is planned for a usual load
             if name not in values:
                 raise _wrong(name, "is missing: a plan for a load needs it")
             mean, variation = parse_length(values[name], name)
@@ -269,7 +277,7 @@ def _refusal(message: str) -> ApiError:
 def _svg(plan: Plan) -> tuple[str, str]:
     if plan.load is not None:
         title = f"Choices for {plan.subject.name}"
-        return pareto_svg(title, plan.answer, plan.choices), "image/svg+xml"
+        return choices_svg(title, plan.answer, plan.choices), "image/svg+xml"
     title = f"Memory of {plan.subject.name} on one device"
     return memory_svg(title, plan.placements), "image/svg+xml"
 
