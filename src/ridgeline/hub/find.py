@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgeline.hub.library import hub_names, library, tags_of
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Stores
 from ridgeline.hub.short_names import ALIASES, SHORT_NAMES, packaged
@@ -35,8 +36,9 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
 
     Args:
         model: a short name; a .gguf file; a directory; ``owner/name`` of the hub, perhaps with
-            ``@revision``, and ``:Q4_K_M`` or a file's name behind it; or a name that Ollama has;
-            tried in this order. A local directory called like a short name is ``./name``.
+            ``@revision``, and ``:Q4_K_M`` or a file's name behind it; a name that Ollama has here;
+            or one of its library; tried in this order. A local directory called like a short name
+            is ``./name``.
         stores: where models may lie.
         room_bytes: memory that is free: decides between files if none is named.
 
@@ -49,27 +51,44 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
         file = stores.home / "models" / entry.file_name
         if file.exists():
             return LocalModel(file, entry.sampling)
+        if found := _of_hub(model, stores, room_bytes):  # its package is gone
+            return found._replace(sampling=entry.sampling)
     elif model and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return LocalModel(path, {})
     elif path.is_file():
         raise ValueError(f"{model!r} is not a .gguf file; for safetensors give their directory")
-    elif name := parse_hub_name(model):
-        if chosen := stores.find_repository(name, room_bytes):
-            place, why = chosen
-            return LocalModel(place.path, place.sampling, why)
+    elif parse_hub_name(model):
+        if found := _of_hub(model, stores, room_bytes):
+            return found
     elif model and (place_of := stores.find_ollama(model)):
         return LocalModel(place_of.path, place_of.sampling)
+    elif hub_names(model):
+        if found := _of_hub(model, stores, room_bytes):
+            return found
     else:
         raise ValueError(_no_such(model, stores))
     raise NotPulledError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
 
 
+def _of_hub(model: str, stores: Stores, room_bytes: int) -> LocalModel | None:
+    """Return what was pulled from the hub under the names of a model; None if nothing was."""
+    for name in hub_names(model):
+        if chosen := stores.find_repository(name, room_bytes):
+            place, why = chosen
+            return LocalModel(place.path, place.sampling, why)
+    return None
+
+
 def _no_such(model: str, stores: Stores) -> str:
     ollama = (place.name.removeprefix("ollama:") for place in stores.of_ollama())
-    known = [*SHORT_NAMES, *ALIASES, *ollama]
-    near = difflib.get_close_matches(model, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    of_library = dict.fromkeys(row.name for row in library())
+    known = {name.lower(): name for name in (*of_library, *ALIASES, *SHORT_NAMES, *ollama)}
+    near = difflib.get_close_matches(model.lower(), known, n=1)
+    hint = f"did you mean {known[near[0]]!r}? " if near else ""
+    if tags := tags_of(model):
+        hint += f"its sizes are {', '.join(tags)}. "
     return (
-        f"there is no model {model!r}: {hint}give a short name ({', '.join(SHORT_NAMES)}), a .gguf "
-        f"file, a directory, or a name of the hub, owner/name or owner/name:Q4_K_M"
+        f"there is no model {model!r}: {hint}give a short name ({', '.join(SHORT_NAMES)}), a name "
+        f"of Ollama's library such as llama3.2, a .gguf file, a directory, or a name of the hub, "
+        f"owner/name or owner/name:Q4_K_M"
     )

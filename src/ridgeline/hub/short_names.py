@@ -34,6 +34,7 @@ class PackagedModel(NamedTuple):
         file_name: of the model file in the models directory, or of its folder.
         parts: pieces of the file, in order; or one folder.
         sampling: what the model's card samples with, as other models say in generation_config.json.
+        hub: where the hub has it too, for when a package is gone.
     """
 
     description: str
@@ -43,6 +44,7 @@ class PackagedModel(NamedTuple):
     file_name: str
     parts: tuple[WheelPart, ...]
     sampling: Mapping[str, float]
+    hub: str = ""
 
     @property
     def is_folder(self) -> bool:
@@ -85,6 +87,7 @@ SHORT_NAMES = {
             ),
         ),
         sampling={"temperature": 0.2, "top_p": 0.9},
+        hub="bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M",
     ),
     "qwen2.5-coder:0.5b": PackagedModel(
         description="Qwen2.5-Coder 0.5B Instruct, Q4_K_M: short code, simple answers",
@@ -105,6 +108,7 @@ SHORT_NAMES = {
             ),
         ),
         sampling=_QWEN_SAMPLING,
+        hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M",
     ),
     "qwen2.5-coder:1.5b": PackagedModel(
         description="Qwen2.5-Coder 1.5B Instruct, Q4_K_M: code, and useful answers",
@@ -141,6 +145,7 @@ SHORT_NAMES = {
             ),
         ),
         sampling=_QWEN_SAMPLING,
+        hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
     ),
     "all-minilm": PackagedModel(
         description="all-MiniLM-L6-v2: vectors of English texts, for search and clustering",
@@ -157,9 +162,10 @@ SHORT_NAMES = {
             ),
         ),
         sampling={},
+        hub="sentence-transformers/all-MiniLM-L6-v2",
     ),
 }
-ALIASES = {"qwen2.5-coder": "qwen2.5-coder:1.5b"}
+ALIASES = {"qwen2.5-coder": "qwen2.5-coder:1.5b", "smollm2:135m": "smollm2"}
 
 
 def packaged(name: str) -> PackagedModel | None:

@@ -16,8 +16,9 @@ from typing import Any
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.arch.recurrent import Delta
 from ridgeline.hub.find import NotPulledError, find_model
-from ridgeline.hub.names import parse_hub_name
+from ridgeline.hub.library import hub_names
 from ridgeline.hub.places import Stores
+from ridgeline.hub.short_names import packaged
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_config, shape_of_gguf
 from ridgeline.models.families import GGUF_FAMILIES
@@ -94,8 +95,10 @@ def _of_the_hub(model: str) -> ModelSpec:
     """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
     from ridgeline.hub.outline import outline  # here: a plan of a file needs no network
 
-    if (name := parse_hub_name(model)) is None:
+    names = () if packaged(model) else hub_names(model)
+    if not names:
         raise ValueError(f"{model!r} is not on this machine: run `ridgeline pull {model}` first")
+    name = names[0]
     try:
         with outline(name) as path:
             if path.is_dir() and not any(path.glob("*.safetensors")):
