@@ -32,7 +32,7 @@ SECTIONS = {
     ),
     "Limits": (
         "max_queued_requests", "max_n", "max_stop", "max_logprobs", "max_temperature",
-        "max_logit_bias", "max_grammar_bytes", "grammar_timeout", "max_body", "max_file",
+        "max_logit_bias", "strict", "max_grammar_bytes", "grammar_timeout", "max_body", "max_file",
         "max_stored", "receive_timeout", "stall_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Load": (

@@ -65,7 +65,7 @@ def new_app(service: Service) -> FastAPI:
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
-    app.state.work = service.work
+    app.state.work, app.state.is_strict = service.work, service.options.strict
     add_errors(app)
     _add_completions(app, service)
     _add_tokens(app, service)
@@ -133,10 +133,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
         service.check_open(body.model)
         prompt, is_truncated = await service.prompts.of_cursor(body)
-        if body.n_predict < 0:
-            body.max_tokens = service.max_model_len - len(prompt)
-        else:
-            body.max_tokens = body.n_predict
         new_shape = partial(LlamaCppShape, is_truncated=is_truncated)
         param = "input_prefix"
         return await service.reply(

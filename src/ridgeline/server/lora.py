@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse
 
 from ridgeline.api.adapters import Adapters, NoRoom
 from ridgeline.core.request import Adapter
+from ridgeline.server.dialects import fields
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.request_model import Strict
@@ -39,7 +40,7 @@ class LoadLora(Strict):
 class UnloadLora(Strict):
     """POST /v1/unload_lora_adapter; the number that vLLM also takes says nothing here."""
 
-    droppable = ("lora_int_id",)
+    extras = fields.LORA
 
     lora_name: str
 

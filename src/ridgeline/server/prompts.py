@@ -45,6 +45,7 @@ class Prepared(NamedTuple):
         form_param: the field that asks for it.
         ignored: paths of what the schemas of tools say and the answer is not held to.
         token_rules: what the parameters say of tokens.
+        lost: names of other fields that it is not held to.
         room: how many tokens an answer may have, if the request allows more.
     """
 
@@ -54,6 +55,7 @@ class Prepared(NamedTuple):
     form_param: str | None = None
     ignored: tuple[str, ...] = ()
     token_rules: TokenRules = NO_RULES
+    lost: tuple[str, ...] = ()
     room: int | None = None
 
 
@@ -94,10 +96,11 @@ class Prompts:
         return requests[0], ids
 
     def _rendered(self, request: Rendering) -> list[int]:
-        options = request.template_options() | self._effort(request.reasoning_effort)
+        options = request.template_options() | self._effort(request.effort)
         messages = [message.plain() for message in request.messages]
         self._check_bytes([messages, options], "messages")
-        return self._text.chat_template.render_ids(messages, **options)
+        with self._text.chat_template.written_as(request.chat_template) as template:
+            return template.render_ids(messages, **options)
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""
@@ -105,10 +108,21 @@ class Prompts:
             return {}
         if effort == "none":
             return {"enable_thinking": False}  # templates that can do without have this switch
-        if "reasoning_effort" not in self._text.chat_template.source:
-            message = "reasoning_effort can only be none: this model's chat template knows no other"
-            raise _bad("reasoning_effort", message, "unsupported_parameter")
-        return {"reasoning_effort": effort}
+        return {"reasoning_effort": effort} if self._knows_effort else {}
+
+    @property
+    def _knows_effort(self) -> bool:
+        return "reasoning_effort" in self._text.chat_template.source
+
+    def _lost(self, body: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+        """Return the names of what answers are not held to; raises ApiError if all must hold."""
+        lost = dict(body.lost)
+        effort = body.effort if isinstance(body, ChatRequest) else None
+        if effort not in (None, "none") and not self._knows_effort:
+            lost["reasoning_effort"] = "this model's chat template knows none"
+        for name, why in lost.items() if self._options.strict else ():
+            raise _bad(name, f"{name} is not supported: {why}", "unsupported_parameter")
+        return tuple(lost)
 
     async def of_text(
         self, prompt: str | list[int], *, param: str = "prompt", add_bos: bool | None = None
@@ -247,7 +261,12 @@ class Prompts:
                 prepared = await self._work.prompts.run(partial(prepare, may_compile=False))
             except NotKept:
                 prepared = await self._work.grammars.run(partial(prepare, may_compile=True))
-        return prepared._replace(room=room if (body.longest or 0) > room else None)
+        is_capped = (body.longest or 0) > room
+        if is_capped and self._options.strict:
+            field = body.length_field
+            message = f"{field} asks for {body.longest} tokens, but {param} leaves room for {room}"
+            raise _bad(field, message, "context_length_exceeded")
+        return prepared._replace(lost=self._lost(body), room=room if is_capped else None)
 
     def _prepared(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -192,7 +193,7 @@ class Service:
             is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
             is_background=state.is_background,
             name=request.state.request_id,
-            cache_root=self.cache_root(tenant),
+            cache_root=self.cache_root(tenant, body.cache_salt),
             adapter=adapter,
             prediction=prediction,
             new_constraint=prepared.new_constraint,
@@ -207,17 +208,19 @@ class Service:
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
         reply = Reply(self.bridge, self.limits, *parts, *of_server)
-        note_ignored(reply, prepared.ignored)
+        note_ignored(reply, [*map(dialect.renamed_text, prepared.lost), *prepared.ignored])
         if prepared.room is not None:
             field = dialect.renamed_text(body.length_field)
             reply.headers[CAPPED] = f"{field} {body.longest} -> {prepared.room}"
         return reply
 
-    def cache_root(self, tenant: str) -> bytes:
-        """Return what separates the cached prefixes of tenants, if anything does."""
-        if tenant == ANYONE or not self.options.isolate_keys:
+    def cache_root(self, tenant: str, salt: str | None = None) -> bytes:
+        """Return what separates the cached prefixes of tenants, and of salts, if anything does."""
+        is_shared = tenant == ANYONE or not self.options.isolate_keys
+        if is_shared and salt is None:
             return b""
-        return hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+        of = json.dumps(["" if is_shared else tenant, salt]) if salt is not None else tenant
+        return hashlib.blake2b(of.encode(), digest_size=16).digest()
 
     def note_end(
         self, tenant: str, parent: Context, operation: str, name: str, record: RequestRecord

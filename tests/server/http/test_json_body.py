@@ -61,8 +61,9 @@ CASES: dict[str, tuple[str, str, Callable[[], str], str]] = {
     "biases": (COMPLETE, "logit_bias", _map("1"), "logit_bias"),
     "biases that are none": (COMPLETE, "logit_bias", _map('""'), "logit_bias.0"),
     "metadata": (COMPLETE, "metadata", _map("1"), "metadata"),
-    "unknown fields": (CHAT, "0", lambda: "1," + _map("1")()[1:-1], "0"),
-    "unknown fields of a message": (CHAT, "messages", lambda: f"[{_map('1')()}]", "messages[0].0"),
+    # Read up to what a body may have, and no further.
+    "unknown fields": (CHAT, "0", lambda: "1," + _map("1")()[1:-1], "60087"),
+    "unknown fields of a message": (CHAT, "messages", lambda: f"[{_map('1')()}]", "messages"),
     "numbers as messages": (CHAT, "messages", _list("0"), "messages[0]"),
     "empty messages": (CHAT, "messages", _list("{}"), "messages"),
     "messages": (CHAT, "messages", _messages, "messages"),

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.server.http.errors import ApiError, validation_error
+from ridgeline.server.http.request_model import STRICT
 from ridgeline.server.http.turns import Workers
 
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
@@ -46,7 +47,9 @@ class BodyRoute(APIRoute):
 
         async def read_first(request: Request) -> Response:
             data = await request.body()
-            model = await in_turn(request.app.state.work, adapter, data)
+            state = request.app.state
+            is_strict = getattr(state, "is_strict", False)
+            model = await in_turn(state.work, adapter, data, is_strict=is_strict)
             response = await handle(_Read(request, data, model))
             note_ignored(response, model.ignored())
             return response
@@ -81,16 +84,19 @@ class _Read(Request):
         return self._model
 
 
-async def in_turn(work: Workers, adapter: TypeAdapter[Any], data: bytes) -> Any:
+async def in_turn(
+    work: Workers, adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False
+) -> Any:
     """Return what ``read`` does, of a long body in a thread, when it is its turn."""
     if len(data) < _LONG_BYTES:
-        return read(adapter, data)
-    return await work.bodies.run(partial(read, adapter, data))
+        return read(adapter, data, is_strict=is_strict)
+    return await work.bodies.run(partial(read, adapter, data, is_strict=is_strict))
 
 
-def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
+def read(adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False) -> Any:
     """Return the model that a body describes; raises ApiError that names what is wrong.
 
+    With ``is_strict`` nothing is dropped that was asked for (``request_model.Extra``).
     If a body has too much in it, only its beginning is validated: an error found there says more.
     """
     end = _affordable(data)
@@ -102,7 +108,7 @@ def read(adapter: TypeAdapter[Any], data: bytes) -> Any:
     finally:
         gc.enable()
     try:
-        model = adapter.validate_python(value)
+        model = adapter.validate_python(value, context=STRICT if is_strict else None)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         if end is not None:  # a missing field may come later

@@ -62,6 +62,9 @@ class ServeOptions:
     max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
     max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
     max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
+    strict: bool = flag_field(
+        False, "Refuse what would be dropped, skipped or capped, unless no answer depends on it."
+    )
     max_grammar_bytes: int = flag_field(65536, "Bytes of text that a schema or grammar may have.")
     grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
     tool_call_parser: str = flag_field(

@@ -1,18 +1,19 @@
-"""The base of all bodies: nothing is coerced, nothing unknown passes, nothing is read twice.
+"""The base of all bodies: nothing is coerced, and nothing is dropped without its name.
 
 It names no field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, LiteralString, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, LiteralString, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     ModelWrapValidatorHandler,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -20,70 +21,136 @@ from pydantic_core import PydanticCustomError
 from ridgeline.server.http.errors import ApiError
 
 _MAY_CALL = {"tools": "tool_choice", "functions": "function_call"}  # "none": it calls nothing
+STRICT = {"is_strict": True}  # pydantic's context of a body that is held to the letter
+
+
+class Extra(NamedTuple):
+    """What becomes of a field that a body has no use for.
+
+    Attributes:
+        fate: "hint": the answer does not depend on it, so it is dropped by name. "lost": something
+            was asked for that is not done, but the answer is still one to the question; dropped by
+            name, and refused under ``--strict``. "refused": the answer would not be what was asked.
+        why: why, and what to do instead; it goes on after "is not supported: ".
+        of: whose field it is.
+        off: values that ask for nothing, or for what is done anyway: they pass without a word.
+        most_off: numbers up to here do as well.
+    """
+
+    fate: Literal["hint", "lost", "refused"]
+    why: str
+    of: str
+    off: tuple[Any, ...] = ()
+    most_off: float | None = None
+
+    def asks_nothing(self, value: Any) -> bool:
+        """Whether this value asks for nothing that is not done anyway."""
+        if self.most_off is not None and type(value) in (int, float) and value <= self.most_off:
+            return True
+        return any(type(value) is type(one) and value == one for one in self.off)  # 0 is not False
 
 
 def document(schema: dict[str, Any], model: type[Strict]) -> None:
     """Add to a model's JSON schema what the model accepts besides its fields."""
-    schema["additionalProperties"] = {"type": "null"}
-    dropped = {name: {"description": "Taken, and dropped."} for name in model.droppable}
-    schema["properties"] = schema["properties"] | dropped
+    if model.extras is None:
+        schema["additionalProperties"] = {"type": "null"}
+    kept = {k: v for k, v in schema["properties"].items() if k not in model.absent}
+    schema["properties"] = kept | {
+        name: _documented(extra) for name, extra in (model.extras or {}).items() if name not in kept
+    }
+
+
+def _documented(extra: Extra) -> dict[str, Any]:
+    if extra.fate != "refused":
+        return {"description": "Taken, and dropped by name."}
+    schema: dict[str, Any] = {"enum": [None, *extra.off]}
+    if extra.most_off is not None:
+        schema = {"anyOf": [schema, {"type": "number", "maximum": extra.most_off}]}
+    return schema
 
 
 class Strict(BaseModel):
-    """No coercion, no unknown field, no NaN; the first field at fault, in the body's order.
+    """No coercion, no NaN; the first field at fault, in the body's order.
 
     A null is absence, whatever its name: client libraries send the empty fields of their types.
+    What a body has no field for is dropped by name, or refused, as its ``extras`` say (one table
+    for all APIs, ``server.dialects.fields``). A body of our own has no such table, and refuses it.
     """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=document
     )
-    droppable: ClassVar[tuple[str, ...]] = ()  # cannot change an answer
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    instead: ClassVar[Mapping[str, LiteralString]] = {}  # what to do, for some of those
+    extras: ClassVar[Mapping[str, Extra] | None] = None
+    runs: ClassVar[tuple[str, ...]] = ()  # the kinds of ``tools`` that clients run
+    absent: ClassVar[tuple[str, ...]] = ()  # inherited fields that mean nothing here
     _dropped: tuple[str, ...] = ()
 
     @model_validator(mode="wrap")
     @classmethod
-    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
+    def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         if not isinstance(data, dict):
             return make(data)
         values = {name: value for name, value in data.items() if value is not None}
-        others = [name for name in values if name not in cls.model_fields]
-        dropped = tuple(name for name in others if cls._drops(name, values))
-        model = make({name: values[name] for name in values if name in cls.model_fields})
-        model._dropped = dropped
+        is_strict = info.context == STRICT
+        skipped = [] if is_strict else cls._skip_tools(values)
+        fields = cls.model_fields.keys() - set(cls.absent)
+        others = [name for name in values if name not in fields]
+        dropped = [name for name in others if cls._drops(name, values, is_strict=is_strict)]
+        model = make({name: value for name, value in values.items() if name in fields})
+        model._dropped = (*dropped, *skipped)
         return model
 
     @classmethod
-    def _drops(cls, name: str, values: Mapping[str, Any]) -> bool:
-        """Return whether dropping a field loses something.
+    def _drops(cls, name: str, values: Mapping[str, Any], *, is_strict: bool) -> bool:
+        """Return whether a field is dropped by name; it may ask for nothing.
 
-        Raises the error that refuses the request if that could change the answer.
+        Raises the error that refuses the request.
         """
-        if name in cls.droppable:
+        extra = cls.extras.get(name) if cls.extras is not None else None
+        if extra is None:
+            if is_strict or cls.extras is None:
+                raise wrong("unknown_parameter", name, "is not a parameter here")
             return True
-        if name not in cls.not_yet:
-            raise wrong("unknown_parameter", name, "is not a parameter here")
-        if any(_same(values[name], void) for void in cls.not_yet[name]):
+        if extra.asks_nothing(values[name]):
             return False
-        if values.get(_MAY_CALL.get(name, "")) == "none":
+        if extra.fate == "hint" or values.get(_MAY_CALL.get(name, "")) == "none":
             return True
-        why = cls.instead.get(name, "is not supported yet: leave it out")
-        raise wrong("unsupported_parameter", name, why)
+        if extra.fate == "refused" or is_strict:
+            raise wrong("unsupported_parameter", name, f"is not supported: {extra.why}")
+        return True
+
+    @classmethod
+    def _skip_tools(cls, values: dict[str, Any]) -> list[str]:
+        """Take out the tools that only a provider can run, and return their names.
+
+        The model is not told of them, so it cannot call them. Where there are no others they stay,
+        and are refused.
+        """
+        tools = values.get("tools")
+        if not cls.runs or not isinstance(tools, list):
+            return []
+        kinds = [one.get("type", cls.runs[0]) if isinstance(one, dict) else None for one in tools]
+        skipped = [i for i, k in enumerate(kinds) if isinstance(k, str) and k not in cls.runs]
+        if len(skipped) in (0, len(tools)):
+            return []
+        values["tools"] = [one for i, one in enumerate(tools) if i not in skipped]
+        return [f"tools[{i}] ({kinds[i]})" for i in skipped]
 
     def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        return list(self._dropped)
+        """Return the names of what was dropped, here and in all that it holds, each once."""
+        return list(dict.fromkeys([*self._dropped, *self._inside()]))
+
+    def _inside(self) -> Iterator[str]:
+        for name, value in self:
+            is_many = isinstance(value, list) and value and not isinstance(value[0], int)
+            for one in value if is_many else (value,):
+                if isinstance(one, Strict):
+                    yield from (f"{name}.{inner}" for inner in one.ignored())
 
 
-def _same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other  # 0 is not False here
-
-
-def wrong(code: LiteralString, field: str, problem: LiteralString) -> PydanticCustomError:
+def wrong(code: LiteralString, field: str, problem: str) -> PydanticCustomError:
     """Return an error about a field of the model, or the pair of the map, that is validated."""
-    return PydanticCustomError(code, problem, {"field": field})
+    return PydanticCustomError(code, "{problem}", {"field": field, "problem": problem})
 
 
 def contradiction(param: str, why: str) -> ApiError:

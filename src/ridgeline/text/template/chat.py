@@ -8,7 +8,8 @@ names no model and guesses no template for a model that has none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +43,21 @@ class ChatTemplate:
         self._knows_developer = "developer" in (source or "")
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @contextmanager
+    def written_as(self, source: str | None) -> Iterator[ChatTemplate]:
+        """Yield a template for the same model from another jinja2 source, None for this one.
+
+        It runs as bounded as the model's own, in a process that ends with the block.
+        """
+        if source is None:
+            yield self
+            return
+        other = ChatTemplate(source, self._tokenizer, **self._variables)
+        try:
+            yield other
+        finally:
+            other.close()
 
     @cached_property
     def knows_tools(self) -> bool:

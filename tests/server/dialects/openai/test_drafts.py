@@ -116,7 +116,6 @@ def test_earlier_answers_help_the_key_that_got_them_alone(model: Path) -> None:
         ({"type": "other", "content": "x"}, "prediction.type"),
         ({"type": "content"}, "prediction.content"),
         ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
-        ({"type": "content", "content": "x", "weight": 1}, "prediction.weight"),
         ({"type": "content", "content": "x" * 100_000}, "prediction.content"),
     ],
 )

@@ -86,7 +86,7 @@ def test_what_cannot_be_had_is_refused_by_name(served: Served) -> None:
         ({"input": [[1, 10**6]]}, "input", "1000000"),
         ({"input": "a " * 200}, "input", "truncate_prompt_tokens"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
-        ({"input": "a", "temperature": 1}, "temperature", "not a parameter"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "send encoding_format"),
     ):
         status, error = served.refused("/v1/embeddings", body)
         assert (status, error["param"]) == (400, param), error

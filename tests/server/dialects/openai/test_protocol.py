@@ -24,7 +24,6 @@ WRONG = [True, "5", [], {}, float("nan")]
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temprature": 1}, "temprature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
@@ -37,7 +36,6 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"stop": [7]}, "stop[0]"),
         ({"stop": "a" * 1025}, "stop"),
         ({"stop": ["a", "b" * 1025]}, "stop[1]"),
-        ({"x" * 100_000: 1}, "x" * 80),
         ({"seed": 1 << 63}, "seed"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -56,17 +54,10 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"repetition_penalty": 0.001}, "repetition_penalty"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"priority": 1}, "priority"),
-        ({"store": True}, "store"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"service_tier": "flex"}, "service_tier"),
-        ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         *[({name: value}, name) for name in ("temperature", "n", "top_k") for value in WRONG],
     ],
 )
@@ -89,7 +80,6 @@ def test_what_is_wrong_is_named(
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": "x", "evil": 1}]}, "messages[0].evil"),
         ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x " * 200}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -98,8 +88,8 @@ def test_what_is_wrong_is_named(
         ({"max_tokens": 0}, "max_tokens"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"prompt": "x"}, "prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template": "{% for"}, "messages"),
     ],
 )
 def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: str) -> None:
@@ -110,7 +100,7 @@ def test_what_is_wrong_in_a_chat(served: Served, fields: dict[str, Any], param: 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_the_first_field_that_is_not_supported_is_named(served: Served, path: str) -> None:
-    fields = {"functions": [1], "audio": {}, "moderation": {}, "logit_bogus": 1, "store": True}
+    fields = {"functions": [1], "mirostat": 2, "documents": [1], "logprobs": "x", "n_probs": 5}
     for names in (list(fields), list(fields)[::-1]):
         body = {name: fields[name] for name in names} | (ASK if path == CHAT else GO_ON)
         assert served.refused(path, body)[1]["param"] == names[0]
@@ -170,7 +160,6 @@ def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -
         (CHAT, {"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens is "),
         ("/tokenize", {"prompt": None}, "prompt is missing"),
         ("/tokenize", {"prompt": None, "messages": []}, "messages is wrong: "),
-        ("/tokenize", {"prompt": "a", "messages": None, "x": 1}, "x is not a parameter here"),
     ],
 )
 def test_a_refusal_names_what_was_sent(
@@ -273,7 +262,7 @@ def test_what_could_change_an_answer_is_refused(
 
 def test_the_log_says_why_a_request_was_refused(served: Served) -> None:
     for path, body, headers in (
-        (COMPLETE, GO_ON | {"prefix_caching": 1}, {}),
+        (COMPLETE, GO_ON | {"mirostat": 1}, {}),
         (COMPLETE, GO_ON | {"max_tokens": -2}, {}),
         (CHAT, ASK, {"content_type": "text/plain"}),
         ("/v1/nothing", {}, {}),
@@ -428,11 +417,11 @@ def test_no_page_loads_anything_from_elsewhere(served: Served) -> None:
         ({"max_tokens": "secret"}, "max_tokens is wrong: it must be a valid integer"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-            "tools[0].function.name is \"a b\": it must match pattern '^[A-Za-z0-9_-]{1,64}$'",
+            "tools[0].function.name is \"a b\": it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "secret " * 20}}]},
-            "tools[0].function.name is wrong: it must match pattern '^[A-Za-z0-9_-]{1,64}$'",
+            "tools[0].function.name is wrong: it must match pattern '^[A-Za-z0-9_-]{1,128}$'",
         ),
     ],
 )

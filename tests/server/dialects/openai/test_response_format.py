@@ -103,7 +103,7 @@ def test_a_stream_adds_up(served: Served) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {}}, "response_format.type"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (openai_schema(strict="yes"), "response_format.json_schema.strict"),
         (openai_schema(schema="text"), "response_format.json_schema.schema"),

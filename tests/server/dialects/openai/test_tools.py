@@ -203,10 +203,9 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
     [
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function"),
-        ({"tools": TOOLS[:1] * 129}, "tools"),
+        ({"tools": TOOLS[:1] * 1025}, "tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "must"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
@@ -221,8 +220,7 @@ def test_a_form_and_tools_begin_behind_reasoning(thinker: Served) -> None:
                      {"properties": {"b": {"type": "array", "uniqueItems": True}}}}}]}, "tools"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"function_call": {"name": "a"}}, "function_call"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ],
 )  # fmt: skip

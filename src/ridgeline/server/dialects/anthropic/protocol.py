@@ -1,22 +1,21 @@
-"""What clients may ask of POST /v1/messages: every field, honoured or refused by name.
+"""What clients may ask of POST /v1/messages: the fields that are honoured.
 
 ``server.dialects.anthropic.request`` makes a chat request of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, LiteralString
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import Discriminator, Field, Tag
 
+from ridgeline.server.dialects import fields
+from ridgeline.server.dialects.openai.conversation import MAX_TOOLS, NAME_OF_TOOL
 from ridgeline.server.dialects.openai.protocol import Length
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
-_MAX_TOOLS = 128
-_CACHE = "cache_control"  # prefixes are cached here without being asked
 _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _ONLY_TEXT: LiteralString = (
     "is not supported: this model reads only text, so send what matters as a text block"
@@ -26,7 +25,7 @@ _ONLY_TEXT: LiteralString = (
 class TextBlock(Strict):
     """A piece of text."""
 
-    droppable = (_CACHE, "citations")
+    extras = fields.BLOCK
 
     type: Literal["text"]
     text: str
@@ -35,7 +34,7 @@ class TextBlock(Strict):
 class ToolUseBlock(Strict):
     """A call that the model made."""
 
-    droppable = (_CACHE, "caller")
+    extras = fields.TOOL_USE
 
     type: Literal["tool_use"]
     id: str
@@ -50,7 +49,7 @@ _Texts = Annotated[list[_Text], Field(fail_fast=True)]
 class ToolResultBlock(Strict):
     """What a call returned. A template shows no sign of ``is_error``: its text says it."""
 
-    droppable = (_CACHE, "is_error")
+    extras = fields.TOOL_RESULT
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -60,7 +59,7 @@ class ToolResultBlock(Strict):
 class ThinkingBlock(Strict):
     """What the model thought."""
 
-    droppable = ("signature",)
+    extras = fields.THINKING_BLOCK
 
     type: Literal["thinking"]
     thinking: str
@@ -68,6 +67,8 @@ class ThinkingBlock(Strict):
 
 class RedactedBlock(Strict):
     """Thoughts that cannot be read here; dropped."""
+
+    extras = fields.ANY
 
     type: Literal["redacted_thinking"]
     data: str
@@ -87,28 +88,19 @@ _Block = Annotated[
 class InputMessage(Strict):
     """A turn of one side."""
 
+    extras = fields.ANY
+
     role: Literal["user", "assistant"]
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        blocks = self.content if isinstance(self.content, list) else []
-        inside = dict.fromkeys(name for block in blocks for name in block.ignored())
-        return [*self._dropped, *(f"content.{name}" for name in inside)]
 
 
 class ToolParam(Strict):
     """A tool that the client runs."""
 
-    droppable = (_CACHE, "eager_input_streaming")
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "input_examples": ([],),
-    }
+    extras = fields.MESSAGES_TOOL
 
     type: Literal["custom"] | None = None
-    name: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
+    name: str = Field(pattern=NAME_OF_TOOL)
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -127,6 +119,8 @@ _Tool = Annotated[
 class ToolChoice(Strict):
     """Whether tools are called, and which."""
 
+    extras = fields.ANY
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -135,13 +129,15 @@ class ToolChoice(Strict):
 class Thinking(Strict):
     """Whether the model thinks first. How long it may is not limited."""
 
-    droppable = ("budget_tokens", "display")
+    extras = fields.THINKING
 
     type: Literal["enabled", "disabled", "adaptive"]
 
 
 class OutputConfig(Strict):
     """The form of the answer, and how much effort goes into it."""
+
+    extras = fields.OUTPUT_CONFIG
 
     format: dict[str, Any] | None = None
     effort: str | None = None
@@ -150,43 +146,25 @@ class OutputConfig(Strict):
 class Metadata(Strict):
     """Who asks: written to the log."""
 
+    extras = fields.ANY
+
     user_id: str | None = Field(None, max_length=256)
 
 
 class Conversation(Strict):
     """What both routes take."""
 
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "container": (),
-        "context_management": (),
-        "inference_geo": (),
-        "mcp_servers": ([],),
-    }
-    droppable = (
-        *(_CACHE, "diagnostics", "service_tier", "speed"),
-        *("user_profile_id", "workspace_id"),
-    )
+    extras = fields.MESSAGES
+    runs = ("custom",)
 
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
     system: str | _Texts | None = None
-    tools: Annotated[list[_Tool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        return [*self._dropped, *dict.fromkeys(self._inside())]
-
-    def _inside(self) -> Iterator[str]:
-        yield from (f"messages.{name}" for one in self.messages for name in one.ignored())
-        parts = self.system if isinstance(self.system, list) else []
-        yield from (f"system.{name}" for part in parts for name in part.ignored())
-        yield from (f"tools.{name}" for tool in self.tools or () for name in tool.ignored())
-        yield from (
-            f"thinking.{name}" for name in (self.thinking and self.thinking.ignored()) or ()
-        )
+    output_format: dict[str, Any] | None = None  # as betas had output_config.format
 
 
 class CountTokensRequest(Conversation):

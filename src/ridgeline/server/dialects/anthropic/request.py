@@ -51,8 +51,8 @@ def chat_request(asked: Conversation) -> ChatRequest:
         "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
         "reasoning_effort": config.effort if config else None,
     }
-    if config and config.format:
-        fields["response_format"] = _format(config.format)
+    if form := (config and config.format) or asked.output_format:
+        fields["response_format"] = _format(form)
     if asked.thinking is None or asked.thinking.type == "disabled":
         fields["reasoning_effort"] = fields["reasoning_effort"] or "none"
     if isinstance(asked, MessagesRequest):

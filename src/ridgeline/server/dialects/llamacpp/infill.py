@@ -9,44 +9,26 @@ from __future__ import annotations
 import time
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
 from ridgeline.server.dialects.openai.reply import SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
-from ridgeline.server.dialects.openai.samplers import switched_off
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.request_model import Strict, document
+from ridgeline.server.http.request_model import Strict
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10
-# Fields of completions that mean nothing here; llama.cpp has other names for some.
 _ABSENT = ("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix")
-# llama.cpp's own: values that change nothing pass.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "dynatemp_range": (0, 0.0),
-    "lora": ([],),
-    "mirostat": (0,),
-    "n_probs": (0,),
-    "post_sampling_probs": (False,),
-    "repeat_penalty": (1, 1.0),  # of the last 64 tokens only, unlike repetition_penalty
-    "return_tokens": (False,),
-    "timings_per_token": (False,),
-}
-
-
-def _document(schema: dict[str, Any], model: type[Strict]) -> None:
-    """Leave out what is refused."""
-    document(schema, model)
-    schema["properties"] = {k: v for k, v in schema["properties"].items() if k not in _ABSENT}
 
 
 class ExtraFile(Strict):
     """A file, or a piece of one, that helps to understand the open one."""
 
-    droppable = ("time",)
+    extras = fields.TIME_OF_FILE
 
     text: str
     filename: str = "tmp"
@@ -55,9 +37,8 @@ class ExtraFile(Strict):
 class InfillRequest(CompletionRequest):
     """POST /infill."""
 
-    model_config = ConfigDict(json_schema_extra=_document)
-    droppable = ("cache_prompt", "id_slot", "n_discard", "n_keep", "t_max_prompt_ms")
-    not_yet = CompletionRequest.not_yet | _NOT_YET
+    extras = fields.INFILL
+    absent = _ABSENT
 
     input_prefix: str
     input_suffix: str
@@ -68,38 +49,14 @@ class InfillRequest(CompletionRequest):
     # Where the answer ends by its lines (``decoding.lines``):
     n_indent: int = Field(0, ge=0, lt=1 << 31)
     t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
-    # Those that act, in their order; the others are off:
-    samplers: list[str] | None = Field(None, max_length=32, fail_fast=True)
     # What to show of the whole answer, as "content" or "timings/prompt_n":
     response_fields: list[str] | None = Field(None, max_length=64, fail_fast=True)
 
     @model_validator(mode="after")
     def _translated(self) -> Self:
-        for name in _ABSENT:
-            if name in self.model_fields_set:
-                message = f"{name} is not a parameter here"
-                raise ApiError(400, message, param=name, code="unknown_parameter")
         if self.seed == -1:
             self.seed = None
-        if self.samplers is not None:
-            for name, value in switched_off(self.samplers).items():
-                setattr(self, name, value)
         return self
-
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        inside = dict.fromkeys(name for one in self.input_extra for name in one.ignored())
-        return [*self._dropped, *(f"input_extra.{name}" for name in inside)]
-
-    @property
-    def length_field(self) -> str:
-        """Where the request says how long an answer may be."""
-        return "n_predict"
-
-    @property
-    def narrows(self) -> bool:
-        """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
-        return "infill" in (self.samplers or ())
 
     def watched(self, new_text: NewText) -> NewText:
         """Return what makes the texts of answers, with the rules for their lines."""

@@ -1,56 +1,60 @@
-"""What clients may ask of /api/chat and /api/generate: every field, honoured or refused by name.
+"""What clients may ask of /api/chat and /api/generate: the fields that are honoured.
 
 ``server.dialects.ollama.request`` makes a request of OpenAI's kind of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, LiteralString
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai import samplers
+from ridgeline.server.dialects.openai.conversation import MAX_TOOLS
 from ridgeline.server.dialects.openai.protocol import EACH, kind_of_prompt
-from ridgeline.server.http.request_model import Strict
+from ridgeline.server.http.request_model import Strict, wrong
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
-_MAX_TOOLS = 128
-_ONLY_TEXT: LiteralString = "is not supported: this model reads only text"
 
 
-class Options(samplers.WithSamplers):
+def _whole(value: Any) -> Any:
+    """Return a whole number as one, also where it is written 8.0, as Ollama reads it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Options(Strict):
     """Sampling, and hints about the machine, which cannot change an answer and are dropped.
 
     A prompt is never cut, so ``num_ctx`` changes nothing.
     """
 
-    droppable = (
-        *("draft_num_predict", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch"),
-        *("num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline"),
-        *("use_mlock", "use_mmap", "vocab_only"),
-    )
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"tfs_z": (1, 1.0)}
+    extras = fields.OLLAMA_OPTIONS
 
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    num_predict: int | None = Field(None, ge=-2, lt=_INT64)  # below 0: as many as there is room for
+    seed: _Whole | None = Field(None, ge=-_INT64, lt=_INT64)
+    num_predict: _Whole | None = Field(
+        None, ge=-2, lt=_INT64
+    )  # below 0: as many as there is room for
     temperature: float | None = Field(None, ge=0, le=2)
-    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    top_k: _Whole | None = Field(None, ge=-1, lt=_INT64)
     top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: samplers.Share | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repeat_penalty: float | None = Field(None, gt=0, le=100)
-    repeat_last_n: int | None = Field(None, ge=-1, lt=_INT64)
+    repeat_last_n: _Whole | None = Field(None, ge=-1, lt=_INT64)
     stop: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
 class Function(Strict):
     """What was called, with what."""
 
-    droppable = ("index", "description")
+    extras = fields.OLLAMA_CALL
 
     name: str
     arguments: dict[str, Any]
@@ -59,7 +63,7 @@ class Function(Strict):
 class Call(Strict):
     """A call that the model made."""
 
-    droppable = ("type",)
+    extras = fields.OLLAMA_CALL
 
     id: str | None = None
     function: Function
@@ -68,8 +72,7 @@ class Call(Strict):
 class Message(Strict):
     """A turn of the conversation."""
 
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
-    instead: ClassVar[Mapping[str, LiteralString]] = {"images": _ONLY_TEXT}
+    extras = fields.OLLAMA_MESSAGE
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -82,7 +85,7 @@ class Message(Strict):
 class Asked(Strict):
     """What both routes take."""
 
-    droppable = ("shift", "truncate")
+    extras = fields.OLLAMA
 
     model: str
     stream: bool | None = None  # absent: true
@@ -96,40 +99,25 @@ class Asked(Strict):
         """Whether the answer comes in pieces."""
         return self.stream is not False
 
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        inside = self.options.ignored() if self.options else []
-        return [*self._dropped, *(f"options.{name}" for name in inside)]
-
 
 class ChatAsked(Asked):
     """POST /api/chat."""
 
+    runs = ("function",)
+
     messages: list[Message] = Field([], max_length=_MAX_MESSAGES, fail_fast=True)
-    tools: Annotated[list[dict[str, Any]], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = (
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
     tool_choice: str | dict[str, Any] | None = None  # Ollama has none; OpenAI's
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: _Whole | None = Field(None, ge=0, le=20)
 
 
 class GenerateAsked(Asked):
     """POST /api/generate."""
 
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "context": ([],),
-        "images": ([],),
-        "logprobs": (False,),
-        "template": ("",),
-        "top_logprobs": (0,),
-    }
-    instead: ClassVar[Mapping[str, LiteralString]] = {
-        "context": "is not supported: send the conversation to /api/chat",
-        "images": _ONLY_TEXT,
-        "logprobs": "is not supported here: send the conversation to /api/chat",
-        "template": "is not supported: the model's own is used, or none with raw: true",
-    }
+    extras = fields.OLLAMA_GENERATE
 
     prompt: str = ""
     suffix: str | None = None
@@ -140,22 +128,30 @@ class GenerateAsked(Asked):
 class ShowAsked(Strict):
     """POST /api/show."""
 
-    droppable = ("name", "verbose")
+    extras = fields.OLLAMA_SHOW
 
-    model: str
+    model: str = ""
+    name: str = ""  # as it was called first
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        self.model = self.model or self.name
+        if not self.model:
+            raise wrong("missing_parameter", "model", "is missing")
+        return self
 
 
 class EmbedAsked(Strict):
     """POST /api/embed."""
 
-    droppable = ("keep_alive", "options")
+    extras = fields.OLLAMA_EMBED
 
     model: str
     input: Annotated[
         Annotated[str, Tag("[text]")] | Annotated[list[str], EACH, Tag("[texts]")],
         Discriminator(kind_of_prompt),
     ] = ""
-    dimensions: int | None = Field(None, ge=1, lt=_INT64)
+    dimensions: _Whole | None = Field(None, ge=1, lt=_INT64)
     truncate: bool | None = None  # absent: true
 
     @property
@@ -173,7 +169,7 @@ class EmbedAsked(Strict):
 class EmbeddingAsked(Strict):
     """POST /api/embeddings, the older route, for one text."""
 
-    droppable = ("keep_alive", "options", "truncate")
+    extras = fields.OLLAMA_EMBEDDING
 
     model: str
     prompt: str = ""

@@ -20,14 +20,11 @@ from ridgeline.server.http.errors import ApiError
 
 _SAME = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("presence_penalty", "frequency_penalty", "stop"),
+    *("presence_penalty", "frequency_penalty", "stop", "repeat_penalty", "repeat_last_n"),
 )
 OLLAMA = Dialect(
     names={
-        "response_format.json_schema": "format",
-        "response_format": "format",
         "max_tokens": "options.num_predict",
-        "repetition_penalty": "options.repeat_penalty",
         "reasoning_effort": "think",
         "truncate_prompt_tokens: -1": "truncate: true",
         **{name: f"options.{name}" for name in _SAME},
@@ -40,7 +37,7 @@ def chat_request(asked: ChatAsked) -> ChatRequest:
     """Return a conversation as a chat request. Raises ApiError."""
     fields = {
         **_common(asked),
-        **_form(asked),
+        "think": asked.think,
         "messages": list(_messages(asked.messages)),
         "tools": asked.tools or None,
         "tool_choice": asked.tool_choice,
@@ -54,7 +51,7 @@ def prompt_request(asked: GenerateAsked) -> ChatRequest:
     """Return a prompt as a conversation of one message. Raises ApiError."""
     messages = [{"role": "system", "content": asked.system}] if asked.system else []
     messages.append({"role": "user", "content": asked.prompt})
-    fields = {**_common(asked), **_form(asked), "messages": messages}
+    fields = {**_common(asked), "think": asked.think, "messages": messages}
     return OLLAMA.request(ChatRequest, asked.options, fields)
 
 
@@ -64,8 +61,7 @@ def raw_request(asked: GenerateAsked) -> CompletionRequest:
         if getattr(asked, name):
             why = f"{name} needs the model's template: leave out raw and suffix"
             raise ApiError(400, why, param=name, code="invalid_value")
-    form = _form(asked) | {"reasoning_effort": None}
-    fields = {**_common(asked), **form, "prompt": asked.prompt, "suffix": asked.suffix}
+    fields = {**_common(asked), "prompt": asked.prompt, "suffix": asked.suffix}
     return OLLAMA.request(CompletionRequest, asked.options, fields)
 
 
@@ -77,41 +73,8 @@ def _common(asked: Asked) -> dict[str, Any]:
         "model": asked.model,
         "stream": asked.is_streamed,
         "max_tokens": length if length is not None and length >= 0 else None,
-        "repetition_penalty": _repetition_penalty(options),
+        "format": asked.format,
     }
-
-
-def _repetition_penalty(options: Options) -> float | None:
-    """Return the penalty. Ollama's is the same, but on the last 64 tokens unless it is told."""
-    penalty, last_n = options.repeat_penalty, options.repeat_last_n
-    if penalty in (None, 1) or last_n == 0:
-        return None
-    if last_n != -1:
-        raise ApiError(
-            400,
-            "options.repeat_penalty is supported for all tokens alone: set options.repeat_last_n "
-            "to -1, or use options.presence_penalty",
-            param="options.repeat_penalty",
-            code="unsupported_parameter",
-        )
-    return penalty
-
-
-def _form(asked: Asked) -> dict[str, Any]:
-    """Return the form of the answer, and whether it is thought about first."""
-    effort = {False: "none", True: None}.get(asked.think, asked.think)  # type: ignore[arg-type]
-    fields: dict[str, Any] = {"reasoning_effort": effort}
-    if asked.think is True:
-        fields["chat_template_kwargs"] = {"enable_thinking": True}
-    if asked.format == "json":
-        fields["response_format"] = {"type": "json_object"}
-    elif isinstance(asked.format, dict):
-        wanted = {"name": "answer", "schema": asked.format}
-        fields["response_format"] = {"type": "json_schema", "json_schema": wanted}
-    elif asked.format:
-        message = f"format is {asked.format!r:.40}: send 'json' or a JSON schema"
-        raise ApiError(400, message, param="format", code="invalid_value")
-    return fields
 
 
 def _messages(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:

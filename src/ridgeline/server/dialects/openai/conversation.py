@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from ridgeline.decoding.messages.tools import Tool, ToolUse
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.request_model import Strict, contradiction, document, typed
 
 _MAX_MESSAGES = 1 << 13
-_MAX_TOOLS = 128
+MAX_TOOLS = 1 << 10
+NAME_OF_TOOL = "^[A-Za-z0-9_-]{1,128}$"  # Anthropic's; OpenAI has half of it
+_MAX_TEMPLATE_CHARS = 1 << 16
 _NOT_OF_TEMPLATES = (
     *("add_generation_prompt", "bos_token", "continue_final_message", "eos_token"),
     *("messages", "reasoning_effort", "tools"),
@@ -22,7 +24,7 @@ _NOT_OF_TEMPLATES = (
 class TextPart(Strict):
     """A piece of a message."""
 
-    droppable = ("cache_control",)
+    extras = fields.CONTENT_PART
 
     type: Literal["text"]
     text: str
@@ -52,12 +54,7 @@ class Message(Strict):
     """
 
     model_config = ConfigDict(json_schema_extra=_document_message)
-    droppable = (
-        *("annotations", "audio", "refusal", "parsed"),  # of OpenAI's own assistant
-        "thinking_blocks",
-        *("provider_specific_fields", "cache_control"),
-    )
-    not_yet: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
+    extras = fields.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[_Part], Field(fail_fast=True)] | None = None
@@ -67,11 +64,11 @@ class Message(Strict):
     reasoning_content: str | None = None
     reasoning: str | None = None  # what newer servers call it
 
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        parts = self.content if isinstance(self.content, list) else []
-        inside = dict.fromkeys(name for part in parts for name in part.ignored())
-        return [*self._dropped, *(f"content.{name}" for name in inside)]
+    @property
+    def text(self) -> str:
+        """Its content."""
+        parts = self.content or ""
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
 
     def plain(self) -> dict[str, Any]:
         """Return what was set, for the template."""
@@ -84,7 +81,9 @@ class Message(Strict):
 class FunctionDefinition(Strict):
     """A function that the model may call."""
 
-    name: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
+    extras = fields.FUNCTION
+
+    name: str = Field(pattern=NAME_OF_TOOL)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -93,7 +92,7 @@ class FunctionDefinition(Strict):
 class ToolDefinition(Strict):
     """A tool; functions are the only kind there is."""
 
-    droppable = ("cache_control",)
+    extras = fields.TOOL
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -109,22 +108,61 @@ class ToolDefinition(Strict):
         return Tool(self.function.name, schema, bool(self.function.strict))
 
 
+_Tool = Annotated[
+    ToolDefinition,
+    typed(("function",), "is not supported: no tools run on this server, so give a function"),
+]
+
+
+class Thinking(Strict):
+    """Whether to think first, as DeepSeek and GLM have it."""
+
+    extras = fields.THINKING
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+
+class Reasoning(Strict):
+    """How much to think, as OpenRouter has it."""
+
+    extras = fields.REASONING
+
+    effort: str | None = None
+    enabled: bool | None = None
+
+
 class Rendering(Strict):
     """How messages become a prompt."""
 
+    extras = fields.RENDERING
+    runs = ("function",)
+
     messages: list[Message] = Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
-    tools: Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    chat_template: str | None = Field(None, max_length=_MAX_TEMPLATE_CHARS)
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # Whether to think, and how much, under all names that clients use:
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    think: bool | str | None = None
+    thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
 
-    def ignored(self) -> list[str]:
-        """Return the names of what was dropped, each once."""
-        inside = dict.fromkeys(name for one in self.messages for name in one.ignored())
-        return [*self._dropped, *(f"messages.{name}" for name in inside)]
+    @property
+    def effort(self) -> str | None:
+        """How much to think before the answer, if the request says; "none" is not at all."""
+        efforts = (self.reasoning_effort, self.think, self.reasoning and self.reasoning.effort)
+        said = [one for one in efforts if isinstance(one, str)]
+        return said[0] if said else "none" if False in self._switches else None
+
+    @property
+    def _switches(self) -> list[bool | str | None]:
+        """What the request says of whether to think at all."""
+        kind = self.thinking.type if self.thinking else None
+        enabled = self.reasoning.enabled if self.reasoning else None
+        return [self.enable_thinking, self.think, kind and kind != "disabled", enabled]
 
     @property
     def use(self) -> ToolUse | None:
@@ -137,7 +175,8 @@ class Rendering(Strict):
         opening = not going_on if self.add_generation_prompt is None else self.add_generation_prompt
         if going_on and opening:
             raise contradiction("add_generation_prompt", "continue_final_message excludes it")
-        options = dict(self.chat_template_kwargs or {})
+        options: dict[str, Any] = {"enable_thinking": True} if True in self._switches else {}
+        options |= self.chat_template_kwargs or {}
         for name in _NOT_OF_TEMPLATES:
             if name in options:
                 raise contradiction(f"chat_template_kwargs.{name}", "it has another place")
@@ -154,6 +193,8 @@ class Rendering(Strict):
 
 class Prediction(Strict):
     """What the answer will be like: it comes sooner where that is right, and is the same."""
+
+    extras = fields.ANY
 
     type: Literal["content"]
     content: str | Annotated[list[_Part], Field(fail_fast=True)]

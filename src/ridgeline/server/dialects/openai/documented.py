@@ -179,6 +179,18 @@ class _Choice(Shaped):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class PromptLogprob(Shaped):
+    """A token of the prompt, or one that might have stood there."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+_PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatChoice(_Choice):
@@ -202,6 +214,8 @@ class CompletionChoice(_Choice):
 
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: _PromptLogprobs | None = None
 
 
 class _AnswerSchema(Shaped):
@@ -218,6 +232,8 @@ class ChatCompletion(_AnswerSchema):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: _PromptLogprobs | None = None
 
 
 class Completion(_AnswerSchema):

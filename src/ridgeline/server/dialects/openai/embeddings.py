@@ -22,6 +22,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import FinishReason
 from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
@@ -44,6 +45,8 @@ _INT64 = 1 << 63
 
 class _Wanted(Strict):
     """The fields that all requests for vectors share."""
+
+    extras = fields.VECTORS
 
     model: str | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=_INT64)  # vLLM's; -1: what fits
@@ -68,6 +71,8 @@ class EmbeddingsRequest(_Wanted):
 
 class Document(Strict):
     """A document that stands in an object."""
+
+    extras = fields.ANY
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What clients may ask: every field of OpenAI's requests, honoured or refused by name.
+"""What clients may ask of OpenAI's routes: the fields that are honoured.
 
 Types and OpenAI's own limits are checked here, what depends on the model elsewhere. It computes
 nothing and renders no answer.
@@ -16,9 +16,22 @@ from ridgeline.core.request import Text
 from ridgeline.decoding.messages.tools import ToolUse
 from ridgeline.decoding.search import check_search
 from ridgeline.server.deadlines.field import Deadline
-from ridgeline.server.dialects.openai import samplers
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
 from ridgeline.server.dialects.openai.response_format import FIELDS
+from ridgeline.server.dialects.openai.samplers import (
+    NAMES,
+    AllowedLength,
+    Base,
+    Breakers,
+    LastN,
+    Multiplier,
+    Share,
+    Sigmas,
+    TokenIds,
+    Words,
+    switched_off,
+)
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
@@ -31,26 +44,6 @@ _MAX_METADATA = 16
 _MAX_BIASES = 1 << 15
 _MAX_STOP_IDS = 1 << 12
 _MAX_STOP_CHARS = 1 << 10
-
-# Fields that other servers know and this one does not, yet: values that change nothing pass.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "priority": (0,),
-    "prompt_cache_retention": (),
-    "reasoning_effort": ("none",),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-
 
 # Fields that mean the same to the engine.
 _PLAIN = (
@@ -99,9 +92,10 @@ def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
 class StreamOptions(Strict):
     """What a stream sends besides the answer."""
 
+    extras = fields.STREAM_OPTIONS
+
     continuous_usage_stats: bool | None = None
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
 
 
 def _check_length(length: int) -> int:
@@ -115,13 +109,14 @@ Length = Annotated[
     Field(ge=-1, lt=_INT64, json_schema_extra={"not": {"const": 0}}),
     AfterValidator(_check_length),
 ]
+LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")  # how long an answer may be
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
-class _Sampled(samplers.WithSamplers):
+class _Sampled(Strict):
     """The fields that both kinds of completion share."""
 
-    not_yet = _NOT_YET
+    extras = fields.COMPLETION
 
     model: str | None = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -150,6 +145,10 @@ class _Sampled(samplers.WithSamplers):
     # What vLLM's users send as well:
     ignore_eos: bool | None = None
     include_timings: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)  # others find no prefix
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     deadline: Deadline | None = None  # ours alone
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
@@ -158,18 +157,23 @@ class _Sampled(samplers.WithSamplers):
         None
     )
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    # llama.cpp's names:
+    n_predict: int | None = Field(None, ge=-1, lt=_INT64)
+    repeat_penalty: float | None = Field(None, gt=0, le=100)
+    repeat_last_n: int | None = Field(None, ge=-1, lt=_INT64)
+    samplers: list[str] | None = Field(None, max_length=32, fail_fast=True)  # the others are off
     # Samplers of llama.cpp and vLLM:
-    typical_p: samplers.Share | None = None
-    top_n_sigma: samplers.Sigmas | None = None
-    xtc_probability: samplers.Share | None = None
-    xtc_threshold: samplers.Share | None = None
-    dry_multiplier: samplers.Multiplier | None = None
-    dry_base: samplers.Base | None = None
-    dry_allowed_length: samplers.AllowedLength | None = None
-    dry_penalty_last_n: samplers.LastN | None = None
-    dry_sequence_breakers: samplers.Breakers | None = None
-    allowed_token_ids: samplers.TokenIds | None = None
-    bad_words: samplers.Words | None = None
+    typical_p: Share | None = None
+    top_n_sigma: Sigmas | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    dry_multiplier: Multiplier | None = None
+    dry_base: Base | None = None
+    dry_allowed_length: AllowedLength | None = None
+    dry_penalty_last_n: LastN | None = None
+    dry_sequence_breakers: Breakers | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Words | None = None
     # Answers that are chosen among others; OpenAI has the first in its older completions:
     best_of: int | None = Field(None, ge=1, le=128)
     use_beam_search: bool | None = None
@@ -187,11 +191,21 @@ class _Sampled(samplers.WithSamplers):
     guided_whitespace_pattern: str | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    format: str | dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise contradiction("stream_options", "it needs stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise contradiction("prompt_logprobs", "a stream does not show them")
+        lengths = {length for name in LENGTHS if (length := getattr(self, name, None)) is not None}
+        if len(lengths) > 1:
+            raise contradiction("max_tokens", f"{self.length_field} says something else")
+        for name, value in switched_off(self.samplers).items():
+            setattr(self, name, value)
         return self
 
     @property
@@ -213,7 +227,8 @@ class _Sampled(samplers.WithSamplers):
     @property
     def length_field(self) -> str:
         """Where the request says how long an answer may be."""
-        return "max_tokens"
+        said = [name for name in LENGTHS if getattr(self, name, None) is not None]
+        return said[0] if said else "max_tokens"
 
     @property
     def longest(self) -> int | None:
@@ -224,7 +239,14 @@ class _Sampled(samplers.WithSamplers):
     @property
     def narrows(self) -> bool:
         """Whether llama.cpp's sampler for the middle of a text acts (``sampler.infill_rule``)."""
-        return False
+        return "infill" in (self.samplers or ())
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """What the answer is not held to, by its name, and why."""
+        if self.repeat_penalty in (None, 1) or self.repeat_last_n in (-1, 0):
+            return {}
+        return {"repeat_last_n": "repeat_penalty counts all tokens: set it to -1"}
 
     def check_bounds(self, params: SamplingParams, options: ServeOptions) -> None:
         """Raise ApiError for what OpenAI's specification allows and the server's flags do not."""
@@ -235,6 +257,7 @@ class _Sampled(samplers.WithSamplers):
             ("best_of", params.best_of or 0, options.max_n),
             ("stop", len(params.stop), options.max_stop),
             (logprobs, params.logprobs or 0, options.max_logprobs),
+            ("prompt_logprobs", self.prompt_logprobs or 0, options.max_logprobs),
             ("temperature", self.temperature or 0, options.max_temperature),
             ("logit_bias", max(map(abs, biases), default=0), options.max_logit_bias),
         ):
@@ -247,16 +270,24 @@ class _Sampled(samplers.WithSamplers):
         return new_text
 
     def sampling(
-        self, default: Callable[..., SamplingParams], vocab_size: int, **overrides: Any
+        self,
+        default: Callable[..., SamplingParams],
+        vocab_size: int,
+        default_longest: int | None,
+        **overrides: Any,
     ) -> SamplingParams:
         """Return the parameters for the engine: from ``overrides`` and here, else defaults.
 
+        An answer without a limit has ``default_longest``; None means to the model's length, and 0
+        is 1, as the engine cannot generate nothing: an answer of that length drops it.
         Raises ApiError that names the field at fault.
         """
-        values = {name: getattr(self, name) for name in (*_PLAIN, *samplers.NAMES)} | overrides
+        values = {name: getattr(self, name) for name in (*_PLAIN, *NAMES)} | overrides
         values = {name: value for name, value in values.items() if value is not None}
-        longest = overrides["max_tokens"]  # None means: to the model's length
+        longest = default_longest if self.longest is None else self.longest or 1
         values["max_tokens"] = None if longest in (None, -1) else min(longest, _INT31)
+        if self.repeat_penalty is not None and self.repeat_last_n != 0:
+            values.setdefault("repetition_penalty", self.repeat_penalty)
         if self.top_k is not None:
             values["top_k"] = min(self.top_k, _INT31)  # more than any model has means all
         if self.logit_bias:
@@ -272,28 +303,21 @@ class _Sampled(samplers.WithSamplers):
         return params
 
 
-_KNOWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
-_OF_CHAT = {name: void for name, void in _NOT_YET.items() if name not in _KNOWN}
-
-
 class ChatRequest(Rendering, _Sampled):
     """POST /v1/chat/completions."""
 
-    not_yet = _OF_CHAT
+    extras = fields.CHAT
 
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
+    echo: bool | None = None  # the answer begins with the message that it continues
+    include_reasoning: bool | None = None
     logprobs: bool | None = None
     max_completion_tokens: Length | None = None
     max_tokens: Length | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-
-    @property
-    def length_field(self) -> str:
-        """Where the request says how long an answer may be."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def use(self) -> ToolUse | None:
@@ -304,16 +328,14 @@ class ChatRequest(Rendering, _Sampled):
 
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
         """Return the parameters for the engine; raises ApiError."""
-        longest = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(longest) > 1:
-            raise contradiction("max_tokens", "max_completion_tokens says something else")
         if self.top_logprobs is not None and not self.logprobs:
             raise contradiction("top_logprobs", "it needs logprobs: true")
         return self.sampling(
             default,
             vocab_size,
-            max_tokens=min(longest, default=None),  # type: ignore[type-var]
+            None,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -343,8 +365,6 @@ TextOrIds = Annotated[
 class CompletionRequest(_Sampled):
     """POST /v1/completions."""
 
-    not_yet = _NOT_YET | {"prediction": ()}
-
     prompt: TextOrIds
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
@@ -364,24 +384,24 @@ class CompletionRequest(_Sampled):
         return [prompt] if alone else prompt
 
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
-        """Return the parameters for the engine; raises ApiError.
-
-        The engine cannot generate zero tokens: it generates one, which the answer drops.
-        """
-        max_tokens = 16 if self.max_tokens is None else self.max_tokens or 1
+        """Return the parameters for the engine; raises ApiError."""
         if self.use_beam_search and self.echo and self.logprobs is not None:
             raise contradiction("echo", "use_beam_search excludes logprobs of the prompt")
+        echoed = self.logprobs if self.echo else None
+        shown = [one for one in (echoed, self.prompt_logprobs) if one is not None]
         return self.sampling(
             default,
             vocab_size,
-            max_tokens=max_tokens,
+            16,
             logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
+            prompt_logprobs=max(shown, default=None),
         )
 
 
 class TokenizeRequest(Strict):
     """POST /tokenize of a text."""
+
+    extras = fields.TOKENIZE
 
     prompt: str
     model: str | None = None
@@ -411,6 +431,8 @@ AnyTokenizeRequest = Annotated[
 
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
+
+    extras = fields.ANY
 
     tokens: list[int] = Field(fail_fast=True)
     model: str | None = None

@@ -114,6 +114,7 @@ class OpenAiShape:
         self._start: dict[str, Any] = {"id": prefix + request_id, "object": kind}
         self._start |= {"created": int(time.time()), "model": model}
         self._start["system_fingerprint"] = fingerprint
+        self._has_begun = False
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -128,6 +129,9 @@ class OpenAiShape:
 
     def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}
+        if isinstance(self._body, ChatRequest) and not self._has_begun:
+            self._has_begun = True
+            chunk |= self._answers.of_prompt()
         if self._body.wants_continuous_usage:
             chunk["usage"] = self._answers.usage()
         elif self._body.wants_usage:
@@ -147,6 +151,8 @@ class OpenAiShape:
 
     def _closing(self, choices: list[Choice]) -> dict[str, Any]:
         closing = {**self._start, "choices": choices, "usage": self._answers.usage()}
+        if isinstance(self._body, ChatRequest) and not self._body.stream:
+            closing |= self._answers.of_prompt()
         if self._body.include_timings:
             closing["metrics"] = self._answers.timings()
         return closing

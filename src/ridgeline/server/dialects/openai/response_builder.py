@@ -53,6 +53,8 @@ class _Answer:
     num_calls: int = 0  # shown
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
+    token_ids: list[int] | None = None  # where they are asked for: those not shown yet
+    has_prompt_ids: bool = False  # a chunk had those of the prompt
 
 
 class Answers:
@@ -74,7 +76,8 @@ class Answers:
         self.room = room
         self._text, self._body, self._stream, self._form = text, body, stream, form
         self._is_chat = isinstance(body, ChatRequest)
-        self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
+        self._echo = bool(body.echo)
+        self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
         self._with_logprobs = stream.params.logprobs is not None
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
@@ -106,7 +109,7 @@ class Answers:
             raise StreamError(payload.error or "the model failed on this request", status, param)
         answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
         if self._echo and not answer.has_begun:
-            self._add_prompt(answer, index)
+            self._add_echo(answer, index)
         answer.has_begun = True
         self._add_event(answer, payload, index)
         return answer
@@ -131,12 +134,17 @@ class Answers:
 
     def _add_event(self, answer: _Answer, event: Event, prompt: int) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
-        if self._body.max_tokens == 0:  # the engine had to generate one: it is not shown
+        if self._body.longest == 0:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
             return
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
-        answer.pieces += answer.reader.take(event)
+        pieces = answer.reader.take(event)
+        answer.pieces += [
+            piece for piece in pieces if not (self._hides_reasoning and piece.kind == "reasoning")
+        ]
+        if self._body.return_token_ids and event.token is not None:
+            answer.token_ids = [*(answer.token_ids or ()), event.token]
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
         if self._with_logprobs:
@@ -155,7 +163,13 @@ class Answers:
             len(event.text), answer.reader.num_held, is_over=is_over
         )
 
-    def _add_prompt(self, answer: _Answer, index: int) -> None:
+    def _add_echo(self, answer: _Answer, index: int) -> None:
+        """Let an answer begin with its prompt; in a chat, with the message that it continues."""
+        if isinstance(self._body, ChatRequest):
+            last = self._body.messages[-1]
+            if last.role == "assistant":
+                answer.pieces.append(Piece("content", last.text))
+            return
         prompt = self._stream.prompts[index]
         answer.pieces.append(Piece("content", self._text.tokenizer.decode(prompt)))
         if self._with_logprobs:
@@ -202,9 +216,43 @@ class Answers:
             *(self._choice(answer, {"delta": delta}, None) for delta in later),
         ]
 
-    @staticmethod
-    def _choice(answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
-        return {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+    def _choice(self, answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
+        choice = {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+        if self._body.return_token_ids:
+            choice["token_ids"], answer.token_ids = answer.token_ids, None
+        if not self._is_chat:
+            choice |= self.of_prompt(
+                answer.index // self._stream.params.n, is_told=answer.has_prompt_ids
+            )
+            answer.has_prompt_ids = True
+        return choice
+
+    def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
+        """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
+        said: dict[str, Any] = {}
+        if self._body.return_token_ids and not is_told:
+            said["prompt_token_ids"] = list(self._stream.prompts[index])
+        if self._body.prompt_logprobs is not None:
+            most = self._body.prompt_logprobs
+            entries = self._requests[index].prompt_logprobs
+            length = len(self._stream.prompts[index])
+            said["prompt_logprobs"] = [
+                self._ranked(entries[i], most) if i in entries else None for i in range(length)
+            ]
+        return said
+
+    def _ranked(self, entry: TokenLogprobs, most: int) -> dict[str, dict[str, Any]]:
+        """Return a token of the prompt and the likeliest in its place, by their ids, as text."""
+        places = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        shown = [(entry.token, entry.logprob), *entry.top[:most]]
+        return {
+            str(token): {
+                "logprob": max(logprob, _LOWEST_LOGPROB),
+                "rank": places.get(token),  # unknown where it is not among those
+                "decoded_token": self._text.spell(token),
+            }
+            for token, logprob in shown
+        }
 
     def _ended(self, answer: _Answer, choice: Choice) -> Choice:
         """Return a choice that also says how the answer ended."""
@@ -231,7 +279,11 @@ class Answers:
     def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
         data = list(self._text.tokenizer.token_bytes(token))
         logprob = max(logprob, _LOWEST_LOGPROB)
-        return {"token": self._text.spell(token), "logprob": logprob, "bytes": data}
+        return {"token": self._shown_token(token), "logprob": logprob, "bytes": data}
+
+    def _shown_token(self, token: int) -> str:
+        is_id = self._body.return_tokens_as_token_ids
+        return f"token_id:{token}" if is_id else self._text.spell(token)
 
     def _completion_logprobs(self, answer: _Answer) -> Choice:
         """Return four parallel lists; offsets count the characters of all tokens before."""
@@ -241,7 +293,9 @@ class Answers:
         for entry in answer.logprobs:
             token = entry if isinstance(entry, int) else entry.token
             name, end = self._name(token), answer.offset + len(answer.decode(token))
-            out["tokens"].append(name)  # before it may come the remains of a broken character
+            out["tokens"].append(
+                self._logprob_name(token)
+            )  # before it may come the remains of a broken character
             out["text_offset"].append(max(answer.offset, end - len(name)))
             answer.offset = end
             if isinstance(entry, int):
@@ -250,12 +304,16 @@ class Answers:
                 continue
             ranked = ((token, entry.logprob), *entry.top)
             tops = {
-                self._name(top_token): max(logprob, _LOWEST_LOGPROB)
+                self._logprob_name(top_token): max(logprob, _LOWEST_LOGPROB)
                 for top_token, logprob in ranked
             }
             out["token_logprobs"].append(max(entry.logprob, _LOWEST_LOGPROB))
             out["top_logprobs"].append(tops)
         return out
+
+    def _logprob_name(self, token: int) -> str:
+        is_id = self._body.return_tokens_as_token_ids
+        return f"token_id:{token}" if is_id else self._name(token)
 
     def _name(self, token: int) -> str:
         data = self._text.tokenizer.token_bytes(token)

@@ -1,7 +1,8 @@
 """The form that a client wants an answer to have, under each of the names that clients use.
 
 OpenAI's ``response_format``, vLLM's ``structured_outputs`` and the ``guided_`` fields before it,
-llama.cpp's ``grammar`` and ``json_schema``. One kind of constraint for a request.
+llama.cpp's ``grammar`` and ``json_schema``, SGLang's ``regex`` and ``ebnf``, Ollama's ``format``.
+One kind of constraint for a request.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ridgeline.server.http.errors import ApiError
 _NAMES = {
     "guided_json": "json", "guided_json_object": "json_object", "guided_regex": "regex",
     "guided_choice": "choice", "guided_grammar": "grammar", "grammar": "grammar",
-    "json_schema": "json",
+    "json_schema": "json", "regex": "regex", "ebnf": "grammar",
 }  # fmt: skip
-FIELDS = ("response_format", "structured_outputs", *_NAMES)
+FIELDS = ("response_format", "structured_outputs", "format", *_NAMES)
+_WHERE = {"json_object": "schema", "json_schema": "json_schema"}  # a type's schema
 _SCHEMA_KEYS = ("name", "description", "schema", "strict")
 _KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
 
@@ -54,6 +56,10 @@ def _forms_in(form_fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
     """Yield each form that is asked for: the field that says so, and its values."""
     if (form := form_fields.get("response_format")) is not None:
         yield from _of_openai(form)
+    if form := form_fields.get("format"):
+        if isinstance(form, str) and form != "json":
+            raise _bad("format", "it must be json, or a JSON schema")
+        yield "format", {"json_object": True} if form == "json" else {"json": form}
     if (form := form_fields.get("structured_outputs")) is not None:
         for key in form:
             if key not in _KEYS:
@@ -74,9 +80,13 @@ def _of_openai(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind not in ("text", "json_object", "json_schema"):
         raise _bad("response_format.type", "it must be text, json_object or json_schema")
     for key in form:
-        if key not in ("type", *(["json_schema"] if kind == "json_schema" else [])):
+        if key not in ("type", _WHERE.get(kind)):
             raise _bad(f"response_format.{key}", f"it is not a field of type {kind}")
-    if kind == "json_object":
+    if kind == "json_object" and (wanted := form.get("schema")) is not None:  # as llama.cpp has it
+        if not isinstance(wanted, dict | bool):
+            raise _bad("response_format.schema", "it must be a JSON schema")
+        yield "response_format.schema", {"json": wanted}
+    elif kind == "json_object":
         yield "response_format", {"json_object": True}
     if kind != "json_schema":
         return
