@@ -10,6 +10,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 
+from ridgeline.server.batches import routes as batches
 from ridgeline.server.dialects.anthropic import protocol as anthropic
 from ridgeline.server.dialects.llamacpp import infill
 from ridgeline.server.dialects.ollama import protocol as ollama
@@ -59,6 +60,7 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
     "`/v1/embeddings`, `/v1/rerank`, `/v1/score`": (
         *(embeddings.EmbeddingsRequest, embeddings.RerankRequest, embeddings.ScoreRequest),
     ),
+    "`/v1/batches`": (batches.BatchRequest,),
     "`/tokenize`": (protocol.TokenizeRequest, protocol.TokenizeChatRequest),
 }
 _FATES = {

@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, Response
 from ridgeline.batch.lines import URLS
 from ridgeline.batch.store import Batch, File, Owned
 from ridgeline.server.batches.background import Batches
+from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.dialects.openai.protocol import Metadata
 from ridgeline.server.http.errors import ApiError
@@ -55,7 +56,7 @@ def _known_url(url: Any) -> Any:
 class BatchRequest(Strict):
     """POST /v1/batches."""
 
-    droppable = ("output_expires_after",)
+    extras = fields.BATCH
 
     input_file_id: str
     endpoint: Annotated[str, BeforeValidator(_known_url)]

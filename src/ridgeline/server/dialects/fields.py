@@ -271,4 +271,5 @@ VECTORS: Table = {
 }
 TIME_OF_FILE: Table = _hint("llama.cpp", "time", "the order says which is newer")
 LORA: Table = _hint("vLLM", "lora_int_id", "adapters have names")
+BATCH: Table = _hint("OpenAI", "output_expires_after", "files stay until they are deleted")
 ANY: Mapping[str, Extra] = {}
