@@ -116,6 +116,31 @@ def small_kernels() -> Iterator[tuple[str, Any]]:
     yield "copies of blocks", lambda: kernels.copy_blocks(blocks, long, long)
 
 
+def step(rows: int) -> Iterator[tuple[str, Any]]:
+    """Yield the calls of a step of some single tokens, whose numbers lie at odd places."""
+
+    def part(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return numbers(2 * rows + 128, dtype=dtype)[rows:].as_strided(shape, (1,) * len(shape))
+
+    integers, long, row = part(I32, rows), part(I64, rows), numbers(4096, dtype=F32)
+    heads = HeadSpec(32, 8, 128, 64, 1.0)
+    cache, table, angles = numbers(64, 2, 8, 16, 128), integers.as_strided((4, 16), (16, 1)), row
+    rope = (cache, table, integers, integers, angles, angles, None, None, integers, heads)
+    plan = SimpleNamespace(
+        items=integers, num_items=integers, folds=integers, num_folds=integers,
+        part_a=row, part_ml=row, programs=264, folds_at_most=1, rows=16,
+    )  # fmt: skip
+    x = numbers(rows, 4096)
+    yield "rope", lambda: kernels.rope_and_cache(numbers(rows, 6144), *rope)
+    queries = numbers(rows, 32, 128)
+    yield "attend", lambda: kernels.attend(queries, cache, table, plan, None, None, heads)
+    yield "product", lambda: kernels.product(x, numbers(4096, 4096), None)
+    yield "norm", lambda: kernels.norm(x, row, None, 1e-5, "rms", BF16)
+    yield "gate", lambda: kernels.gate(x, "silu", True, 1.0)
+    draws = (numbers(rows, 128256, dtype=F32), long, part(torch.float64, rows), *5 * (long,))
+    yield "draw", lambda: kernels.draw(*draws)
+
+
 def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
     """Yield names and calls."""
     yield from attention("Llama-3-8B", 32, 8, 128)
@@ -147,25 +172,32 @@ def measured(binary: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    """Compile every kernel that each case launches; print a line for each."""
+    """Compile every kernel that each case launches, and print a line for each.
+
+    Then print whether steps of other sizes had to compile anything anew.
+    """
     triton.runtime.driver.set_active(Hopper())
     plain.num_processors = packed.num_processors = lambda device: 132
-    compile_and_start, compiled = JITFunction.run, []
+    compile_only, compiled = JITFunction.run, {}
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        compiled.append(
-            (self.__name__, compile_and_start(self, *args, grid=grid, warmup=True, **options))
-        )
+        binary = compile_only(self, *args, grid=grid, warmup=True, **options)
+        compiled[self.__name__, binary.hash] = binary
 
     JITFunction.run = run
-    seen = set()
+    seen: set[tuple[str, str]] = set()
     for name, call in cases("--full" in sys.argv):
-        compiled.clear()
         call()
-        for kernel, binary in compiled:
-            if (kernel, binary.hash) not in seen:
-                seen.add((kernel, binary.hash))
-                print(json.dumps({"case": name, "kernel": kernel} | measured(binary)), flush=True)
+        for kernel, key in compiled.keys() - seen:
+            facts = measured(compiled[kernel, key])
+            print(json.dumps({"case": name, "kernel": kernel} | facts), flush=True)
+        seen |= compiled.keys()
+    for rows in (2, 1, 3, 16):
+        for _, call in step(rows):
+            call()
+        anew = sorted(kernel for kernel, _ in compiled.keys() - seen) if rows != 2 else []
+        seen |= compiled.keys()
+        print(json.dumps({"step": rows, "anew": anew}), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ def complaints(found: dict[str, Any], spilled: dict[tuple[str, int], int]) -> li
 
 def test_kernels_fit_a_hopper_and_use_its_matrix_units() -> None:
     found = compiled()
+    steps = [found.pop() for _ in range(4)]
+    assert [step["anew"] for step in steps] == [[]] * 4, "compiled while answers wait"
     assert {one["kernel"] for one in found} >= PRODUCTS | DRAWS
     assert [what for one in found for what in complaints(one, SPILLED)] == []
 
@@ -65,4 +67,4 @@ def test_kernels_fit_a_hopper_and_use_its_matrix_units() -> None:
 def test_kernels_of_more_models_fit_a_hopper() -> None:
     found = compiled("--full")
     assert len(found) > 40
-    assert [what for one in found for what in complaints(one, SPILLED_BY_RARE_HEADS)] == []
+    assert [what for one in found[:-4] for what in complaints(one, SPILLED_BY_RARE_HEADS)] == []

@@ -110,7 +110,7 @@ def met_keys(
     return top, tl.max(totals, axis=1), acc  # the columns are equal
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tables", "items", "num_items"])
 def attend_kernel(
     q, cache, tables, items, num_items, out, part_acc, part_sums, slopes, sinks, scale, cap,
     table_stride, block_stride, head_stride,
@@ -174,7 +174,7 @@ def attend_kernel(
             tl.store(part_sums + part * 2 + 1, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["folds", "num_folds"])
 def fold_kernel(
     out, part_acc, part_sums, folds, num_folds, sinks,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,

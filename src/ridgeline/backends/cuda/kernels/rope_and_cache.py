@@ -36,7 +36,9 @@ def turned_head(
     return x
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["tables", "positions", "table_rows", "poison"],
+)
 def rope_and_cache_kernel(
     qkv, q_out, cache, tables, positions, table_rows, cos, sin, q_norm, k_norm, poison, eps,
     qkv_stride, table_stride, block_stride, kind_stride, head_stride, slot_stride,

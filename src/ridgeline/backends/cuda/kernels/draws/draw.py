@@ -12,12 +12,18 @@ import triton.language as tl
 
 from ridgeline.backends.cuda import tiles
 from ridgeline.backends.cuda.kernels.draws.filters import narrow
-from ridgeline.backends.cuda.kernels.draws.weights import is_kept, key_of, random_bits, weight_of
+from ridgeline.backends.cuda.kernels.draws.weights import (
+    OF_A_STEP,
+    is_kept,
+    key_of,
+    random_bits,
+    weight_of,
+)
 
 WARPS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_A_STEP)
 def survey_kernel(
     logits, row_of, piece_tops, piece_ids, piece_bad, vocabulary, stride, PIECE: tl.constexpr
 ):
@@ -34,7 +40,7 @@ def survey_kernel(
     tl.store(piece_bad + at, tl.max(unsound.to(tl.int32), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_A_STEP)
 def join_kernel(
     piece_tops, piece_ids, piece_bad, tops, likeliest, is_bad, limit_keys, limit_ids,
     vocabulary, pieces, PIECES: tl.constexpr,
@@ -61,7 +67,7 @@ def kept_weights(line, ids, vocabulary, top, factor, least, limit_key, limit_id)
     return tl.where(kept & (weights >= least), weights, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_A_STEP)
 def weigh_kernel(
     logits, row_of, factors, top_ks, leasts, tops, is_bad, limit_keys, limit_ids, sums,
     vocabulary, stride, PIECE: tl.constexpr,
@@ -78,7 +84,7 @@ def weigh_kernel(
     tl.store(sums + row * tl.num_programs(1) + piece, tl.sum(weights, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_A_STEP)
 def pick_kernel(
     logits, row_of, factors, top_ks, leasts, seeds, positions, tops, likeliest, is_bad,
     limit_keys, limit_ids, sums, picked, finite, vocabulary, stride, pieces,

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ridgeline.backends.cuda.kernels.draws.weights import is_kept, key_of, weight_of
+from ridgeline.backends.cuda.kernels.draws.weights import OF_A_STEP, is_kept, key_of, weight_of
 
 DIGITS = 8  # of four bits
 WARPS = 16
@@ -47,7 +47,7 @@ def next_digit(tally, prefix, above, wanted, pieces, PIECES: tl.constexpr):
     return prefix * 16 + found, above + tl.sum(tl.where(digit > found, sums, 0), axis=0)
 
 
-@triton.jit(do_not_specialize=["nth"])
+@triton.jit(do_not_specialize=["draws", "nth"], do_not_specialize_on_alignment=OF_A_STEP)
 def tally_kernel(
     logits, row_of, factors, top_ks, shares, tops, is_bad, limit_keys, limit_ids,
     tallies, prefixes, aboves, draws, pieces, vocabulary, stride, nth,
@@ -85,7 +85,7 @@ def tally_kernel(
         tl.store(to + j, tl.sum(tl.where(digit == j, weights, 0), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draws"], do_not_specialize_on_alignment=OF_A_STEP)
 def limit_kernel(
     logits, row_of, factors, top_ks, shares, tops, is_bad, limit_keys, limit_ids,
     tallies, prefixes, aboves, draws, pieces, vocabulary, stride,

@@ -12,6 +12,14 @@ import triton.language as tl
 
 from ridgeline.backends.sampler.rule import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
+# What is read a number at a time, from wherever a step's numbers lie: a kernel for each alignment
+# would have to be compiled while answers wait.
+OF_A_STEP = [
+    "row_of", "factors", "top_ks", "shares", "leasts", "seeds", "positions", "tops", "likeliest",
+    "is_bad", "limit_keys", "limit_ids", "piece_ids", "piece_bad", "picked", "finite", "prefixes",
+    "aboves",
+]  # fmt: skip
+
 LEAST = tl.constexpr(LEAST_EXPONENT)
 ONE = tl.constexpr(2.0**WEIGHT_BITS)
 C0, C1, C2, C3, C4, C5, C6, C7 = map(tl.constexpr, POLYNOMIAL)
