@@ -102,7 +102,7 @@ class Watch:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        served.running.bridge.listeners.append(self._on_record)
+        served.running.async_engine.listeners.append(self._on_record)
 
     def _on_record(self, record: Record) -> None:
         if isinstance(record, RequestRecord):

@@ -104,10 +104,10 @@ class Served:
     def assert_idle(self) -> None:
         """All requests are gone, and every block is free."""
         engine = self.llm.engine
-        eventually(lambda: not engine.requests and not self.running.bridge.num_streams)
+        eventually(lambda: not engine.requests and not self.running.async_engine.num_streams)
         pool = engine.scheduler.queues.kv.pool
         eventually(lambda: len(pool.free) == len(pool.refs))
-        eventually(lambda: not self.running.bridge._owners)  # behind the step that ended them
+        eventually(lambda: not self.running.async_engine._owners)  # behind the step that ended them
         engine.check()
 
 

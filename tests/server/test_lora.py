@@ -268,7 +268,7 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
             found[name] = standing.answers[0].num_cached
         is_known.set()
 
-    served.running.bridge.between_steps(look)
+    served.running.async_engine.between_steps(look)
     assert is_known.wait(20)
     assert found == {"a": 48, "b": 0}
 

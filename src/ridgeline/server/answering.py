@@ -28,7 +28,7 @@ class Answering:
     """What answers requests, put together; ``start`` is to be called on the loop.
 
     Attributes:
-        bridge: the engine.
+        async_engine: runs the engine.
         metrics: what is counted.
         service: what the routes share.
         app: the routes.
@@ -47,26 +47,26 @@ class Answering:
         What is known of the time of steps is read from ``home`` and kept there, if it is given, and
         so are files and batches.
         """
-        self.bridge = AsyncEngine(llm.engine)
+        self.async_engine = AsyncEngine(llm.engine)
         trace = llm.trace
         self._score = PredictionMonitor(known(home, llm.path, llm.arch, llm.config), home)
-        self.bridge.listeners.append(self._score.on_record)
+        self.async_engine.listeners.append(self._score.on_record)
         self.metrics = Metrics(
             name,
-            self.bridge.gauges,
+            self.async_engine.gauges,
             lambda: trace.num_lost if trace else 0,
             self._score,
             keys.labels or (ANYONE,),
             lambda: llm.adapters.in_use,
         )
-        self.bridge.listeners.append(self.metrics.on_record)
+        self.async_engine.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
         )
         self.service = Service(
             llm.text,
-            self.bridge,
+            self.async_engine,
             self.metrics,
             options,
             name=name,
@@ -89,7 +89,7 @@ class Answering:
 
     def start(self) -> None:
         """Begin to answer."""
-        self.bridge.start()
+        self.async_engine.start()
         if isinstance(self._batches, Batches):
             self._batches.start()
 
@@ -105,7 +105,7 @@ class Answering:
         self.service.promises.close()
         self.service.arrivals.close()
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(None, self.bridge.stop, _STEP_S):
+        if not await loop.run_in_executor(None, self.async_engine.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
         self._score.close()
 

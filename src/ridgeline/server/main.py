@@ -43,7 +43,11 @@ class Running:
         """
         self.options, self.keys, self._write = options, keys, write
         self._answering = answering = Answering(llm, name, options, keys, home)
-        self.bridge, self.service, self.app = answering.bridge, answering.service, answering.app
+        self.async_engine, self.service, self.app = (
+            answering.async_engine,
+            answering.service,
+            answering.app,
+        )
         self.server = WebServer(
             self.app,
             self.app.routes,
@@ -68,15 +72,15 @@ class Running:
             self.service.is_draining = True
             self._drain = asyncio.ensure_future(self._end())
         else:
-            self.bridge.abandon_all(StreamError("the server is stopping", 503))
+            self.async_engine.abandon_all(StreamError("the server is stopping", 503))
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self.options.shutdown_timeout
         await self._answering.rest()
-        while self.bridge.num_streams and loop.time() < deadline_s:
+        while self.async_engine.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
-        self.bridge.abandon_all(StreamError("the server is stopping", 503))
+        self.async_engine.abandon_all(StreamError("the server is stopping", 503))
         self.service.live.close()
         self.server.ended.set()
 

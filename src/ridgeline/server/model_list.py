@@ -29,7 +29,7 @@ def add_models(app: FastAPI, service: Service) -> None:
     def entries(state: State) -> list[dict[str, Any]]:
         status = {
             "value": "loaded",
-            "num_requests": service.bridge.num_streams if state.is_operator else None,
+            "num_requests": service.engine.num_streams if state.is_operator else None,
             "resident_bytes": memory_of(os.getpid()).resident_bytes,
             "unload_s": None,
         }

@@ -56,7 +56,7 @@ class Service:
     def __init__(
         self,
         text: TextProcessor,
-        bridge: EngineClient,
+        engine: EngineClient,
         metrics: Metrics,
         options: ServeOptions,
         *,
@@ -73,17 +73,17 @@ class Service:
         ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
         any thread may call it. ``loras`` are the model's adapters.
         """
-        self.text, self.bridge, self.metrics, self.options = text, bridge, metrics, options
-        bridge.step_timeout_s = options.step_timeout
+        self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
+        engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
         self.work = Workers(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
-        self.live = Live(bridge, metrics.score)
-        self.promises = Promises(bridge, metrics.score, text, metrics.count_promise)
-        self.arrivals = Arrivals(bridge, metrics.score)
-        self.history = TraceBuffer(bridge, metrics.score)
+        self.live = Live(engine, metrics.score)
+        self.promises = Promises(engine, metrics.score, text, metrics.count_promise)
+        self.arrivals = Arrivals(engine, metrics.score)
+        self.history = TraceBuffer(engine, metrics.score)
         self.limits = Limits(
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
@@ -95,13 +95,13 @@ class Service:
 
     def trouble(self) -> str | None:
         """Return why this process should be replaced, if it should."""
-        return self.bridge.trouble()
+        return self.engine.trouble()
 
     def unready(self) -> str | None:
         """Return why no request would be taken now, if so."""
         if self.is_draining:
             return "the server is stopping"
-        if self.bridge.num_queued >= self.options.max_queued_requests:
+        if self.engine.num_queued >= self.options.max_queued_requests:
             return "the queue is full"
         return self.trouble()
 
@@ -113,7 +113,7 @@ class Service:
             raise ApiError(
                 503, "the server is stopping", code="stopping", headers={"retry-after": "5"}
             )
-        if why := self.bridge.trouble():
+        if why := self.engine.trouble():
             raise ApiError(503, why, code="engine_stopped")
         self._check_name(model)
 
@@ -207,7 +207,7 @@ class Service:
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
-        reply = Reply(self.bridge, self.limits, *parts, *of_server)
+        reply = Reply(self.engine, self.limits, *parts, *of_server)
         note_ignored(reply, [*map(dialect.renamed_text, prepared.lost), *prepared.ignored])
         if prepared.room is not None:
             field = dialect.renamed_text(body.length_field)
@@ -240,7 +240,7 @@ class Service:
     def check_queue(self, num_prompts: int) -> None:
         """Raise ApiError if there is no room for this many prompts to wait."""
         max_queued = self.options.max_queued_requests
-        if self.bridge.num_queued + num_prompts > max_queued:
+        if self.engine.num_queued + num_prompts > max_queued:
             raise ApiError(
                 429,
                 f"the queue is full ({max_queued} prompts): try again later",

@@ -136,7 +136,7 @@ def test_best_effort_gives_way_and_says_the_same(knowing: Served) -> None:
 
 
 def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served) -> None:
-    bridge, queues = knowing.running.bridge, knowing.llm.engine.scheduler.queues
+    async_engine, queues = knowing.running.async_engine, knowing.llm.engine.scheduler.queues
     found: list[int] = []
 
     def ask(num_new: int) -> threading.Thread:
@@ -151,21 +151,21 @@ def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served
         knowing.valve.before = lambda step: time.sleep(0.1)  # until all are there
         threads = [ask(60)]
         eventually(lambda: queues.running)
-        bridge.permit(1)
+        async_engine.permit(1)
         threads.append(ask(100))
         eventually(lambda: len(queues.running) == 2)
         threads.append(ask(2))
-        eventually(lambda: bridge.num_queued == 1)
+        eventually(lambda: async_engine.num_queued == 1)
         num_steps = knowing.valve.num_steps
         eventually(lambda: knowing.valve.num_steps > num_steps + 2)  # noqa: B023
-        assert bridge.num_queued == 1, "more entered than were permitted"
+        assert async_engine.num_queued == 1, "more entered than were permitted"
         knowing.valve.before = pace
         if is_let_in:
-            bridge.permit(inf)
-            eventually(lambda: bridge.num_queued == 0)
+            async_engine.permit(inf)
+            eventually(lambda: async_engine.num_queued == 0)
         for thread in threads:
             thread.join()
-    bridge.permit(inf)
+    async_engine.permit(inf)
     assert found == [200] * 6
 
 

@@ -61,11 +61,12 @@ def found(served: Served) -> tuple[float, float | None, float | None]:
 
 def test_waiting_is_foreseen_too(knowing: Served) -> None:
     """One that waits for another's forty steps: without them its times would be far too short."""
-    arrivals, bridge, beat = knowing.running.service.arrivals, knowing.running.bridge, Beat()
+    arrivals, beat = knowing.running.service.arrivals, Beat()
+    async_engine = knowing.running.async_engine
 
     def before(step: Step) -> None:
         if knowing.valve.num_steps == 3:  # the other is there by then, on any machine
-            eventually(lambda: bridge.num_queued == 1)
+            eventually(lambda: async_engine.num_queued == 1)
         beat(step)
 
     knowing.valve.before = before
@@ -172,7 +173,9 @@ def test_closing_ends_a_forecast(knowing: Served, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr("ridgeline.server.deadlines.prediction_sampling.forecast", watched)
-    arrivals = Arrivals(knowing.running.bridge, knowing.running.service.metrics.score, every=1)
+    arrivals = Arrivals(
+        knowing.running.async_engine, knowing.running.service.metrics.score, every=1
+    )
     ask(knowing, max_tokens=100)
     assert arrivals._is_busy
     arrivals.close()

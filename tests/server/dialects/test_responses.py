@@ -312,7 +312,7 @@ def test_a_reader_that_leaves_ends_its_request(thinker: Served) -> None:
         assert next(iter(stream)).type == "response.created"
         eventually(lambda: thinker.llm.engine.requests)
         stream.close()
-    eventually(lambda: not thinker.running.bridge.num_streams)
+    eventually(lambda: not thinker.running.async_engine.num_streams)
     go_on.set()
     thinker.assert_idle()
     eventually(lambda: "finish=abort" in "".join(thinker.lines[-1:]))

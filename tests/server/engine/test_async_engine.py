@@ -79,7 +79,7 @@ def test_a_client_that_leaves_is_forgotten_within_a_step(
     connection = post(served.port, LONG | {"stream": stream})
     assert reached.wait(60)
     LEAVE[how](connection)
-    eventually(lambda: not served.running.bridge.num_streams)  # while the step is computed
+    eventually(lambda: not served.running.async_engine.num_streams)  # while the step is computed
     go_on.set()
     served.assert_idle()
     assert served.valve.num_steps - first == at_step + 1
@@ -102,7 +102,7 @@ def test_who_shuts_only_its_sending_side_is_answered(
         assert connection.recv(len(INTERIM)) == INTERIM  # it was noticed
         if not stays:
             connection.close()
-            eventually(lambda: not served.running.bridge.num_streams)
+            eventually(lambda: not served.running.async_engine.num_streams)
             return
         held.set()
         answer = rest(connection).split(INTERIM)[-1]
@@ -133,7 +133,7 @@ def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
         assert connection.recv(10) == b"HTTP/1.1 2"
     assert reached.wait(60)
     connection.shutdown(socket.SHUT_WR)
-    eventually(lambda: not served.running.bridge.num_streams)
+    eventually(lambda: not served.running.async_engine.num_streams)
     go_on.set()
     served.assert_idle()
     connection.close()
@@ -146,9 +146,9 @@ def test_a_client_that_leaves_while_it_is_queued(model: Path) -> None:
         first = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         second = post(served.port, LONG | {"prompt": [[50], [51]]})
-        eventually(lambda: served.running.bridge.num_queued == 2)
+        eventually(lambda: served.running.async_engine.num_queued == 2)
         second.close()
-        eventually(lambda: served.running.bridge.num_streams == 1)
+        eventually(lambda: served.running.async_engine.num_streams == 1)
         held.set()
         assert b'"finish_reason":"length"' in rest(first)
         first.close()
@@ -178,10 +178,10 @@ def test_pipelined_requests_of_a_client_that_leaves_all_end(served: Served) -> N
     served.valve.before = lambda step: held.wait(60) and None
     connection = post(served.port, LONG | {"stream": True}, close=False)
     connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    eventually(lambda: served.running.bridge.num_streams == 1)
+    eventually(lambda: served.running.async_engine.num_streams == 1)
     time.sleep(0.05)
     connection.close()
-    eventually(lambda: not served.running.bridge.num_streams)
+    eventually(lambda: not served.running.async_engine.num_streams)
     held.set()
     served.assert_idle()
 
@@ -232,9 +232,9 @@ def test_who_does_not_read_at_all_is_cut(model: Path) -> None:
         held = threading.Event()
         served.valve.before = lambda step: held.wait(60) and None
         sleepers = [post(served.port, BIG, rcvbuf=4096) for _ in range(3)]
-        eventually(lambda: served.running.bridge.num_streams == 3)
+        eventually(lambda: served.running.async_engine.num_streams == 3)
         reader = post(served.port, LONG)
-        eventually(lambda: served.running.bridge.num_streams == 4)
+        eventually(lambda: served.running.async_engine.num_streams == 4)
         held.set()
         assert b'"finish_reason":"length"' in rest(reader)
         eventually(lambda: len(served.lines) == 4)
@@ -276,10 +276,10 @@ def test_the_engine_changes_nothing_that_the_loop_reads(model: Path) -> None:
 
         served.valve.before = before
         go = threading.Event()
-        served.running.bridge.between_steps(lambda: go.wait(60) and None)
+        served.running.async_engine.between_steps(lambda: go.wait(60) and None)
         connection = post(served.port, LONG | {"prompt": [[40], [50]], "max_tokens": 10})
-        eventually(lambda: served.running.bridge.num_streams == 1)
-        (stream,) = served.running.bridge._streams
+        eventually(lambda: served.running.async_engine.num_streams == 1)
+        (stream,) = served.running.async_engine._streams
         served.loop.call_soon_threadsafe(held.wait, 60)
         state = vars(stream).items()
         was = {name: copy(v) if isinstance(v, dict | list) else v for name, v in state}

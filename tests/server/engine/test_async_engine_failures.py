@@ -54,11 +54,11 @@ def test_an_engine_that_cannot_go_on_says_so(model: Path, monkeypatch: pytest.Mo
 
 
 def test_what_hits_the_thread_while_it_waits_does_not_end_it(served: Served) -> None:
-    bridge = served.running.bridge
-    raise_in, thread_id = ctypes.pythonapi.PyThreadState_SetAsyncExc, bridge._thread.ident
+    async_engine = served.running.async_engine
+    raise_in, thread_id = ctypes.pythonapi.PyThreadState_SetAsyncExc, async_engine._thread.ident
     looks = []
     assert raise_in(ctypes.c_ulong(thread_id or 0), ctypes.py_object(Panic)) == 1
-    bridge.between_steps(lambda: looks.append(1))
+    async_engine.between_steps(lambda: looks.append(1))
     eventually(lambda: looks)  # who waits for a look at the engine gets it; by then all is cleared
     assert answer_of(ask(served, GOOD[0]))
 
@@ -69,7 +69,7 @@ def test_a_look_at_the_engine_that_fails_hurts_nobody(served: Served) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         answering = pool.submit(ask, served, GOOD[0])
-        served.running.bridge.between_steps(look)
+        served.running.async_engine.between_steps(look)
         assert answer_of(answering.result())
 
 
@@ -83,15 +83,15 @@ def test_if_the_thread_ends_all_the_same_nobody_waits_for_it(
         def broken(*arguments: object) -> None:
             raise Panic("a bug of ours")
 
-        bridge, go_on = served.running.bridge, hold(served, after=3)
+        async_engine, go_on = served.running.async_engine, hold(served, after=3)
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(served.call, COMPLETE, LONG | {"stream": stream})
             eventually(lambda: served.valve.num_steps == 4)
             monkeypatch.setattr(fold, "commit", broken)
-            monkeypatch.setattr(bridge, "_clear", broken)
+            monkeypatch.setattr(async_engine, "_clear", broken)
             go_on.set()
             status, answer, _ = asking.result()
-        bridge._thread.join(60)
+        async_engine._thread.join(60)
         for path in ("/health", "/ready"):
             assert served.call(path)[0] == 503
             assert served.call(path)[1]["reason"] == "the engine has stopped: its thread has ended"
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_step_that_takes_too_long(model: Path) -> None:
         assert (status, answer["error"]["message"]) == (503, "a step has taken more than 0.2 s")
         status, error = served.refused(COMPLETE, LONG)
         assert (status, error["code"]) == (503, "engine_stopped")
-        served.running.bridge.step_timeout_s = 600
+        served.running.async_engine.step_timeout_s = 600
         go_on.set()
         eventually(lambda: served.call("/health")[0] == 200)
         assert answer_of(ask(served, GOOD[0]))
@@ -124,7 +124,7 @@ def test_a_step_that_takes_too_long_shows_in_health(model: Path) -> None:
         connection = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         assert served.call("/health")[0] == 200
-        served.running.bridge.step_timeout_s = 0.01
+        served.running.async_engine.step_timeout_s = 0.01
         eventually(lambda: served.call("/health")[0] == 503)
         held.set()
         eventually(lambda: served.call("/health")[0] == 200)

@@ -55,19 +55,21 @@ class Counted:
 
 def leave(served: Served) -> None:
     """Give up all that is asked."""
-    bridge = served.running.bridge
+    async_engine = served.running.async_engine
     served.loop.call_soon_threadsafe(
-        lambda: [bridge.abandon(stream, ClientGone()) for stream in list(bridge._streams)]
+        lambda: [
+            async_engine.abandon(stream, ClientGone()) for stream in list(async_engine._streams)
+        ]
     )
 
 
 def check(served: Served, counted: Counted, pool: ThreadPoolExecutor, num_streams: int) -> None:
     """Ask for a short answer while the engine stands still, and count the steps until its end."""
     assert counted.reached.wait(60)
-    bridge = served.running.bridge
-    eventually(lambda: bridge.num_streams == num_streams)
+    async_engine = served.running.async_engine
+    eventually(lambda: async_engine.num_streams == num_streams)
     short = pool.submit(ask, served, "v", SHORT)
-    eventually(lambda: bridge.num_streams == num_streams + 1)
+    eventually(lambda: async_engine.num_streams == num_streams + 1)
     counted.go.set()
     status, answer = short.result()
     assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
@@ -93,15 +95,15 @@ def test_promises_to_one_key_do_not_hold_back_another(model: Path) -> None:
     """They are due, all of them enter at once, and nobody else is permitted to."""
     engine = {"max_num_seqs": SEATS, "max_num_batched_tokens": 32}
     with serving(model, engine, api_key=[*KEYS.values()]) as served, ThreadPoolExecutor(2) as pool:
-        counted, bridge = Counted(served, 9), served.running.bridge
+        counted, async_engine = Counted(served, 9), served.running.async_engine
 
         def promise(number: int) -> None:
             params = SamplingParams(max_tokens=100, n=4, ignore_eos=True)
             prompts, text = [(60 + number, 61, 62)], served.llm.text
             stream = RequestStream(prompts, params, text.new_text, "key1", cache_root=b"")
             stream.due_s = 1e9 + number
-            bridge.submit(stream)
-            bridge.permit(0)
+            async_engine.submit(stream)
+            async_engine.permit(0)
 
         for number in range(24):
             served.loop.call_soon_threadsafe(promise, number)

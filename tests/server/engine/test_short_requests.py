@@ -60,15 +60,15 @@ def test_a_short_request_waits_for_a_few_steps(
     engine = {"max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET}
     with serving(model, engine) as served:
         served.valve.before = before
-        bridge = served.running.bridge
+        async_engine = served.running.async_engine
         connections = [post(served.port, body | {"stream": stream}) for body in others]
         assert held[1].wait(20)
-        eventually(lambda: bridge.num_streams == len(others))
+        eventually(lambda: async_engine.num_streams == len(others))
         go[1].set()
         assert held[9].wait(20)
-        num_queued = bridge.num_queued
+        num_queued = async_engine.num_queued
         short = post(served.port, SHORT | {"stream": stream})
-        eventually(lambda: bridge.num_queued == num_queued + 1)
+        eventually(lambda: async_engine.num_queued == num_queued + 1)
         go[9].set()
         assert b'"finish_reason":"length"' in rest(short).replace(b'": "', b'":"')
         first = next(

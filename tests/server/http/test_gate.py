@@ -256,7 +256,7 @@ def test_requests_at_a_time(model: Path) -> None:
         served.valve.before = lambda step: held.wait(60) and None
         first = threading.Thread(target=served.call, args=(COMPLETE, GO_ON), kwargs=bearer("a"))
         first.start()
-        eventually(lambda: served.running.bridge.num_streams == 1)
+        eventually(lambda: served.running.async_engine.num_streams == 1)
         assert served.call(COMPLETE, GO_ON, **bearer("a"))[0] == 429
         held.set()
         first.join()
@@ -271,8 +271,8 @@ def test_a_full_queue_says_so(model: Path) -> None:
         threads = [threading.Thread(target=served.call, args=(COMPLETE, GO_ON)) for _ in range(3)]
         for i, thread in enumerate(threads):
             thread.start()
-            eventually(lambda i=i: served.running.bridge.num_streams == i + 1)
-            eventually(lambda i=i: served.running.bridge.num_queued == i)
+            eventually(lambda i=i: served.running.async_engine.num_streams == i + 1)
+            eventually(lambda i=i: served.running.async_engine.num_queued == i)
         assert served.call("/ready")[0] == 503
         status, _, headers = served.call(COMPLETE, GO_ON)
         assert (status, int(headers["retry-after"]) >= 1) == (429, True)
@@ -303,7 +303,7 @@ def test_a_flood_of_one_key_does_not_delay_another(model: Path) -> None:
         threads = [threading.Thread(target=ask, args=(key,)) for key in "aaaaaabbbb"]
         for i, thread in enumerate(threads):
             thread.start()
-            eventually(lambda i=i: served.running.bridge.num_streams == i + 1)
+            eventually(lambda i=i: served.running.async_engine.num_streams == i + 1)
         held.set()
         for thread in threads:
             thread.join()

@@ -156,7 +156,7 @@ def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served:
         served.valve.before = lambda step: held.wait(60) and None
         with ThreadPoolExecutor(1) as threads:
             many = threads.submit(served.call, COMPLETE, {"prompt": [[40]] * 1000}, **V)
-            eventually(lambda: served.running.bridge.num_queued > 900)
+            eventually(lambda: served.running.async_engine.num_queued > 900)
             status, error = served.refused("/v1/embeddings", {"input": texts[:500]}, **A)
             assert (status, error["code"]) == (429, "server_is_overloaded")
             held.set()

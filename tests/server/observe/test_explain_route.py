@@ -33,7 +33,7 @@ def queued_beside(served: Served, number: int, step_s: float) -> Callable[[Step]
 
     def before(step: Step) -> None:
         if served.valve.num_steps == first + 3:
-            eventually(lambda: served.running.bridge.num_queued == number)
+            eventually(lambda: served.running.async_engine.num_queued == number)
         time.sleep(step_s)
 
     return before
@@ -132,8 +132,8 @@ def test_another_key_does_not_learn_that_a_request_was_there(keyed: Served) -> N
 
 
 def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Served) -> None:
-    bridge = keyed.running.bridge
-    history = TraceBuffer(bridge, keyed.running.service.metrics.score, max_bytes=20_000)
+    async_engine = keyed.running.async_engine
+    history = TraceBuffer(async_engine, keyed.running.service.metrics.score, max_bytes=20_000)
     create = keyed.client("key-of-ann").completions.create
     names = [create(model="tiny", prompt="one of many", **ASK).id for _ in range(12)]
     kept = [name for name in names if _is_known(history, name)]
@@ -146,7 +146,7 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
     keyed.running.service.history = before
     assert status == 404
     assert f"back, with {len(kept)}" in answer["error"]["message"]
-    bridge.listeners.remove(history._on_record)
+    async_engine.listeners.remove(history._on_record)
 
 
 def _is_known(history: TraceBuffer, name: str) -> bool:

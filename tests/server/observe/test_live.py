@@ -86,12 +86,12 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
-    bridge, live = served.running.bridge, served.running.service.live
-    eventually(lambda: len(bridge.listeners) == 4)  # bridge, score, metrics, history
+    async_engine, live = served.running.async_engine, served.running.service.live
+    eventually(lambda: len(async_engine.listeners) == 4)  # engine, score, metrics, history
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
-        assert len(bridge.listeners) == 5
-    eventually(lambda: len(bridge.listeners) == 4)
+        assert len(async_engine.listeners) == 5
+    eventually(lambda: len(async_engine.listeners) == 4)
     time.sleep(0.3)
     assert not live._watchers
     served.call("/v1/completions", ASK)

@@ -121,7 +121,7 @@ def test_no_counter_goes_down_when_a_request_fails(model: Path, tmp_path: Path) 
             raise RuntimeError("kernel exploded")
 
     with serving(model, {"trace": trace}) as served:
-        served.running.bridge.listeners.append(note)
+        served.running.async_engine.listeners.append(note)
         served.valve.before = before
         body = {"max_tokens": 4, "ignore_eos": True}
         for prompt, status in (([40], 200), ([99, 98, 97], 500), ([41, POISON], 500), ([42], 200)):
@@ -143,7 +143,7 @@ def test_gauges_show_what_runs_and_waits(model: Path) -> None:
         served.valve.before = lambda step: held.wait(60) and None
         body = {"prompt": [40] * 20, "max_tokens": 9, "ignore_eos": True}
         connections = [post(served.port, body) for _ in range(5)]
-        eventually(lambda: served.running.bridge.num_streams == 5)
+        eventually(lambda: served.running.async_engine.num_streams == 5)
         eventually(lambda: served.metrics()["ridgeline:num_requests_running"] >= 1)
         now = served.metrics()
         running, waiting = (now[f"ridgeline:num_requests_{s}"] for s in ("running", "waiting"))

@@ -222,8 +222,8 @@ def test_a_phone_shows_all_without_scrolling_sideways(page: Chrome, view: str) -
 
 
 def test_nobody_looks_while_the_panel_is_hidden(page: Chrome, slow: Served) -> None:
-    listeners = slow.running.bridge.listeners
-    sees(lambda: len(listeners) == 5)  # bridge, score, metrics, history and the view
+    listeners = slow.running.async_engine.listeners
+    sees(lambda: len(listeners) == 5)  # engine, score, metrics, history and the view
     set_size(page, PHONE)  # the chat alone is to be seen
     sees(lambda: len(listeners) == 4)
     set_size(page, DESK)

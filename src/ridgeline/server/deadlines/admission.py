@@ -122,16 +122,16 @@ class Promises:
 
     def __init__(
         self,
-        bridge: EngineClient,
+        engine: EngineClient,
         score: PredictionMonitor,
         text: TextProcessor,
         count: Callable[[str], None],
     ) -> None:
-        """Promise what ``bridge`` will do, by what ``score`` knows; ``count`` takes outcomes.
+        """Promise what ``engine`` will do, by what ``score`` knows; ``count`` takes outcomes.
 
         ``text`` is asked for what own requests need, those that only measure.
         """
-        self._bridge, self._score, self._text, self._count = bridge, score, text, count
+        self._engine, self._score, self._text, self._count = engine, score, text, count
         self._safety, self._lengths = Safety(), Lengths()
         self._asking: list[tuple[Promise, asyncio.Future[AdmissionVerdict]]] = []
         self._open: list[Promise] = []
@@ -244,7 +244,7 @@ class Promises:
 
         Else a server whose clients all have deadlines would never learn how fast it is.
         """
-        num_wave, longest = 0, self._bridge.settings.max_model_len // 2
+        num_wave, longest = 0, self._engine.settings.max_model_len // 2
         words = self._text.tokenizer.encode(_WORDS)
         while not self._score.is_calibrated and num_wave < _MOST_WAVES:
             sizes = _PROMPTS[num_wave % len(_PROMPTS) :][: 1 << num_wave % 4]
@@ -257,13 +257,13 @@ class Promises:
                 prompts, params, self._text.new_text, "", name="measuring", cache_root=b"measuring"
             )
             try:
-                self._bridge.submit(stream)
+                self._engine.submit(stream)
                 while await stream.events():
                     pass
             except StreamError:  # the server is stopping
                 return
             finally:
-                self._bridge.abandon(stream, ClientGone())
+                self._engine.abandon(stream, ClientGone())
             num_wave += 1
             if self._score.num_steps >= FIRST_STEPS:  # a fit is under way; a step must follow it
                 await asyncio.sleep(_FITTING_S)
@@ -272,10 +272,10 @@ class Promises:
 
     async def _rounds(self) -> None:
         loop = asyncio.get_running_loop()
-        self._bridge.before_step, self._copy = self._take_copy, None
+        self._engine.before_step, self._copy = self._take_copy, None
         while self._asking or self._open:
             began_s = loop.time()
-            if self._asking or self._bridge.num_queued:
+            if self._asking or self._engine.num_queued:
                 await self._round()
                 period_s = min(_PERIOD_S, max(_LEAST_PERIOD_S, self._cost_s / _SHARE))
                 await asyncio.sleep(max(0.0, began_s + period_s - loop.time()))
@@ -285,8 +285,8 @@ class Promises:
                     async with asyncio.timeout(_PERIOD_S):
                         await self._news.wait()
             self._open = [one for one in self._open if not one.stream.is_over]
-        self._bridge.before_step = self._copy = None
-        self._bridge.permit(inf)
+        self._engine.before_step = self._copy = None
+        self._engine.permit(inf)
 
     async def _round(self) -> None:
         """Decide about all who ask, and how many others may enter."""
@@ -338,7 +338,7 @@ class Promises:
                 if not promise.stream.is_over:
                     self._accept(promise, verdict, standings, copy.now_s)
         if self._open:
-            self._bridge.permit(num_may_enter)
+            self._engine.permit(num_may_enter)
         if asking:
             self._lags_s.append(time.monotonic() - began_s)
         if accepted:
@@ -406,7 +406,7 @@ class Promises:
 
     async def _newest_copy(self) -> EngineSnapshot:
         """Return the copy made before the step under way, or one that is made now."""
-        if self._copy is not None and self._bridge.step_began_s is not None:
+        if self._copy is not None and self._engine.step_began_s is not None:
             return self._copy
         looked, copies = asyncio.Event(), list[EngineSnapshot]()
 
@@ -414,9 +414,9 @@ class Promises:
             try:
                 copies.append(self._take_copy())
             finally:
-                self._bridge.call(looked.set)
+                self._engine.call(looked.set)
 
-        self._bridge.between_steps(take_copy)
+        self._engine.between_steps(take_copy)
         await looked.wait()
         if not copies:
             raise ApiError(500, "nothing can be promised now; the server's log says why")
@@ -424,7 +424,7 @@ class Promises:
 
     def _take_copy(self) -> EngineSnapshot:
         """Copy what a forecast needs; in the engine's thread."""
-        copy = self._bridge.snapshot()
+        copy = self._engine.snapshot()
         max_num_seqs = copy.state.settings.max_num_seqs
         self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
@@ -443,14 +443,14 @@ class Promises:
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
-            standing_of(self._bridge, stream, index, taken + (1 << 32) + i)
+            standing_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
         return _Seen(copy, lag_s, new, known, coming, queued)
 
     def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
-        stream, engine = promise.stream, self._bridge
+        stream, engine = promise.stream, self._engine
         standings = []
         for i in range(len(stream.prompts)):
             one = standing_of(engine, stream, i, number + i)

@@ -62,15 +62,15 @@ class Arrivals:
     All but the forecasts and the copies lives on the event loop.
     """
 
-    def __init__(self, bridge: EngineClient, score: PredictionMonitor, every: int = EVERY) -> None:
-        """Watch who is submitted to ``bridge``."""
+    def __init__(self, engine: EngineClient, score: PredictionMonitor, every: int = EVERY) -> None:
+        """Watch who is submitted to ``engine``."""
         self.every = every
-        self._bridge, self._score = bridge, score
+        self._engine, self._score = engine, score
         self._thread = ThreadPoolExecutor(1, "arrivals", lower_priority)
         self._num_since = 0  # requests since the last that was foreseen
         self._next_s = 0.0  # before which no other forecast is made
         self._is_busy = self._is_closed = False
-        bridge.on_submit = self._note
+        engine.on_submit = self._note
 
     def close(self) -> None:
         """Make no more forecasts."""
@@ -94,20 +94,20 @@ class Arrivals:
         stream.on_events = take
 
         def copy() -> None:
-            self._bridge.call(self._begin, sample, self._bridge.snapshot())
+            self._engine.call(self._begin, sample, self._engine.snapshot())
 
-        self._bridge.between_steps(copy)
+        self._engine.between_steps(copy)
 
     def _can_foresee(self, stream: RequestStream) -> bool:
         params = stream.params
         is_plain = len(stream.prompts) == 1 and not (params.searches or params.pool)
-        is_free = stream.due_s == inf and self._bridge.before_step is None
+        is_free = stream.due_s == inf and self._engine.before_step is None
         is_time = not self._is_closed and time.monotonic() >= self._next_s
         return is_plain and is_free and is_time and self._score.is_calibrated
 
     def _begin(self, sample: _Sample, copy: EngineSnapshot) -> None:
         """Let a forecast begin at a copy of the engine's state."""
-        engine, stream = self._bridge, sample.stream
+        engine, stream = self._engine, sample.stream
         queued = [
             standing_of(engine, one, index, _WAITING + i)
             for i, (one, index) in enumerate(copy.waiting)
@@ -132,7 +132,7 @@ class Arrivals:
             except BaseException:  # nobody reads what becomes of this call
                 _log.exception("a forecast failed")
             cost_s = time.thread_time() - began_s
-            self._bridge.call(self._end, sample, copy.now_s, foreseen, cost_s)
+            self._engine.call(self._end, sample, copy.now_s, foreseen, cost_s)
 
         if not self._is_closed:
             self._thread.submit(work)

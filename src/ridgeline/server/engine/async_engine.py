@@ -25,6 +25,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from typing_extensions import override
+
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.request import Request
@@ -33,7 +35,7 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event
 from ridgeline.foresight.simulator.forecast import state_of
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
-from ridgeline.server.engine.interface import EngineSnapshot
+from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.server.engine.view import view
 
@@ -42,8 +44,8 @@ _WATCH_S = 0.5  # between two looks whether the thread is well
 _QUIET_S = 0.5  # without a request, until the background goes on: who asked may ask again
 
 
-class AsyncEngine:
-    """Runs an engine in a thread of its own: an ``interface.EngineClient``."""
+class AsyncEngine(EngineClient):
+    """Runs an engine in a thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
         """Take over ``engine``: after ``start`` only this thread may touch it."""
@@ -85,8 +87,8 @@ class AsyncEngine:
         self._thread.start()
         self._watch()
 
+    @override
     def trouble(self) -> str | None:
-        """Return why the engine takes no requests now, if so."""
         if self.error:
             return self.error
         if self._thread.ident and not self._thread.is_alive() and not self._stopping:
@@ -104,17 +106,17 @@ class AsyncEngine:
             self._loop.call_later(_WATCH_S, self._watch)
 
     @property
+    @override
     def num_streams(self) -> int:
-        """Requests that are not over."""
         return len(self._streams)
 
     @property
+    @override
     def num_queued(self) -> int:
-        """Prompts that wait before the engine."""
         return len(self._queue)
 
+    @override
     def submit(self, stream: RequestStream) -> None:
-        """Queue all prompts of a stream. Raises StreamError if the engine takes none."""
         if why := "the server is stopping" if self._stopping else self.trouble():
             raise StreamError(why, 503)
         self._streams.add(stream)
@@ -131,8 +133,8 @@ class AsyncEngine:
     def _queue_of(self, stream: RequestStream) -> Admission[tuple[RequestStream, int]]:
         return self._background if stream.is_background else self._queue
 
+    @override
     def abandon(self, stream: RequestStream, why: Exception) -> None:
-        """End a stream before its time; its requests end before the next step."""
         if not stream.is_over:
             stream.end(why)
             with self._wake:
@@ -140,17 +142,14 @@ class AsyncEngine:
                 self._wake.notify()
         self._streams.discard(stream)
 
+    @override
     def between_steps(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called in the engine's thread, where it may read the engine.
-
-        A stream that was submitted before waits or is in the engine by then, unless it is over.
-        """
         with self._wake:
             self._callbacks.append(callback)
             self._wake.notify()
 
+    @override
     def permit(self, num_prompts: float) -> None:
-        """Let this many prompts of the queue enter from now on; inf lets all."""
         with self._wake:
             self._num_permitted = num_prompts
             self._wake.notify()
@@ -190,8 +189,8 @@ class AsyncEngine:
 
     # --- what others may read of it ------------------------------------------------------------
 
+    @override
     def snapshot(self) -> EngineSnapshot:
-        """Return what the engine is at. To be called in its thread alone, between two steps."""
         numbers: dict[RequestStream, list[int]] = {}
         is_read = False
         for number, (stream, _) in self._owners.items():
@@ -200,17 +199,14 @@ class AsyncEngine:
         state = state_of(self.settings, self._engine.scheduler, is_read)
         return EngineSnapshot(time.monotonic(), state, numbers, self._waiting())
 
+    @override
     def view(self, owner: str | None = None) -> dict[str, Any]:
-        """Return ids and numbers for a page, as JSON; of one owner's requests, if one is given.
-
-        To be called in the engine's thread alone, between two steps.
-        """
         shown = view(self._engine, owner)
         shown["num_waiting"] += sum(owner in (None, one.tenant) for one, _ in self._waiting())
         return shown
 
+    @override
     def num_cached(self, stream: RequestStream, index: int) -> int:
-        """Return how many tokens of a stream's prompt the prefix cache has now."""
         request = Request(
             0,
             stream.prompts[index],
@@ -427,8 +423,8 @@ class AsyncEngine:
         if batch:
             self.call(self._deliver, list(batch.items()))
 
+    @override
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have ``function`` called on the loop."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: there are no listeners left
@@ -456,8 +452,8 @@ class AsyncEngine:
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None
 
+    @override
     def tenant_of(self, request_id: int) -> str:
-        """Return whose request this is; for listeners, and until the step that ends it is over."""
         owner = self._owners.get(request_id)
         return owner[0].tenant if owner else ""
 

@@ -22,8 +22,8 @@ _PERIOD_S = 0.25  # from a change to the next view
 class Live:
     """Views of one engine as server-sent events."""
 
-    def __init__(self, bridge: EngineClient, score: PredictionMonitor) -> None:
-        self._bridge, self._score = bridge, score
+    def __init__(self, engine: EngineClient, score: PredictionMonitor) -> None:
+        self._engine, self._score = engine, score
         self._watchers: Counter[str | None] = Counter()  # by whose requests they see
         self._views: dict[str | None, bytes] = {}
         self._news = asyncio.Event()
@@ -38,9 +38,9 @@ class Live:
         It is of all requests, or of those with this owner.
         """
         if not self._watchers:
-            self._bridge.listeners.append(self._on_record)
+            self._engine.listeners.append(self._on_record)
         self._watchers[owner] += 1
-        self._bridge.between_steps(self._take_view)
+        self._engine.between_steps(self._take_view)
         sent = self._views.get(owner)  # an old one
         try:
             while not self._is_closed:
@@ -56,7 +56,7 @@ class Live:
                 del self._watchers[owner]
                 self._views.pop(owner, None)
             if not self._watchers:
-                self._bridge.listeners.remove(self._on_record)
+                self._engine.listeners.remove(self._on_record)
 
     def close(self) -> None:
         """End all watching."""
@@ -70,7 +70,7 @@ class Live:
 
     def _take_view_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(_PERIOD_S, self._bridge.between_steps, self._take_view)
+        loop.call_later(_PERIOD_S, self._engine.between_steps, self._take_view)
 
     # --- in the engine's thread ----------------------------------------------------------------
 
@@ -84,15 +84,15 @@ class Live:
             self._steps.append((round(1e3 * record.duration_s, 2), prompt, num_sampled, foreseen))
         if not self._is_due:
             self._is_due = True
-            self._bridge.call(self._take_view_soon)
+            self._engine.call(self._take_view_soon)
 
     def _take_view(self) -> None:
         steps, self._steps, views = self._steps, [], dict[str | None, bytes]()
         for owner in tuple(self._watchers):
-            snapshot = self._bridge.view(owner)
+            snapshot = self._engine.view(owner)
             snapshot["steps"] = steps if owner is None else []
             snapshot["speed"] = round(self._score.speed, 3)
             snapshot["is_calibrated"] = self._score.is_calibrated
             views[owner] = json.dumps(snapshot, separators=(",", ":")).encode()
         self._is_due = False
-        self._bridge.call(self._publish, views)
+        self._engine.call(self._publish, views)

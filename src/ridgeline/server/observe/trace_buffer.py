@@ -41,19 +41,19 @@ class TraceBuffer:
     """The last records of one engine."""
 
     def __init__(
-        self, bridge: EngineClient, score: PredictionMonitor, max_bytes: int = _MAX_BYTES
+        self, engine: EngineClient, score: PredictionMonitor, max_bytes: int = _MAX_BYTES
     ) -> None:
-        """Remember what ``bridge`` reports from now on, in about ``max_bytes``.
+        """Remember what ``engine`` reports from now on, in about ``max_bytes``.
 
         ``score`` knows how long steps take; until it does, they are compared with one another.
         """
-        self._bridge, self._score, self._max_bytes = bridge, score, max_bytes
+        self._engine, self._score, self._max_bytes = engine, score, max_bytes
         self._lock = threading.Lock()
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._has_forgotten = False
-        self._engine = json.dumps(to_json(bridge.settings)).encode()
-        bridge.listeners.append(self._on_record)
+        self._engine_line = json.dumps(to_json(engine.settings)).encode()
+        engine.listeners.append(self._on_record)
 
     def _on_record(self, record: Record) -> None:
         if isinstance(record, StepRecord):  # shallow: a deep copy would cost more than the rest
@@ -62,7 +62,7 @@ class TraceBuffer:
             shown = {"type": "request", **{name: getattr(record, name) for name in _REQUEST}}
             shown["num_prompt_tokens"] = len(record.prompt_token_ids)
             shown["params"] = {n: v for n, v in record.params.items() if n in _PARAMS}
-            shown["tenant"] = self._bridge.tenant_of(record.request_id)
+            shown["tenant"] = self._engine.tenant_of(record.request_id)
         else:
             return
         line = _encode(shown).encode()
@@ -109,7 +109,7 @@ class TraceBuffer:
     def _find(self, wanted: str, tenant: str) -> tuple[Recorded, Json]:
         """Return what is remembered, and a request of a key in it; raises Forgotten."""
         with self._lock:
-            lines, has_forgotten = [self._engine, *self._lines], self._has_forgotten
+            lines, has_forgotten = [self._engine_line, *self._lines], self._has_forgotten
         recorded = Recorded("the history", enumerate(lines), lines.__getitem__)
         begin_s = recorded.start_s if has_forgotten else None
 

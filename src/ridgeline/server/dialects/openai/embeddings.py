@@ -390,7 +390,7 @@ def _reply(
     vectors = Vectors(stream)
     shape = VectorShape(vectors, answer)
     of_server = service.options, service.work.prompts
-    return Reply(service.bridge, service.limits, stream, vectors, body, shape, OPENAI, *of_server)
+    return Reply(service.engine, service.limits, stream, vectors, body, shape, OPENAI, *of_server)
 
 
 def _packed(vector: list[float]) -> str:

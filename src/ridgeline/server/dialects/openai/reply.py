@@ -163,7 +163,7 @@ class Reply(Response):
 
     def __init__(
         self,
-        bridge: EngineClient,
+        engine: EngineClient,
         limits: Limits,
         stream: RequestStream,
         answers: Results,
@@ -175,7 +175,7 @@ class Reply(Response):
         promising: Callable[[], Awaitable[Promise]] | None = None,
         note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
     ) -> None:
-        """Prepare to submit ``stream`` to ``bridge`` and to show ``answers`` in their ``shape``.
+        """Prepare to submit ``stream`` to ``engine`` and to show ``answers`` in their ``shape``.
 
         A failure is told in the names of the ``dialect``. A long answer is written when its key has
         one of ``turns``.
@@ -184,7 +184,7 @@ class Reply(Response):
         """
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
-        self._bridge, self._limits, self._stream = bridge, limits, stream
+        self._engine, self._limits, self._stream = engine, limits, stream
         self._answers, self._body, self._shape = answers, body, shape
         self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
         self._turns, self._log_content, self._content = turns, options.log_content, b""
@@ -205,7 +205,7 @@ class Reply(Response):
                 self._answers.promise = await self._promising()
                 if self._stream.is_over:
                     raise ClientGone
-            self._bridge.submit(self._stream)
+            self._engine.submit(self._stream)
             await (self._send_chunks(send) if self._is_streamed else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
@@ -217,14 +217,14 @@ class Reply(Response):
             await self._fail(send, error)
         finally:
             watcher.cancel()
-            self._bridge.abandon(self._stream, ClientGone())
+            self._engine.abandon(self._stream, ClientGone())
             self._limits.charge(tenant, self._answers.num_tokens)
             self._note_lengths(tenant, self._answers.records)
             self._finish_note()
 
     async def _watch(self, receive: Receive) -> None:
         await client_left(receive)
-        self._bridge.abandon(self._stream, ClientGone())
+        self._engine.abandon(self._stream, ClientGone())
 
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
