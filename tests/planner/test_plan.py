@@ -483,9 +483,8 @@ def test_the_picture_has_a_bar_for_each_device_in_one_scale() -> None:
     texts = [element.text for element in image.iter(f"{SVG}text")]
     assert {"a < b", "l4", "h100-sxm"} <= set(texts)
     boxes = [box for box in image.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
-    bars = boxes[5:]  # behind the legend's
-    assert len(bars) == 10
-    widths = [float(box.get("width", "0")) for box in bars]
+    assert len(boxes) == 10
+    widths = [float(box.get("width", "0")) for box in boxes]
     weights = widths[0], widths[5]
     assert weights[0] == pytest.approx(weights[1], abs=0.2)  # the same bytes, the same length
     for i, placement in enumerate(found.placements):

@@ -6,14 +6,11 @@ nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.svg import COLOURS, GRID, SMALL, circle, line, log_ticks, picture, text
+from ridgeline.svg import COLOURS, Axis, Chart
 
-_WIDTH, _HEIGHT = 900, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 96, 70
 _SHOWN = {
     "ttft_from_send": "time to first token",
     "tpot_excl_first": "time per output token",
@@ -33,38 +30,16 @@ def latencies_svg(outcomes: Sequence[Outcome], title: str) -> str:
     }
     curves = {label: values for label, values in curves.items() if values}
     every = [value for values in curves.values() for value in values] or [1.0]
-    low, high = min(every) / 1.2, max(every) * 1.2
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-
-    def x(ms: float) -> float:
-        return _LEFT + math.log(ms / low) / math.log(high / low) * (right - _LEFT)
-
-    def y(share: float) -> float:
-        return bottom - share * (bottom - _TOP)
-
+    percents = (0, 25, 50, 75, 90, 100)
+    chart = Chart(
+        Axis("milliseconds", min(every) / 1.2, max(every) * 1.2),
+        Axis("share of requests", 0, 100, is_log=False, tick="{} %", ticks=percents),
+    )
+    colours = dict(zip(curves, COLOURS, strict=False))
+    for label, values in curves.items():
+        step = 100 / len(values)
+        stairs = [(ms, step * num) for i, ms in enumerate(values) for num in (i, i + 1)]
+        chart.curve(stairs, colours[label])
     num_failed = len(outcomes) - len(rows)
     failed = f", {num_failed} failed" if num_failed else ""
-    parts = [
-        text(_LEFT, 34, f"{title}: {len(rows)} requests{failed}", size=18, weight=600),
-        text((_LEFT + right) / 2, _HEIGHT - 22, "milliseconds", anchor="middle"),
-        text(24, (_TOP + bottom) / 2, "share of requests", anchor="middle", turn=-90),
-    ]
-    for tick in log_ticks(low, high):
-        parts.append(line(x(tick), _TOP, x(tick), bottom, GRID, 1))
-        parts.append(text(x(tick), bottom + 20, f"{tick:,g}", size=SMALL, anchor="middle"))
-    for percent in (0, 25, 50, 75, 90, 100):
-        parts.append(line(_LEFT, y(percent / 100), right, y(percent / 100), GRID, 1))
-        label = f"{percent} %"
-        parts.append(text(_LEFT - 8, y(percent / 100) + 4, label, size=SMALL, anchor="end"))
-    at = float(_LEFT + 6)
-    for colour, (label, values) in zip(COLOURS, curves.items(), strict=False):
-        parts += [circle(at, 59, colour), text(at + 12, 64, label)]
-        at += 44 + 7.2 * len(label)
-        points = [f"{x(values[0]):.1f},{y(0):.1f}"]
-        for i, value in enumerate(values):
-            points += [f"{x(value):.1f},{y(share / len(values)):.1f}" for share in (i, i + 1)]
-        parts.append(
-            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
-            f'stroke-width="2" stroke-linejoin="round"/>'
-        )
-    return picture(_WIDTH, _HEIGHT, parts)
+    return chart.picture(f"{title}: {len(rows)} requests{failed}", colours)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from ridgeline import svg
 
 _LEFT, _COLUMN, _BAR, _ROW, _TOP = 24, 190, 120, 26, 96
-_CHARACTER = 7.2  # pixels of small text, about
 _PLAIN = "#9db8e8"
 _BEST = "#2da44e"
 _UNITS = {"tok/s": "tokens/s", "req/s": "requests/s", "goodput/s": "goodput, requests/s"}
@@ -29,7 +28,7 @@ def sweep_svg(
         objective: by what.
     """
     shown = {name: row for name, row in figures.items() if any(one is not None for one in row)}
-    left = _LEFT + 16 + _CHARACTER * max(map(len, names))
+    left = _LEFT + 16 + svg.CHARACTER * max(map(len, names))
     title = f"Predicted for {len(names)} settings; the best by {objective} in green"
     parts = [svg.text(_LEFT, 34, title, size=18, weight=600)]
     for i, name in enumerate(names):

@@ -6,17 +6,13 @@ beats in both. Pure: text out.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from ridgeline import svg
 from ridgeline.planner.capacity.in_words import name_of
 from ridgeline.planner.capacity.option import Choice
 
-_WIDTH, _HEIGHT = 900, 560
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 92, 64
-_GOOD, _BAD = "#2da44e", "#c9ced6"
+_COLOURS = {"meets the bounds": "#2da44e", "does not": "#c9ced6"}
 _ROW = 17  # pixels between two names
 _NAMED = 8  # of the best choices, besides the frontier
 
@@ -29,79 +25,34 @@ def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
     dots = [(c.per_user, c.per_device, c) for c in choices if c.per_user and c.per_device]
     if not dots:
         raise ValueError("there is nothing to draw: no choice bears the load")
-    across = _Axis([x for x, _, _ in dots], _LEFT, _WIDTH - _RIGHT)
-    up = _Axis([y for _, y, _ in dots], _HEIGHT - _BOTTOM, _TOP)
-    parts = [
-        svg.text(24, 34, title, size=18, weight=600),
-        svg.text(24, 58, svg.short(answer), size=svg.SMALL, fill=svg.FAINT),
-        *_grid(across, up),
-    ]
-    frontier = sorted((across(x), up(y)) for x, y, c in dots if c.on_frontier)
-    parts += [
-        svg.line(*before, *behind, svg.COLOURS[0], 2) for before, behind in pairwise(frontier)
-    ]
+    xs, ys = [x for x, _, _ in dots], [y for _, y, _ in dots]
+    across = svg.Axis("tokens/s that a user sees", min(xs) / 1.25, max(xs) * 1.4)
+    up = svg.Axis("tokens/s that a device bears", min(ys) / 1.25, max(ys) * 1.4)
+    chart = svg.Chart(across, up, height=560)
+    frontier = sorted((x, y) for x, y, c in dots if c.on_frontier)
+    chart.curve(frontier, svg.COLOURS[0])
+    for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):  # its dots lie on top
+        cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
+        colour = _COLOURS["meets the bounds" if choice.meets_slo else "does not"]
+        chart.dot(x, y, colour, f"{name_of(choice)}, {cost}")
     placed: list[tuple[float, float]] = []
     named = {id(c) for c in choices[:_NAMED]}
-    # The frontier's names come first, and its dots lie on top.
-    names: list[str] = []
     for x, y, choice in sorted(dots, key=lambda dot: not dot[2].on_frontier):
         if choice.on_frontier or id(choice) in named:
-            names += _name(across(x), up(y), choice, placed)
-    for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):
-        parts += _dot(across(x), up(y), choice)
-    parts += names
-    parts += [
-        svg.circle(_WIDTH - 330, 78, _GOOD), svg.text(_WIDTH - 318, 83, "meets the bounds"),
-        svg.circle(_WIDTH - 180, 78, _BAD), svg.text(_WIDTH - 168, 83, "does not"),
-    ]  # fmt: skip
-    return svg.picture(_WIDTH, _HEIGHT, parts)
+            _name(chart, x, y, choice, placed)
+    return chart.picture(title, _COLOURS, note=svg.short(answer))
 
 
-class _Axis:
-    """A logarithmic scale from values to pixels, a little wider than the values."""
-
-    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        self.low, self.high = min(values) / 1.25, max(values) * 1.4
-        self._begin, self._length = begin, end - begin
-
-    def __call__(self, value: float) -> float:
-        share = math.log(value / self.low) / math.log(self.high / self.low)
-        return self._begin + share * self._length
-
-
-def _grid(across: _Axis, up: _Axis) -> Iterator[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    for tick in svg.log_ticks(across.low, across.high):
-        x = across(tick)
-        yield svg.line(x, _TOP, x, bottom, svg.GRID, 1)
-        yield svg.text(x, bottom + 20, f"{tick:,g}", size=svg.SMALL, anchor="middle")
-    for tick in svg.log_ticks(up.low, up.high):
-        y = up(tick)
-        yield svg.line(_LEFT, y, right, y, svg.GRID, 1)
-        yield svg.text(_LEFT - 8, y + 4, f"{tick:,g}", size=svg.SMALL, anchor="end")
-    middle = (_LEFT + right) / 2
-    yield svg.text(middle, _HEIGHT - 16, "tokens/s that a user sees", anchor="middle")
-    label = "tokens/s that a device bears"
-    yield svg.text(24, (_TOP + bottom) / 2, label, anchor="middle", turn=-90)
-
-
-def _dot(x: float, y: float, choice: Choice) -> Iterator[str]:
-    """Draw a dot; its name is shown where a pointer rests on it."""
-    cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
-    yield f"<g><title>{name_of(choice)}, {cost}</title>"
-    yield svg.circle(x, y, _GOOD if choice.meets_slo else _BAD)
-    yield "</g>"
-
-
-def _name(x: float, y: float, choice: Choice, placed: list[tuple[float, float]]) -> Iterator[str]:
+def _name(
+    chart: svg.Chart, x: float, y: float, choice: Choice, placed: list[tuple[float, float]]
+) -> None:
     """Write a name beside its dot, unless it would cover another name."""
-    name = name_of(choice)
-    width = 7.0 * len(name)
-    is_left = x + 12 + width > _WIDTH
-    begin = x - 12 - width if is_left else x + 12
-    if any(abs(y - v) < _ROW and abs(begin - u) < 170 for u, v in placed):
+    name, left, base = name_of(choice), chart.x(x), chart.y(y)
+    is_left = left + 12 + svg.CHARACTER * len(name) > svg.WIDTH
+    begin = left - 12 - svg.CHARACTER * len(name) if is_left else left + 12
+    if any(abs(base - v) < _ROW and abs(begin - u) < 170 for u, v in placed):
         return
-    placed.append((begin, y))
+    placed.append((begin, base))
     colour = svg.INK if choice.on_frontier else svg.FAINT
-    anchor, at = ("end", x - 10) if is_left else ("start", x + 10)
-    yield svg.text(at, y + 4, name, size=svg.SMALL, fill=colour, anchor=anchor)
+    anchor, at = ("end", left - 10) if is_left else ("start", left + 10)
+    chart.parts.append(svg.text(at, base + 4, name, size=svg.SMALL, fill=colour, anchor=anchor))

@@ -8,7 +8,7 @@ from ridgeline import svg
 from ridgeline.planner.memory.in_words import gib, parts_of
 from ridgeline.planner.memory.placement import Placement
 
-_WIDTH, _LEFT, _RIGHT, _TOP = 900, 190, 150, 96
+_LEFT, _RIGHT, _TOP = 190, 150, 96
 _BAR, _STEP = 30, 52
 COLOURS = {
     "weights": "#1f6feb",
@@ -26,20 +26,12 @@ def memory_svg(title: str, placements: Sequence[Placement]) -> str:
     """
     widest = max(max(p.ledger.total_bytes, p.ledger.capacity_bytes) for p in placements)
     height = _TOP + _STEP * len(placements) + 48
-    scale = (_WIDTH - _LEFT - _RIGHT) / widest
-    parts = [svg.text(24, 34, title, size=18, weight=600), *_legend()]
+    scale = (svg.WIDTH - _LEFT - _RIGHT) / widest
+    parts = [svg.text(24, 34, title, size=18, weight=600), *svg.legend(COLOURS, 62)]
     for i, placement in enumerate(placements):
         parts += _bar(placement, _TOP + _STEP * i, scale)
     parts += _axis(widest, scale, height - 40)
-    return svg.picture(_WIDTH, height, parts)
-
-
-def _legend() -> Iterator[str]:
-    x = 24.0
-    for name, colour in COLOURS.items():
-        yield svg.box(x, 54, 14, 14, colour, name)
-        yield svg.text(x + 20, 66, name)
-        x += 44 + 7.2 * len(name)
+    return svg.picture(svg.WIDTH, height, parts)
 
 
 def _bar(placement: Placement, y: float, scale: float) -> Iterator[str]:
@@ -69,12 +61,8 @@ def _name(placement: Placement) -> str:
 
 def _axis(widest: int, scale: float, y: float) -> Iterator[str]:
     """Draw about five ticks of whole GiB (or parts of one for small models)."""
-    gibs = widest / 2**30
-    step = next((s for s in svg.log_ticks(gibs / 20, gibs * 2) if gibs / s <= 6), gibs)
-    tick = 0.0
-    while tick <= gibs:
+    for tick in svg.round_ticks(0, widest / 2**30):
         x = _LEFT + tick * 2**30 * scale
         yield svg.line(x, y - 6, x, y - 2, svg.FAINT, 1)
         yield svg.text(x, y + 14, f"{tick:,g}", size=svg.SMALL, anchor="middle", fill=svg.FAINT)
-        tick += step
     yield svg.text(_LEFT - 12, y + 14, "GiB", size=svg.SMALL, anchor="end", fill=svg.FAINT)
