@@ -2,9 +2,9 @@
 
 A forecast says when each request will have its first token and its end. It is stretched by the 99 %
 quantile of how much longer requests took than was foreseen, lately and that far ahead: split
-conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Who has no
-deadline breaks no promise: as many come in as a forecast allows. It knows nothing of clocks,
-threads and HTTP, and forecasts are a parameter.
+conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Requests without
+a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads
+and HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUM_KEPT = 200  # forecasts of a horizon
 _NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
 _PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
-_OF_THE_REST = 0.1  # of what is left before a promise that may fail is late, for who comes in
+_OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
 _PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
 _NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
 
@@ -127,16 +127,16 @@ class Lengths:
 
 @dataclass
 class Book:
-    """One round of decisions over a copied state: who is promised what, who else may come in.
+    """One round of decisions over a copied state: what is promised, and how many others enter.
 
     Attributes:
         state: with all requests that run.
         promised: what was promised before, by a name.
-        lag_s: from the state until who is promised something now is in the engine.
+        lag_s: from the state until a request that is promised now is in the engine.
         has_time: whether one more forecast may be made.
         foretell: how long until what; for tests of this alone.
         under_way_s: for how long the step that the state is before has run by now.
-        coming: who was promised something but is not in the state, and after how many seconds it
+        coming: promised requests that are not in the state yet, and after how many seconds each
             enters.
     """
 
@@ -208,9 +208,9 @@ class Book:
         return 0
 
     def delays_s(self) -> dict[int, tuple[float, float]]:
-        """Return by how much what was promised before comes later for who comes in now.
+        """Return by how much the requests of this round delay those that were promised before.
 
-        By so much the forecasts of before are other ones: it is no error of theirs.
+        By so much the earlier forecasts differ from what will happen; that is no error of theirs.
         """
         delays = {}
         for name, verdict in self._before.items():
@@ -227,9 +227,9 @@ class Book:
         seen: Mapping[int, AdmissionVerdict],
         trial: Mapping[int, PromiseRequest] | None = None,
     ) -> bool:
-        """Whether a promise is in danger that was in none, or one that may fail even more so.
+        """Whether a kept promise becomes endangered, or one that may fail becomes more so.
 
-        What an owner was promised beyond its share does not hinder another one, who is on trial.
+        What an owner was promised beyond its share does not hinder another owner on trial.
         """
         beyond = self._beyond(trial or {})
         for name, old in self._seen.items():

@@ -114,7 +114,7 @@ class Children:
         """
         with self._one() as child:
             answer = child.ask(value, limit_s)
-            if answer is None:  # who asks next need not wait for the start
+            if answer is None:  # the next caller need not wait for the start
                 with suppress(ChildProcessError):
                     child.start()
             return answer

@@ -43,7 +43,7 @@ def by_hand() -> Explanation:
 
 def test_a_life_in_words() -> None:
     assert sentences(by_hand()) == [
-        "Request 0 took 5.00 s from its arrival until it reached its longest length; its first "
+        "Request 0 took 5.00 s from its arrival until it reached its maximum length; its first "
         "token came after 2.50 s.",
         "For 500 ms (10%) it waited for the step that was under way when it came.",
         "Its prompt of 4 tokens took 600 ms (12%) in 1 step; alone it would have taken 300 ms.",

@@ -168,6 +168,6 @@ def _expected_s(shape: _Shape, guess: Calibration) -> float:
 
 
 def _speed(order: Sequence[Measured], guess: Calibration) -> float:
-    """Return how many times as long as guessed steps took so far."""
+    """Return the seconds that steps took so far, over the seconds that were guessed."""
     guessed_s = sum(guess.times.seconds(sample.features) for sample in order)
     return sum(sample.seconds for sample in order) / guessed_s if guessed_s else 1.0

@@ -72,7 +72,7 @@ class SplitFuse:
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
     steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
-    along, the first prompt leaves up to half of that to shorter ones. Who is due goes before. For
+    along, the first prompt leaves up to half of that to shorter ones. Due ones go first. For
     the same reason an owner decodes in a step as many as all others, or ``least``, beside them.
     """
 

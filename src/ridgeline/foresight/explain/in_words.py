@@ -17,7 +17,7 @@ _MOST = 6  # sentences
 _LATE = 2.0  # a gap of this many times the median is late
 _ENDS = {
     "stop": "it came to its end",
-    "length": "it reached its longest length",
+    "length": "it reached its maximum length",
     "abort": "it was aborted",
     "error": "it failed",
 }

@@ -1,4 +1,5 @@
-"""Several replicas under one virtual time: who gets a request, and what happens when one goes.
+"""Several replicas under one virtual time: which one gets a request, and what
+happens when one goes.
 
 Each replica is what ``run.simulate`` runs, with a clock of its own. The next thing to happen is the
 earliest on a heap: an arrival, a fault, or a step of a replica. Every request ends exactly once: it
@@ -396,7 +397,7 @@ def serve_fleet(
         settings: of each replica.
         times: how long steps take on one that is not slow.
         num_replicas: how many there are.
-        router: who gets a request.
+        router: which replica gets a request.
         faults: what happens to replicas.
         concurrency: closed loop: how many requests run at a time, over all replicas.
         opens_s: when each replica takes requests: it loads its weights first; 0 if not given.

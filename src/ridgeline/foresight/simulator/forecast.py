@@ -151,8 +151,9 @@ def forecast(
         state: where it begins.
         times: how long steps take.
         wanted: it ends when all of these have.
-        queued: who comes in as soon as there is room, in order.
-        coming: who enters before the first step that begins after its seconds; these rise.
+        queued: requests that enter as soon as there is room, in order.
+        coming: requests that enter before the first step that begins after their seconds, which
+            rise.
         under_way_s: how long ago it began; the second step has not begun.
         within_s: what comes later is not asked for.
         alive: is called before each step; what it raises ends the forecast.

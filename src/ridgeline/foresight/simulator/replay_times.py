@@ -2,9 +2,9 @@
 
 It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
 and engine decide every step as the server did. What the world outside did is an input: when a
-request came, was given up, paused or resumed. Where some had a promise, who entered when was
-decided by forecasts, and between keys it depends on what each was served at moments that no record
-has; then that is an input too. Drafts are not made again (``foresight.simulator.run``).
+request came, was given up, paused or resumed. Where some had a promise, forecasts decided when each
+request entered; between keys that depends on what each was served at moments that no record has.
+Then the order of entry is an input too. Drafts are not made again (``foresight.simulator.run``).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def serve_again(records: Sequence[Json]) -> Again:
     Raises ValueError if these are not the records of an engine.
     """
     settings, asked = settings_of(records), asked_in(records)
-    waiting, num_before = list(asked.values()), 0  # who has not come; who has entered
+    waiting, num_before = list(asked.values()), 0  # requests that have not come; how many entered
     is_given = any(one.due_s < inf for one in waiting) or len({one.tenant for one in waiting}) > 1
     clock, times, new_records = Clock(), _RecordedTimes(), list[Record]()
     replica, _ = new_replica(settings, clock, times, new_records.append)

@@ -332,8 +332,8 @@ class Family:
         heads_inside: rows of q, k and v in one tensor are sorted by key head first.
         defaults: values of keys that a config may leave out.
         aliases: the family's names of keys that all others call alike.
-        buffers: ends of names of tensors that hold no weights.
-        others: beginnings of names of tensors that no answer needs.
+        buffers: suffixes of names of tensors that hold no weights.
+        others: prefixes of names of tensors that are not used.
         refuse: keys that change what a model computes, and that are refused if they are set. What
             they change of sizes is read all the same, for counting.
         unused: keys that stand in files of the family and that no model of it goes by.

@@ -4,8 +4,8 @@ Verdicts are made in rounds: forecasts begin at a copy of the engine's state, an
 thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
 ms apart. A refusal is told as soon as it is found. While there are promises a copy
 is made before each step, so that no round waits for the step under way. Requests that come
-meanwhile share the next round. Who is refused knows it at once; who is promised something enters
-the engine just when the forecast says so, or the forecast would be of something else.
+meanwhile share the next round. A client whose request is refused learns it at once. A promised
+request enters the engine exactly when its forecast assumed, or the forecast would not hold.
 Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
 decided there stands in ``foresight.deadline_admission``.
 """
@@ -49,7 +49,7 @@ from ridgeline.server.engine.request_stream import (
 )
 from ridgeline.server.http.errors import ApiError
 
-_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; who asks waits so long
+_LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; a request waits that long
 _SHARE = 1 / 8  # of a processor, for forecasts
 _ROUND_S = 0.05  # after which a round begins no other forecast
 _SOON_S = 1e-9
@@ -110,7 +110,7 @@ class _Seen(NamedTuple):
     """What a round decides about; seconds count from the copy."""
 
     copy: EngineSnapshot
-    lag_s: float  # until who is promised something now is in the engine
+    lag_s: float  # until a request that is promised now is in the engine
     asked: list[tuple[Standing, ...]]
     promised: list[tuple[Promise, tuple[Standing, ...]]]
     coming: list[Standing]  # promised, and about to enter
@@ -118,7 +118,7 @@ class _Seen(NamedTuple):
 
 
 class Promises:
-    """Who was promised what, and whether it was kept."""
+    """The promises that were made, and whether they were kept."""
 
     def __init__(
         self,
@@ -467,7 +467,7 @@ def _refuse(
     verdict: AdmissionVerdict,
     now_s: float,
 ) -> None:
-    """Give a verdict to who asks; its times count from the arrival."""
+    """Give a verdict to the request that waits for it; times count from its arrival."""
     if not future.done():
         since_s = now_s - promise.stream.arrived_s
         stretched = Foreseen(*(since_s + seconds for seconds in verdict.stretched))

@@ -1,13 +1,13 @@
 """How well a request is foreseen when it comes: one of fifty, and then what it really got.
 
-The score of steps says nothing of who waits for whom. So for a sample of requests a whole forecast
-is made of the state that they found: those that run and wait, each as long as it may become. Who
-comes later is not in it, nor can it be.
+The score of steps does not say which requests wait for which. So for a sample of requests a whole
+forecast is made of the state that they found: requests that run and wait, each as long as it may
+become. Requests that come later are not in it, nor can they be.
 
 A server does not feel it: the state is copied once, between two steps, and the forecast is made in
 a thread of low priority that rests after each simulated step, so that the engine never waits for
 Python's lock for longer than that. Forecasts take at most a two-hundredth of a processor. There are
-none while nothing was measured, or while promises hold back who else comes.
+none while nothing was measured, or while promises hold other requests back.
 """
 
 from __future__ import annotations

@@ -259,7 +259,8 @@ class AsyncEngine(EngineClient):
             gone, self._gone = self._gone, []
             pauses, self._pauses = self._pauses, {}
             callbacks, self._callbacks = self._callbacks, []
-            # Now: who comes from here on was not seen. Who is held back is not waited for.
+            # Counted here: requests that come later were not seen, and those that are held back
+            # are not waited for.
             num_outside = int(min(len(self._queue), self._num_permitted))
             num_outside += 0 if gives_way else len(self._background)
         try:
@@ -292,9 +293,9 @@ class AsyncEngine(EngineClient):
         return time.monotonic() < self._waited_s + _QUIET_S
 
     def _arrivals(self) -> list[tuple[RequestStream, int]]:
-        """Return who enters now: those with a promise, else as many as there is room for.
+        """Return the prompts that enter now: promised ones, else as many as there is room for.
 
-        Who has less than its share of the engine has room beside promises to others.
+        A tenant with less than its share of the engine has room beside promises to others.
         """
         room, promised = self._engine.scheduler.room(), self._promised
         if promised:
@@ -410,7 +411,7 @@ class AsyncEngine(EngineClient):
         closed, self._closed = self._closed, []
         for record in closed:
             stream, index = self._owners.pop(record.request_id)
-            if stream.params.searches:  # of the beams that were not chosen nobody hears
+            if stream.params.searches:  # beams that were not chosen send no events
                 num_all = stream.params.num_seqs * max(record.num_generated)
                 num_unseen = num_all - sum(record.num_generated)
                 self._queue_of(stream).charge(stream.tenant, num_unseen)

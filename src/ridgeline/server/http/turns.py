@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class Turns:
-    """A few threads, and who waits for them. All but the work lives on one event loop."""
+    """A few threads, and the work that waits for them. All but the work lives on one event loop."""
 
     def __init__(self, num_threads: int, name: str, most_waiting: int = _MOST_WAITING) -> None:
         """Have work done by ``num_threads``, at least 2; of a key at most ``most_waiting`` wait."""
