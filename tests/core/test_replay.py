@@ -130,6 +130,15 @@ def test_a_decision_that_differs_is_named() -> None:
     assert (number, recorded_then["work"][0][2]) == (20, decided["work"][0][2] + 1)
 
 
+def test_a_step_in_which_nothing_can_run_now_differs() -> None:
+    records = [dict(record) for record in recorded(SplitFuse(), 1)]
+    step = next(r for r in records if r["type"] == "step" and r["number"] == 20)
+    step["paused"] = sorted({seq_id[0] for seq_id, *_ in (*step["work"], *step["waits"])})
+    found = replay(records)
+    assert found.difference is not None
+    assert found.difference[2]["work"] is None
+
+
 def test_a_token_that_was_changed_is_noticed_where_it_matters() -> None:
     """A token's value decides through stop ids and the prefix cache."""
     records = recorded(SplitFuse(), 2)

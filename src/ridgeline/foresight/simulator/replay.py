@@ -1,7 +1,7 @@
 """Replay: a recorded run is decided again, step for step, and compared.
 
-A fresh scheduler is given the arrivals of each step and the tokens that were sampled; it must
-decide what the record says. It knows nothing of files and clocks.
+A fresh engine is given the arrivals of each step, and a runner that samples what was recorded; it
+must decide what the record says. It knows nothing of files and clocks.
 """
 
 from __future__ import annotations
@@ -9,22 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Listing
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from ridgeline.core.fold import abort, commit
+from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import EngineRecord
+from ridgeline.core.records import Record, StepRecord, to_json
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Guess, Speculation
-from ridgeline.core.step import SeqId, Step, StepOutput, Work
+from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.decoding.search import new_search
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
 
 Json = Mapping[str, Any]
+
+_DECIDED = (
+    *("arrived", "aborted", "paused", "resumed", "work", "admitted", "preempted", "waits"),
+    *("num_copies", "num_outside", "num_running", "num_waiting", "blocks_used", "blocks_indexed"),
+)
+_ACTS = {"aborted": "abort", "paused": "pause", "resumed": "resume"}
 
 # What comes of records that are each as they should be, but not of one run.
 CONTRADICTIONS = (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
@@ -67,14 +73,36 @@ class _Ends:
         return None
 
 
+class _Lost(RuntimeError):
+    """The backend failed then, or something else is to be computed now."""
+
+
 class _Recorded:
-    """The drafter of a replay: it guesses what was verified then."""
+    """The runner and the drafter of a replay: they give what was recorded of a step."""
 
     def __init__(self) -> None:
-        self.drafts: dict[SeqId, tuple[int, ...]] = {}
+        self.record: Json = {}
+
+    def execute(self, step: Step) -> StepOutput:
+        record = self.record
+        work = [(tuple(seq_id), start, count) for seq_id, start, count in record["work"]]
+        if not record["sampled"] or work != [(w.seq_id, w.start, len(w.tokens)) for w in step.work]:
+            raise _Lost
+        places = {seq_id: i for i, (seq_id, _, _) in enumerate(work)}
+
+        def by_place(name: str) -> dict[int, Any]:
+            return {places[tuple(seq_id)]: value for seq_id, value in record[name]}
+
+        return StepOutput(
+            tuple(map(tuple, record["sampled"])),
+            errors=by_place("errors"),
+            top={i: tuple(map(tuple, ranked)) for i, ranked in by_place("ranked").items()},
+            similarity=by_place("similarities"),
+        )
 
     def draft(self, wanted: Listing[tuple[Sequence, int]]) -> list[Guess]:
-        return [Guess(self.drafts.get(seq.id, ()), 0) for seq, _ in wanted]
+        drafts = {tuple(seq_id): tuple(tokens) for seq_id, tokens in self.record["drafts"]}
+        return [Guess(drafts.get(seq.id, ()), 0) for seq, _ in wanted]
 
     def note_draws(self, work: Work, draws: tuple[int, ...]) -> None:
         return None
@@ -97,47 +125,67 @@ def replay(records: Iterable[Json]) -> Replay:
             engine, *others = others
         if engine["type"] != "engine":
             raise ValueError("this is not a trace: its first line does not describe an engine")
-        recorded_drafts = _Recorded()
-        settings = engine_of(engine)
-        scheduler = new_scheduler(settings, speculation=Speculation(recorded_drafts))
-        requests = dict(_requests(settings, others))
+        settings, recorded, made = engine_of(engine), _Recorded(), list[Record]()
+        again = Engine(
+            new_scheduler(settings, speculation=Speculation(recorded)),
+            recorded,
+            lambda: 0.0,
+            max_model_len=settings.max_model_len,
+            eos_ids=settings.eos_ids,
+            listeners=[made.append],
+            new_search=new_search,
+        )
+        requests = {one["request_id"]: one for one in others if one["type"] == "request"}
         steps = [record for record in others if record["type"] == "step"]
         for number, record in enumerate(steps):
             if any(request_id not in requests for request_id in record["arrived"]):
                 return Replay(number, len(requests), None, record["number"])
-            drafts = {tuple(seq_id): tuple(tokens) for seq_id, tokens in record["drafts"]}
-            recorded_drafts.drafts = drafts
-            step = _decide(scheduler, requests, record)
-            decided = _decisions(scheduler, step)
-            recorded = {name: record[name] for name in decided}
-            if decided != recorded:
-                return Replay(number, len(requests), (record["number"], recorded, decided), None)
-            _fold(scheduler, step, record)
+            recorded.record = record
+            made.clear()
+            for request_id in record["arrived"]:
+                _enter(again, requests[request_id])
+            act_as_recorded(again, record)
+            with suppress(RuntimeError):  # also where nothing can run now
+                again.step(Load(record["num_outside"], record["is_read"]))
+            if difference := difference_of(record, made):
+                return Replay(number, len(requests), difference, None)
     except CONTRADICTIONS as error:
         raise ValueError(f"this is not a trace of this version: {error!r:.200}") from None
     return Replay(len(steps), len(requests), None, None)
 
 
-def _requests(engine: EngineRecord, records: Iterable[Json]) -> Iterable[tuple[int, Request]]:
-    """Yield the recorded requests, ready to run again."""
-    for record in (record for record in records if record["type"] == "request"):
-        ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
-        texts = [_Ends(length if reason == "stop" else None) for reason, length in ends]
-        yield (
-            record["request_id"],
-            Request(
-                record["request_id"],
-                tuple(record["prompt_token_ids"]),
-                params_of(record["params"]),
-                eos_ids=engine.eos_ids,
-                max_model_len=engine.max_model_len,
-                new_text=partial(next, iter(texts), _Ends(None)),
-                cache_root=bytes.fromhex(record["cache_root"]),
-                owner=record.get("owner", ""),
-                new_search=new_search,
-                due_s=inf if record["due_s"] is None else record["due_s"],
-            ),
-        )
+def _enter(engine: Engine, record: Json) -> None:
+    """Let a recorded request into an engine again."""
+    ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
+    texts = [_Ends(length if reason == "stop" else None) for reason, length in ends]
+    engine.add(
+        tuple(record["prompt_token_ids"]),
+        params_of(record["params"]),
+        new_text=partial(next, iter(texts), _Ends(None)),
+        cache_root=bytes.fromhex(record["cache_root"]),
+        owner=record.get("owner", ""),
+        due_s=inf if record["due_s"] is None else record["due_s"],
+    )
+
+
+def act_as_recorded(engine: Engine, step: Json) -> None:
+    """Abort, pause and resume requests as they were before a step."""
+    for name, act in _ACTS.items():
+        for request_id in step[name]:
+            getattr(engine, act)(request_id)
+
+
+def difference_of(step: Json, made: Iterable[Record]) -> tuple[int, Json, Json] | None:
+    """Return the step's number, what was recorded and what was decided now, where these differ.
+
+    ``made`` are the records since the step before; without one of a step nothing was decided.
+    """
+    now: Json = {}
+    for record in made:
+        if isinstance(record, StepRecord):
+            now = json.loads(json.dumps(to_json(record)))
+    recorded, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
+    return None if recorded == decided else (step["number"], recorded, decided)
 
 
 def params_of(recorded: Mapping[str, Any]) -> SamplingParams:
@@ -149,57 +197,3 @@ def params_of(recorded: Mapping[str, Any]) -> SamplingParams:
     if isinstance(biases := params.get("logit_bias"), Mapping):  # JSON has text for keys
         params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     return SamplingParams(**params)
-
-
-def _decide(scheduler: Scheduler, requests: Mapping[int, Request], record: Json) -> Step:
-    """Add, abort, pause and resume requests as recorded, then decide."""
-    queues = scheduler.queues
-    for request_id in record["arrived"]:
-        scheduler.add(requests[request_id])
-    for request_id in record["aborted"]:
-        abort(queues, requests[request_id])
-    for request_id in record["paused"]:
-        queues.pause(requests[request_id])
-    for request_id in record["resumed"]:
-        queues.resume(requests[request_id])
-    return scheduler.schedule(Load(record["num_outside"], record["is_read"]))
-
-
-def _decisions(scheduler: Scheduler, step: Step) -> Json:
-    """Return the decisions, and how full the queues and the cache are, by a record's names."""
-    queues = scheduler.queues
-    decided = {
-        "work": [(work.seq_id, work.start, len(work.tokens)) for work in step.work],
-        "admitted": step.admitted,
-        "preempted": step.preempted,
-        "waits": step.waits,
-        "num_copies": len(step.copies),
-        "num_running": len(queues.running),
-        "num_waiting": len(queues.waiting) + len(queues.paused),
-        "blocks_used": sum(refs > 0 for refs in queues.kv.pool.refs),
-        "blocks_indexed": queues.kv.pool.num_indexed,
-    }
-    plain: Json = json.loads(json.dumps(decided))
-    return plain
-
-
-def _fold(scheduler: Scheduler, step: Step, record: Json) -> None:
-    """Commit the step with the recorded tokens."""
-    if not record["sampled"]:  # the backend failed
-        scheduler.retract()
-        return
-    failed = {tuple(seq_id): error for seq_id, error in record["errors"]}
-    errors = {i: failed[w.seq_id] for i, w in enumerate(step.work) if w.seq_id in failed}
-    sampled = tuple(map(tuple, record["sampled"]))
-    ranked = {
-        tuple(seq_id): tuple(map(tuple, candidates)) for seq_id, candidates in record["ranked"]
-    }
-    top = {i: ranked[work.seq_id] for i, work in enumerate(step.work) if work.seq_id in ranked}
-    similarities = {tuple(seq_id): value for seq_id, value in record["similarities"]}
-    alike = {
-        i: similarities[work.seq_id]
-        for i, work in enumerate(step.work)
-        if work.seq_id in similarities
-    }
-    output = StepOutput(sampled, errors=errors, top=top, similarity=alike)
-    commit(scheduler.queues, step, output)

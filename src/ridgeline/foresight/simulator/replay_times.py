@@ -9,13 +9,12 @@ Then the order of entry is an input too. Drafts are not made again (``foresight.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from ridgeline.core.records import EngineRecord, Record, StepRecord, to_json
-from ridgeline.foresight.simulator.replay import params_of
+from ridgeline.core.records import EngineRecord, Record
+from ridgeline.foresight.simulator.replay import act_as_recorded, difference_of, params_of
 from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
 from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
@@ -24,11 +23,6 @@ from ridgeline.physics.costs import Features
 Json = Mapping[str, Any]
 
 _NEVER = 1 << 62  # an answer that was cut off would have gone on
-
-_DECIDED = (
-    *("arrived", "work", "admitted", "preempted", "waits", "num_copies", "num_outside"),
-    *("num_running", "num_waiting", "blocks_used", "blocks_indexed"),
-)
 
 
 class Again(NamedTuple):
@@ -137,16 +131,11 @@ def serve_again(records: Sequence[Json]) -> Again:
             while len(waiting) > num_to_come:
                 replica.push(waiting.pop(0))
             replica.admit()
-        for name in ("aborted", "paused", "resumed"):
-            act = {"aborted": "abort", "paused": "pause", "resumed": "resume"}[name]
-            for request_id in step[name]:
-                getattr(replica.engine, act)(request_id)
+        act_as_recorded(replica.engine, step)
+        num_made = len(new_records)
         replica.step(is_read=step["is_read"], num_outside=step["num_outside"])
-        again = next((r for r in reversed(new_records) if isinstance(r, StepRecord)), None)
-        now = json.loads(json.dumps(to_json(again))) if again else {}
-        recorded, decided = ({name: side.get(name) for name in _DECIDED} for side in (step, now))
+        differs = difference_of(step, new_records[num_made:])
         num_steps += 1
-        num_equal += recorded == decided
-        if difference is None and recorded != decided:
-            difference = step["number"], recorded, decided
+        num_equal += differs is None
+        difference = difference or differs
     return Again(new_records, num_steps, num_equal, difference)
