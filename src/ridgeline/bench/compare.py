@@ -13,8 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.bench.out_file import write_out
 from ridgeline.bench.result_names import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
-from ridgeline.bench.tables import as_csv, as_markdown, write_out
+from ridgeline.tables import as_csv, as_markdown
 
 Format = Literal["table", "csv", "markdown", "json"]
 

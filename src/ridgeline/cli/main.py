@@ -27,10 +27,10 @@ from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.offline import bench
+from ridgeline.bench.out_file import check_out
 from ridgeline.bench.profile.main import profile as print_profile
 from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
-from ridgeline.bench.tables import check_out
 from ridgeline.cli import settings
 from ridgeline.cli.commands import bench as bench_commands
 from ridgeline.cli.commands import models
@@ -47,10 +47,9 @@ from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
 from ridgeline.cli.loading import load_model, loaded, seeded
 from ridgeline.cli.stdin import as_text, with_stdin
-from ridgeline.cli.tables import console
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine_setup.progress import console, say
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.server.http.options import ServeOptions
 

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.cli.flags import reason_of
-from ridgeline.cli.tables import console, table_of
+from ridgeline.cli.tables import table_of
+from ridgeline.engine_setup.progress import console
 
 _TYPED = ("with_models",)  # clean --models: what removes things is said each time
 _VARIABLE = "RIDGELINE_CONFIG"

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
-from rich.console import Console
 from rich.table import Table
-
-_ANY_WIDTH = 100_000  # wider than any line
-
-
-def console(*, markup: bool = False) -> Console:
-    """Return a console as wide as the screen; elsewhere as COLUMNS says, or without a limit.
-
-    Without ``markup`` brackets are text: they may stand in a path.
-    """
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", _ANY_WIDTH))
-    return Console(width=width, highlight=False, markup=markup)
 
 
 def table_of(*headers: str) -> Table:

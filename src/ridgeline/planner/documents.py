@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ridgeline import tables
 from ridgeline.physics.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
@@ -17,21 +16,24 @@ from ridgeline.planner.plan import Plan
 
 def as_csv(plan: Plan) -> str:
     """Return a row for each line of each device; of a plan for a load, for each choice."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     if plan.load is not None:
-        rows = [_flat(choice.as_dict()) for choice in plan.choices]
-        writer.writerow(rows[0] if rows else [])
-        writer.writerows(row.values() for row in rows)
-        return text.getvalue()
-    writer.writerow(["device", "num_devices", "tp", "pp", "fits", "line", "bytes", "how"])
-    for placement in plan.placements:
-        setting = placement.setting
-        head = [placement.device.id, placement.num_devices, setting.tp, setting.pp]
-        fits = str(placement.ledger.fits).lower()
-        for line in placement.ledger.lines:
-            writer.writerow([*head, fits, line.name, line.num_bytes, line.how])
-    return text.getvalue()
+        return tables.as_csv([_flat(choice.as_dict()) for choice in plan.choices])
+    return tables.as_csv(
+        [
+            {
+                "device": placement.device.id,
+                "num_devices": placement.num_devices,
+                "tp": placement.setting.tp,
+                "pp": placement.setting.pp,
+                "fits": str(placement.ledger.fits).lower(),
+                "line": line.name,
+                "bytes": line.num_bytes,
+                "how": line.how,
+            }
+            for placement in plan.placements
+            for line in placement.ledger.lines
+        ]
+    )
 
 
 def _flat(choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from ridgeline.bench.images.slices import Slice, parse_slice, plan_slices, slice
 from ridgeline.bench.load.asking import Failed, check_base_url, headers_of, read_extra_body
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, client_warnings, failures, summary_ms
-from ridgeline.bench.tables import check_out, flat, write_out
+from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.foresight.simulator.workload import Planned, Workload
+from ridgeline.tables import flat
 
 if TYPE_CHECKING:
     import httpx2

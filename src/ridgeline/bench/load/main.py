@@ -19,10 +19,11 @@ from rich.console import Console
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.picture import latencies_svg
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
-from ridgeline.bench.tables import flat, write_out
+from ridgeline.bench.out_file import write_out
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.foresight.simulator.load_traces import parse_trace
 from ridgeline.foresight.simulator.workload import Planned, Workload, make_plan, parse_prompts
+from ridgeline.tables import flat
 
 # The labels of vLLM's block.
 _COUNTS = {

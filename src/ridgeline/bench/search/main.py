@@ -22,13 +22,13 @@ from ridgeline.bench.images.main import Images, make_reader, target_of
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
+from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.bench.search.foreseen import foreseen_rate
 from ridgeline.bench.search.knee import LoadInterval, LoadSearch, interval, likely_limit
 from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
 from ridgeline.bench.search.slo import parse_slo
 from ridgeline.bench.search.trial import TrialSetting, run_trial
-from ridgeline.bench.tables import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import say
 from ridgeline.foresight.simulator.workload import Workload

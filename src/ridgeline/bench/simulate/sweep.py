@@ -5,11 +5,8 @@ Simulations run in processes of their own, one for each core.
 
 from __future__ import annotations
 
-import csv
 import json
 import multiprocessing
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
@@ -17,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
@@ -25,9 +21,10 @@ from ridgeline.bench.simulate.main import Question, Simulator, check_fleet, seed
 from ridgeline.bench.simulate.predicted import Case
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.progress import console, count_bar
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.machine import usable_cpus
+from ridgeline.tables import as_csv
 
 _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
     "tok/s": ("output_tokens_per_s",),
@@ -74,23 +71,18 @@ def sweep_loads(
     limits_ms = parse_limits(question.goodput)
     with count_bar("Simulating", note="combinations") as report:
         summaries = _run(cases, limits_ms, report)
+    found = [{n: _at(one, place) for n, place in _COLUMNS.items()} for one in summaries]
     winner = best(range(len(summaries)), key=lambda i: _at(summaries[i], where) or 0.0)
-    _print(settings, summaries, winner, objective)
+    _print(settings, found, winner, objective)
     if csv_file is not None:
-        with csv_file.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([*values, *_COLUMNS])
-            for setting, summary in zip(settings, summaries, strict=True):
-                writer.writerow([*setting.values(), *(_at(summary, p) for p in _COLUMNS.values())])
+        rows = [setting | figures for setting, figures in zip(settings, found, strict=True)]
+        csv_file.write_text(as_csv(rows), encoding="utf-8")
     if out is not None:
         shown = [_short_of(setting) for setting in settings]
-        figures = {n: [_at(one, p) for one in summaries] for n, p in _COLUMNS.items()}
-        out.write_text(sweep_svg(shown, figures, winner, objective), encoding="utf-8")
-    rows = [
-        {"settings": setting} | {name: _at(summary, place) for name, place in _COLUMNS.items()}
-        for setting, summary in zip(settings, summaries, strict=True)
-    ]
-    print(json.dumps({"objective": objective, "best": settings[winner], "sweep": rows}))
+        columns = {name: [row[name] for row in found] for name in _COLUMNS}
+        out.write_text(sweep_svg(shown, columns, winner, objective), encoding="utf-8")
+    document = [{"settings": setting} | row for setting, row in zip(settings, found, strict=True)]
+    print(json.dumps({"objective": objective, "best": settings[winner], "sweep": document}))
 
 
 def parse_objective(text: str) -> tuple[tuple[str, ...], Any]:
@@ -175,28 +167,26 @@ def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
 
 def _print(
     settings: Sequence[Mapping[str, Any]],
-    summaries: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, float | None]],
     winner: int,
     objective: str,
 ) -> None:
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
-    console = Console(width=width, highlight=False)
-    shown = {n: p for n, p in _COLUMNS.items() if any(_at(one, p) is not None for one in summaries)}
+    out = console(160, markup=True)
+    shown = [name for name in _COLUMNS if any(row[name] is not None for row in found)]
     table = Table(*settings[0], box=None, pad_edge=False)
     for name in shown:
         table.add_column(name.replace(" ", "\n"), justify="right")
-    for i, (setting, summary) in enumerate(zip(settings, summaries, strict=True)):
-        numbers = (_at(summary, place) for place in shown.values())
-        row = [*map(str, setting.values()), *map(_short, numbers)]
-        table.add_row(*row, style="bold green" if i == winner else None)
-    console.print(table)
+    for i, (setting, figures) in enumerate(zip(settings, found, strict=True)):
+        cells = [*map(str, setting.values()), *(_short(figures[name]) for name in shown)]
+        table.add_row(*cells, style="bold green" if i == winner else None)
+    out.print(table)
     flags = " ".join(
         _flag(name, value)
         for name, value in settings[winner].items()
         if hasattr(Options, name) or name in _OF_FLEET
     )
-    console.print("latencies in ms", style="dim")
-    console.print(f"best by {objective}: {flags or settings[winner]}")
+    out.print("latencies in ms", style="dim")
+    out.print(f"best by {objective}: {flags or settings[winner]}")
 
 
 def _short_of(setting: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ import typer
 from ridgeline.bench.compare import Format, compare
 from ridgeline.bench.images.main import Images, bench_images
 from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.out_file import check_out
 from ridgeline.bench.search.main import Wish, search
-from ridgeline.bench.tables import check_out
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.foresight.simulator.workload import Workload
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
 from ridgeline.cli.flags import UsageError
+from ridgeline.engine_setup.progress import console
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
@@ -142,19 +141,17 @@ def _print(explanation: Explanation, helpful: list[Json], format: OutputFormat) 
 
 
 def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
-    console = Console(
-        width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 100)), highlight=False
-    )
-    console.print(" ".join(sentences(explanation)))
-    console.print()
+    out = console(100, markup=True)
+    out.print(" ".join(sentences(explanation)))
+    out.print()
     table = Table("where its time went", box=None, pad_edge=False)
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
     for row in rows(explanation):
         table.add_row(*row)
     table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
-    console.print(table)
+    out.print(table)
     if helpful:
-        console.print("\nWhat would have helped:")
+        out.print("\nWhat would have helped:")
     for one in helpful:
-        console.print(Padding(f"- {one['text']}", (0, 0, 0, 2)))
+        out.print(Padding(f"- {one['text']}", (0, 0, 0, 2)))

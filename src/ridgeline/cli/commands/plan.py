@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import fields
 from enum import StrEnum
@@ -18,7 +17,7 @@ from rich.table import Table
 from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine_setup.progress import console, count_bar, say
 from ridgeline.planner import LoadWishes, Plan, Wishes, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import gib, length, parts_of
@@ -100,7 +99,7 @@ def plan_command(
         case PlanFormat.markdown:
             print("\n".join(as_markdown(planned)))
         case PlanFormat.table:
-            show(planned, Console(width=_width(), highlight=False))
+            show(planned, console(160, markup=True))
     if out is not None:  # last: where there is nothing to draw, the answer stands above
         sys.stdout.flush()
         out.write_text(_drawn(planned), encoding="utf-8")
@@ -223,7 +222,3 @@ def _published_line(p: Published) -> str:
         f"{p.kv_gb:.2f}, activations {p.activations_gb:.2f}; without flash attention "
         f"{p.plain_total_gb:.2f} GB, of which activations {p.plain_activations_gb:.2f}"
     )
-
-
-def _width() -> int | None:
-    return None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.cli.tables import console, table_of
+from ridgeline.cli.tables import table_of
+from ridgeline.engine_setup.progress import console
 
 _TIMEOUT_S = 10.0
 

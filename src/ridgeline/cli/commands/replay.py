@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -23,6 +22,7 @@ from ridgeline.core.records import EngineRecord, Record, RequestRecord, to_json
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.progress import console
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.explain import compare
 from ridgeline.foresight.explain.timeline import as_file, timeline
@@ -47,13 +47,8 @@ def replay_command(
 
     With other settings: ridgeline simulate --replay TRACE --set NAME=VALUE --diff
     """
-    if not _decide_again(read_whole(trace), _console()):
+    if not _decide_again(read_whole(trace), console(160, markup=True)):
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 160))
-    return Console(width=width, highlight=False)
 
 
 def _decide_again(records: list[Json], console: Console) -> bool:
@@ -126,7 +121,7 @@ def serve_again(
     document = {"flags": flags} | _document(records, before, after)
     document["prediction"] = _prediction(source, calibration)
     document["replay"] = _compared(before, after) if again is None else _decided(again)
-    _print(_console(), document, changes, diff=diff)
+    _print(console(160, markup=True), document, changes, diff=diff)
     if timeline_file:
         print(f"written: {timeline_file}: open it in ui.perfetto.dev", file=sys.stderr)
     print(json.dumps(document))

@@ -1,27 +1,13 @@
-"""Results as CSV and markdown, and files of them by their ending. Rows are plain mappings."""
+"""Rows of a table as CSV and as markdown: text. Rows are plain mappings."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
-
-
-def check_out(path: Path | None, endings: Sequence[str] = (".svg", ".csv", ".md")) -> None:
-    """Raise ValueError if a file to write has an ending that says nothing."""
-    if path is not None and path.suffix not in endings:
-        raise ValueError(f"--out {path}: its ending says what to write: {', '.join(endings)}")
-
-
-def write_out(path: Path, rows: Rows, picture: str) -> None:
-    """Write rows, or the picture, as the file's ending says; OSError if that cannot be."""
-    texts = {".csv": as_csv, ".md": as_markdown}
-    text = texts[path.suffix](rows) if path.suffix in texts else picture
-    path.write_text(text, encoding="utf-8")
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
