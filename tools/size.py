@@ -1,8 +1,8 @@
 """The sizes: print lines of code per directory, with the change against git HEAD.
 
 Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a file, a function or
-the core is too long, or a line of a document too wide. Physical lines are counted, comments and
-blank ones too.
+the core is too long, a room has too many files, or a line of a document is too wide. Physical lines
+are counted, comments and blank ones too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_DOCUMENT_WIDTH = 120
+MAX_ROOM_FILES = 10  # at the top of each folder of src/ridgeline (docs/adr/0009)
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
@@ -76,6 +77,17 @@ def too_long(root: Path, lines: dict[str, int]) -> list[str]:
     ]
 
 
+def too_full(lines: Iterable[str]) -> list[str]:
+    """Say which rooms have too many files at their top, one line each."""
+    paths = [PurePosixPath(line) for line in lines if line.startswith("src/")]
+    rooms = Counter(str(p.parent) for p in paths if len(p.parts) == 4 and p.stem != "__init__")
+    return [
+        f"{room} has {count} files at its top, {count - MAX_ROOM_FILES} over its {MAX_ROOM_FILES}"
+        for room, count in rooms.items()
+        if count > MAX_ROOM_FILES
+    ]
+
+
 def too_wide(root: Path) -> list[str]:
     """Say which lines of documents are too wide, one line each."""
     return [
@@ -106,7 +118,7 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     now = lines_now(root)
     print(table(now, lines_at_head(root)))
-    complaints = [*too_long(root, now), *too_wide(root)]
+    complaints = [*too_long(root, now), *too_full(now), *too_wide(root)]
     for complaint in complaints:
         print(f"size: {complaint}", file=sys.stderr)
     return 1 if complaints else 0

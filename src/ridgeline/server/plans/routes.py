@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import date
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, create_model
 from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
@@ -58,48 +58,31 @@ _MOST_VARIATION = 5
 Find = Callable[[str | None], ModelSpec]
 
 
-class PlanRequest(Strict):
+def _is_text(name: str) -> bool:
+    """Whether the command line takes a flag as text that a request may give as a number."""
+    return name in (*_MOST_TOKENS, "replicas") or name.endswith(("_memory", "_parallel_size"))
+
+
+def _flag_fields() -> dict[str, Any]:
+    """Return a field for each flag of ``ridgeline plan`` that names no file; none is required."""
+    kinds = get_type_hints(Wishes) | get_type_hints(LoadWishes)
+    kinds = {name: int | kind if _is_text(name) else kind for name, kind in kinds.items()}
+    kinds["slo"] = Annotated[list[str], Field(max_length=16, fail_fast=True)]
+    return {name: (kind | None, None) for name, kind in kinds.items() if name not in _NO_FILES}
+
+
+_Flags: Any = create_model(
+    "_Flags", __base__=Strict, model=(dict[str, Any] | str | None, None), **_flag_fields()
+)
+
+
+class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the flags
     """The flags of ``ridgeline plan`` as fields; ``model`` is a config, or a served model's name.
 
     Sizes are bytes, or text such as "4GiB"; lengths are tokens, or text such as "800:0.5".
     ``picture`` adds that of the choices to the document, so that it need not be planned twice.
     """
 
-    model: dict[str, Any] | str | None = None
-    context: int | None = None
-    concurrency: int | None = None
-    on: str | None = None
-    tensor_parallel_size: int | str | None = None
-    pipeline_parallel_size: int | str | None = None
-    dtype: str | None = None
-    kv_cache_dtype: str | None = None
-    block_size: int | None = None
-    max_num_batched_tokens: int | None = None
-    engine: str | None = None
-    gpu_memory_utilization: float | None = None
-    weights_memory: int | str | None = None
-    activation_memory: int | str | None = None
-    overhead_memory: int | str | None = None
-    kv_cache_memory: int | str | None = None
-    enable_lora: bool | None = None
-    max_lora_rank: int | None = None
-    lora_memory: int | str | None = None
-    prompt_tokens: int | str | None = None
-    new_tokens: int | str | None = None
-    request_rate: float | None = None
-    burstiness: float | None = None
-    max_concurrency: int | None = None
-    slo: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
-    replicas: int | str | None = None
-    spot: bool | None = None
-    evictions_per_hour: float | None = None
-    notice: float | None = None
-    max_usd_per_hour: float | None = None
-    buy: bool | None = None
-    users: int | None = None
-    usd_per_kwh: float | None = None
-    years: float | None = None
-    hours_per_day: float | None = None
     compare_published: bool | None = None
     picture: bool | None = None
     format: Literal["json", "csv", "markdown", "svg"] = "json"
@@ -148,11 +131,6 @@ class PlanRequest(Strict):
 
 def _wrong(name: str, why: str) -> ApiError:
     return ApiError(400, f"{name} {why}", param=name, code="invalid_value")
-
-
-def _is_text(name: str) -> bool:
-    """Whether the command line takes a flag as text that a request may give as a number."""
-    return name in (*_MOST_TOKENS, "replicas") or name.endswith(("_memory", "_parallel_size"))
 
 
 _STRING = {"schema": {"type": "string"}}
