@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.api.llm import LLM
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import table_of_numbers
 
 _REPEATS = 3
 # OpenAI's default, and what llama.cpp's users run.
@@ -124,17 +124,10 @@ def _span_s(steps: list[StepRecord]) -> float:
 
 
 def _print(shapes: list[BenchShape], results: dict[str, dict[str, Any]]) -> None:
-    table = Table("shape", box=None, pad_edge=False)
-    for name in (
-        "streams",
-        "prompt",
-        "new",
-        "prefill tok/s",
-        "decode tok/s",
-        "ms/step",
+    table = table_of_numbers(
+        "shape", "streams", "prompt", "new", "prefill tok/s", "decode tok/s", "ms/step",
         "total tok/s",
-    ):
-        table.add_column(name, justify="right")
+    )  # fmt: skip
     for shape in shapes:
         row = results[shape.name]
         table.add_row(

@@ -23,7 +23,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.build import new_runner
@@ -31,6 +30,7 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.terminal import table_of_numbers
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.of_checkpoint import tokenizer_of
@@ -281,9 +281,8 @@ def _read(path: Path) -> str:
 
 
 def _print(kind: str, results: Mapping[WeightsFormat, Quality]) -> None:
-    table = Table(f"{kind}: backend/dtype/KV cache", box=None, pad_edge=False)
-    for name in ("mean KL", "max KL", "top-1", "perplexity", "ratio"):
-        table.add_column(name, justify="right")
+    names = ("mean KL", "max KL", "top-1", "perplexity", "ratio")
+    table = table_of_numbers(f"{kind}: backend/dtype/KV cache", *names)
     for format, row in results.items():
         table.add_row(
             str(format),

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.api.llm import LLM
 from ridgeline.api.outputs import RequestOutput
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import table_of_numbers
 
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (
@@ -184,20 +184,11 @@ def _count(outputs: list[RequestOutput], counts: DraftCounts) -> None:
 
 
 def _print(measured: dict[tuple[str, int], DraftCounts]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("prompts", no_wrap=True)
-    for name in (
-        "streams",
-        "off tok/s",
-        "on tok/s",
-        "speed-up",
-        "least",
-        "tokens/step",
-        "drafts/step",
-        "right",
-        "changed",
-    ):
-        table.add_column(name, justify="right")
+    table = table_of_numbers(
+        "prompts", "streams", "off tok/s", "on tok/s", "speed-up", "least", "tokens/step",
+        "drafts/step", "right", "changed",
+    )  # fmt: skip
+    table.columns[0].no_wrap = True
     for (kind, n), counts in measured.items():
         table.add_row(kind, str(n), *(f"{value:g}" for value in counts.summary().values()))
     Console(width=100).print(table)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ridgeline.engine_setup.terminal import table_of_numbers
 from ridgeline.planner.capacity.in_words import bought_name, name_of, per_second, span_ms
 from ridgeline.planner.capacity.load import Load, Slo
 from ridgeline.planner.capacity.option import Choice
@@ -62,10 +63,8 @@ def show_choices(
 def show_purchases(choices: Sequence[Choice], load: Load, console: Console) -> None:
     """Print the load, and a row for each of the best things to buy."""
     console.print(f"{_load_line(load)}\n")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("what to buy")
-    for name in ("USD", "most W", "USD/Mtok", "of it power", "tokens/s each", "first token, ms"):
-        table.add_column(name, justify="right")
+    names = ("USD", "most W", "USD/Mtok", "of it power", "tokens/s each", "first token, ms")
+    table = table_of_numbers("what to buy", *names)
     table.add_column("holds", no_wrap=True)
     for choice in choices[:_MOST_ROWS]:
         bill, million = choice.bill, choice.usd_per_million_tokens
@@ -110,9 +109,10 @@ def show_spot(choices: Sequence[Choice], console: Console) -> None:
     rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:SHOWN]
     if not rows:
         return
-    table = Table("on spot machines", box=None, pad_edge=False)
-    for name in ("replicas", "enough up", "USD/h", "on demand", "goodput/s", "again", "lost"):
-        table.add_column(name, justify="right")
+    table = table_of_numbers(
+        "on spot machines", "replicas", "enough up", "USD/h", "on demand", "goodput/s", "again",
+        "lost",
+    )  # fmt: skip
     for choice, spot in rows:
         table.add_row(
             escape(name_of(choice)),

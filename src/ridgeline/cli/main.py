@@ -49,7 +49,8 @@ from ridgeline.cli.loading import load_model, loaded, seeded
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import console, say
+from ridgeline.engine_setup.progress import say
+from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.server.http.options import ServeOptions
 

@@ -5,15 +5,10 @@ It measures nothing itself: the code that does the work calls back.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Report = Callable[[int, int], None]  # done, total
 
@@ -25,17 +20,6 @@ def say(message: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # a full disk or a closed file is no reason to stop
             print(message, file=sys.stderr)
-
-
-def console(columns: int = 100_000, *, markup: bool = False) -> Console:
-    """Return standard output, as wide as the screen; elsewhere as COLUMNS says, else ``columns``.
-
-    Without ``markup`` brackets are text: they may stand in a path.
-    """
-    from rich.console import Console  # slow to import, and many commands show no table
-
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", columns))
-    return Console(width=width, highlight=False, markup=markup)
 
 
 def _is_terminal() -> bool:

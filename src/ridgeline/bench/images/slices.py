@@ -15,6 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ridgeline.engine_setup.terminal import table_of_numbers
+
 _MIG = (1, 2, 3, 4, 7)  # sevenths that profiles of MIG have
 
 
@@ -89,12 +91,8 @@ def _seconds(part: int, known: dict[int, Slice]) -> float:
 
 def slices_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the plan as a table for the terminal."""
-    table = Table(
-        "slice", "a card", "images/s each", "a card's", "s/image", "to whole", "", box=None,
-        pad_edge=False,
-    )  # fmt: skip
-    for column in table.columns[1:-1]:
-        column.justify = "right"
+    table = table_of_numbers("slice", "a card", "images/s each", "a card's", "s/image", "to whole")
+    table.add_column()
     for row in rows:
         table.add_row(
             row["slice"],

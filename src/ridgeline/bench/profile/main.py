@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.api.llm import LLM
 from ridgeline.backends.cpu import Roof, measure_roof
@@ -27,6 +26,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine_setup.terminal import table_of_numbers
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
 _PREFILL_REPEATS = 4
@@ -235,9 +235,8 @@ def _detokenise_s(
 
 
 def _print(phases: Sequence[Phase], roof: Roof) -> None:
-    table = Table("where a step goes", box=None, pad_edge=False)
-    for name in ("ms/step", "share", "GB/s", "GOP/s", "of the roof"):
-        table.add_column(name, justify="right")
+    names = ("ms/step", "share", "GB/s", "GOP/s", "of the roof")
+    table = table_of_numbers("where a step goes", *names)
     for phase in phases:
         step_ms = 1e3 * phase.span_s / phase.num_steps
         rate = phase.num_lasting_tokens / phase.span_s

@@ -21,7 +21,8 @@ from ridgeline.bench.simulate.main import Question, Simulator, check_fleet, seed
 from ridgeline.bench.simulate.predicted import Case
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import console, count_bar
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.machine import usable_cpus
 from ridgeline.tables import as_csv

@@ -12,10 +12,10 @@ from ridgeline.api.calibration.calibrate import calibrate, rates
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
-from ridgeline.cli.tables import table_of
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import console, count_bar
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.foresight.step_time.roof import kept_roof
 
 

@@ -22,10 +22,10 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.known import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import BACKENDS
-from ridgeline.cli.tables import table_of
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.machine import (
     available_bytes,

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 from rich.padding import Padding
-from rich.table import Table
 
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.progress import console
+from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
@@ -144,9 +143,7 @@ def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
     out = console(100, markup=True)
     out.print(" ".join(sentences(explanation)))
     out.print()
-    table = Table("where its time went", box=None, pad_edge=False)
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
+    table = table_of_numbers("where its time went", "time", "share")
     for row in rows(explanation):
         table.add_row(*row)
     table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")

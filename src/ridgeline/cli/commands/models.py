@@ -12,10 +12,10 @@ import typer
 
 from ridgeline.cli.commands.families import families_table
 from ridgeline.cli.help import App
-from ridgeline.cli.tables import table_of
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
-from ridgeline.engine_setup.progress import console, say
+from ridgeline.engine_setup.progress import say
+from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Place, Stores
 from ridgeline.hub.quantisations import needed_bytes, tag_of

@@ -17,7 +17,8 @@ from rich.table import Table
 from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.progress import console, count_bar, say
+from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadWishes, Plan, Wishes, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import gib, length, parts_of
@@ -177,9 +178,8 @@ def _lines_table(placement: Placement) -> Table:
 
 def _show_devices(placements: tuple[Placement, ...], console: Console) -> None:
     """Print a row for each device on which it fits; the others are only named."""
-    table = Table("device", box=None, pad_edge=False)
-    for name in ("devices", "memory", "to spare", "longest", "sequences"):
-        table.add_column(name, justify="right")
+    names = ("devices", "memory", "to spare", "longest", "sequences")
+    table = table_of_numbers("device", *names)
     for placement in placements:
         if placement.ledger.fits:
             table.add_row(

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.cli.tables import table_of
-from ridgeline.engine_setup.progress import console
+from ridgeline.engine_setup.terminal import console, table_of
 
 _TIMEOUT_S = 10.0
 

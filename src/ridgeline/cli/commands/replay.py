@@ -22,8 +22,8 @@ from ridgeline.core.records import EngineRecord, Record, RequestRecord, to_json
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import console
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain import compare
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import served_again
@@ -250,9 +250,8 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
             f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end)."
         )
     console.print()
-    table = Table("", box=None, pad_edge=False)
-    for name in ("recorded", "now", "change") if is_recorded else ("before", "after", "change"):
-        table.add_column(name, justify="right")
+    sides = ("recorded", "now") if is_recorded else ("before", "after")
+    table = table_of_numbers("", *sides, "change")
     for name, value in before.items():
         now = after.get(name)
         part = f"{now / value - 1:+.1%}" if value and now is not None else ""
@@ -296,9 +295,7 @@ def _print_difference(console: Console, document: dict[str, Any]) -> None:
 
 
 def _requests(title: str, listed: list[dict[str, Any]]) -> Table:
-    table = Table(title, box=None, pad_edge=False)
-    for name in ("TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by"):
-        table.add_column(name, justify="right")
+    table = table_of_numbers(title, "TTFT, ms", "", "TPOT, ms", "", "E2EL, ms", "", "sooner by")
     for one in listed:
         cells = []
         for name in compare.IN_MS:
