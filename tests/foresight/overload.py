@@ -17,9 +17,21 @@ from typing import NamedTuple
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.foresight.deadline_admission import Book, Due, PromiseRequest, Safety, latest_start_s
+from ridgeline.foresight.deadline_admission import (
+    AdmissionRound,
+    ConformalMargin,
+    Due,
+    PromiseRequest,
+    latest_start_s,
+)
 from ridgeline.foresight.simulator import run
-from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, new_standing, state_of
+from ridgeline.foresight.simulator.forecast import (
+    PredictedTimes,
+    RequestSnapshot,
+    State,
+    new_standing,
+    state_of,
+)
 from ridgeline.foresight.simulator.run import Clock, Course, new_replica, serve
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
@@ -147,14 +159,14 @@ class Wish:
     entered_s: float = inf
     due_s: float = inf
     made_s: float = inf
-    expected: Foreseen = field(default_factory=Foreseen)
+    expected: PredictedTimes = field(default_factory=PredictedTimes)
     end_s: float = inf
 
     @property
     def last_s(self) -> float:
         return self.arrived_s + self.total_s
 
-    def standing(self, number: int) -> Standing:
+    def standing(self, number: int) -> RequestSnapshot:
         lengths = len(self.prompt), self.num_new
         return new_standing(number, *lengths, due_s=self.due_s, owner=self.owner)
 
@@ -197,7 +209,10 @@ class Promising:
         self.times = Noisy(noise, self.clock, self.speed, seed)
         replica, self.runner = new_replica(SETTINGS, self.clock, self.times, self.records.append)
         self.engine = replica.engine
-        self.score, self.safety = PredictionMonitor(KNOWN, start=lambda work: work()), Safety()
+        self.score, self.safety = (
+            PredictionMonitor(KNOWN, start=lambda work: work()),
+            ConformalMargin(),
+        )
         self.engine.listeners.append(self.score.on_record)
         self.open: dict[int, Wish] = {}  # by the engine's numbers
         self.to_come: deque[Wish] = deque()
@@ -233,7 +248,7 @@ class Promising:
             wish.end_s = record.finish_s
             wish.outcome = "kept" if wish.end_s <= wish.last_s else "broken"
             assert record.first_token_s is not None
-            happened = Foreseen(record.first_token_s, record.finish_s)
+            happened = PredictedTimes(record.first_token_s, record.finish_s)
             for foreseen_s, at_s in zip(wish.expected, happened, strict=True):
                 self.safety.note(foreseen_s - wish.made_s, at_s - wish.made_s)
         self.clock.now_s += self.times.after(self.runner.num_rows, len(ended))
@@ -263,7 +278,7 @@ class Promising:
             wish.due_s = wish.arrived_s + slack_s
             asked.append(PromiseRequest((wish.standing(number),), Due(end_s=wish.last_s - now_s)))
         under_way_s = round_s - now_s
-        book = Book(
+        book = AdmissionRound(
             copy.state,
             copy.times,
             self.safety,
@@ -279,11 +294,11 @@ class Promising:
                 wish.outcome = "refused"
                 continue
             wish.made_s = now_s
-            wish.expected = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
+            wish.expected = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
             self.on_the_way.append(wish)
         for i, (first_s, end_s) in book.delays_s().items():
             first, end = known[i].expected
-            known[i].expected = Foreseen(first + first_s, end + end_s)
+            known[i].expected = PredictedTimes(first + first_s, end + end_s)
 
     def let_in(self) -> None:
         """Let those enter whose verdict is there by now."""

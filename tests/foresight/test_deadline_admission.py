@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.foresight.deadline_admission import (
+    AdmissionRound,
     AdmissionVerdict,
-    Book,
+    ConformalMargin,
     Due,
     Lengths,
     PromiseRequest,
-    Safety,
     latest_start_s,
 )
-from ridgeline.foresight.simulator.forecast import Foreseen, State, new_standing, state_of
+from ridgeline.foresight.simulator.forecast import PredictedTimes, State, new_standing, state_of
 from tests.foresight.simulator.test_forecast import SETUPS, Machine
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
@@ -44,9 +44,9 @@ class Wish(NamedTuple):
         return min(self.ttft_s, self.total_s) < inf
 
 
-def sure() -> Safety:
+def sure() -> ConformalMargin:
     """Return what is known of forecasts that were always right."""
-    safety = Safety()
+    safety = ConformalMargin()
     for horizon_s in (0.1, 0.5, 2.0, 8.0, 32.0):
         for _ in range(200):
             safety.note(horizon_s, horizon_s)
@@ -108,7 +108,7 @@ class Served:
             number = machine.engine._next_id + i
             standing = new_standing(number, wish.num_prompt, wish.num_new, due_s=due_s)
             asked.append(PromiseRequest((standing,), due))
-        book = Book(state, TIMES, sure(), open_)
+        book = AdmissionRound(state, TIMES, sure(), open_)
         for wish, one, verdict in zip(asking, asked, book.decide(asked), strict=True):
             if verdict is None or not verdict.is_kept:
                 self.refused.append(wish)
@@ -207,10 +207,10 @@ class Told:
 
     def __call__(
         self, state: State, times: Any, wanted: list[int], *, queued: Any, coming: Any, **_: Any
-    ) -> Mapping[int, Foreseen]:
+    ) -> Mapping[int, PredictedTimes]:
         self.num_asked += 1
         took_s = float(len(state.requests) + len(queued) + len(coming))
-        return {number: Foreseen(took_s, took_s) for number in wanted}
+        return {number: PredictedTimes(took_s, took_s) for number in wanted}
 
 
 def asks(number: int, total_s: float) -> PromiseRequest:
@@ -219,22 +219,22 @@ def asks(number: int, total_s: float) -> PromiseRequest:
 
 def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
     told = Told()
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
     verdicts = book.decide([asks(i, 9.0) for i in range(8)])
     assert [verdict.is_kept for verdict in verdicts if verdict] == [True] * 8
-    assert verdicts[0] == AdmissionVerdict(True, Foreseen(8.0, 8.0), Foreseen(8.0, 8.0))
+    assert verdicts[0] == AdmissionVerdict(True, PredictedTimes(8.0, 8.0), PredictedTimes(8.0, 8.0))
     assert told.num_asked == 1
 
 
 def test_of_too_many_those_that_come_first_are_promised() -> None:
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=Told())
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=Told())
     verdicts = book.decide([asks(0, 2.0), asks(1, 2.0), asks(2, 2.0)])
     assert [verdict and verdict.is_kept for verdict in verdicts] == [True, True, False]
 
 
 def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
     told = Told()
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
     verdicts = book.decide([asks(i, 0.5) for i in range(500)])
     assert not any(verdict and verdict.is_kept for verdict in verdicts)
     assert verdicts.count(None) > 400
@@ -243,7 +243,7 @@ def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
 
 def test_a_refusal_is_told_before_the_next_forecast() -> None:
     told, refused = Told(), list[tuple[int, int, bool]]()
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
     asked = [asks(0, 9.0), asks(1, 0.5), asks(2, 9.0), asks(3, 0.5)]
     verdicts = book.decide(
         asked, lambda i, verdict: refused.append((i, told.num_asked, verdict.is_kept))
@@ -256,7 +256,7 @@ def test_a_refusal_is_told_before_the_next_forecast() -> None:
 def test_what_is_broken_already_forbids_nothing() -> None:
     old = asks(0, -1.0)
     state = State(SETUP, old.standings)
-    book = Book(state, TIMES, sure(), {0: old}, foretell=Told())
+    book = AdmissionRound(state, TIMES, sure(), {0: old}, foretell=Told())
     (verdict,) = book.decide([asks(1, 5.0)])
     assert verdict is not None
     assert verdict.is_kept
@@ -264,16 +264,19 @@ def test_what_is_broken_already_forbids_nothing() -> None:
 
 def test_as_many_may_enter_as_break_nothing() -> None:
     one = asks(0, 6.0)
-    book = Book(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
     queued = [new_standing(10 + i, 4, 4) for i in range(16)]
     assert book.num_may_enter(queued) == 4
     assert book.num_may_enter(queued[:5]) == 5
-    assert Book(State(SETUP, ()), TIMES, sure(), {}, foretell=Told()).num_may_enter(queued) == 16
+    assert (
+        AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=Told()).num_may_enter(queued)
+        == 16
+    )
 
 
 def test_what_others_delay_is_no_error_of_a_forecast() -> None:
     one = asks(0, 30.0)
-    book = Book(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
     assert book.delays_s() == {0: (0.0, 0.0)}
     book.decide([asks(1, 9.0), asks(2, 9.0)])
     assert book.delays_s()[0] == (2.0, 2.0)
@@ -282,15 +285,17 @@ def test_what_others_delay_is_no_error_of_a_forecast() -> None:
 
 
 def test_a_forecast_is_stretched_as_it_erred_that_far_ahead() -> None:
-    safety = Safety()
+    safety = ConformalMargin()
     at_first = safety.factor(0.1)
     assert 1.1 < at_first < 1.3  # before anything is known
-    assert safety.stretch(Foreseen(0.1, 2.0)) == Foreseen(0.1 * at_first, 2.0 * at_first)
+    assert safety.stretch(PredictedTimes(0.1, 2.0)) == PredictedTimes(
+        0.1 * at_first, 2.0 * at_first
+    )
     for i in range(200):
         safety.note(2.0, 2.0 * (1 + i / 200))
     assert safety.factor(2.0) == pytest.approx(1.99)  # of two hundred, the second from above
     assert safety.factor(0.1) == at_first
-    assert safety.stretch(Foreseen(2.0, inf)).end_s == inf
+    assert safety.stretch(PredictedTimes(2.0, inf)).end_s == inf
     for _ in range(200):
         safety.note(2.0, 1.0)
     assert safety.factor(2.0) == 1.0  # never below what is foreseen
@@ -302,20 +307,20 @@ def test_a_forecast_is_stretched_as_it_erred_that_far_ahead() -> None:
 @given(st.lists(st.floats(0.5, 3.9), min_size=1, max_size=199), st.integers(0, 100))
 def test_so_few_forecasts_err_by_more_than_the_margin(ratios: list[float], seed: int) -> None:
     """Of those seen and one more that is like them, at most one in a hundred is above it."""
-    safety = Safety()
+    safety = ConformalMargin()
     for ratio in ratios:
         safety.note(2.0, 2.0 * ratio)
     factor = safety.factor(2.0)
     assert factor >= sorted(ratios)[-1 - len(ratios) // 100]
-    assert factor <= max(*ratios, Safety().factor(2.0))
+    assert factor <= max(*ratios, ConformalMargin().factor(2.0))
 
 
 def test_what_may_fail_is_not_delayed() -> None:
     """A promise that would be late with a margin, and is in time without: nobody goes before."""
-    safety = Safety()  # with the margin of the start
+    safety = ConformalMargin()  # with the margin of the start
     one = asks(0, 1.05)
     state = State(SETUP, one.standings)
-    book = Book(state, TIMES, safety, {0: one}, foretell=Told())
+    book = AdmissionRound(state, TIMES, safety, {0: one}, foretell=Told())
     (verdict,) = book.decide([asks(1, 100.0)])
     assert verdict is not None
     assert not verdict.is_kept
@@ -324,10 +329,10 @@ def test_what_may_fail_is_not_delayed() -> None:
     class Behind(Told):
         """Who is not in the engine delays nobody."""
 
-        def __call__(self, *arguments: Any, **more: Any) -> Mapping[int, Foreseen]:
+        def __call__(self, *arguments: Any, **more: Any) -> Mapping[int, PredictedTimes]:
             return super().__call__(*arguments, **more | {"queued": (), "coming": ()})
 
-    book = Book(state, TIMES, safety, {0: one}, foretell=Behind())
+    book = AdmissionRound(state, TIMES, safety, {0: one}, foretell=Behind())
     (verdict,) = book.decide([asks(1, 100.0)])
     assert verdict is not None
     assert verdict.is_kept
@@ -335,7 +340,7 @@ def test_what_may_fail_is_not_delayed() -> None:
 
 def test_what_is_foreseen_counts_all_that_come_in_the_same_round() -> None:
     told = Told()
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
     verdicts = book.decide([asks(0, 9.0), asks(1, 9.0), asks(2, 0.5), asks(3, 9.0)])
     assert [verdict.foreseen.end_s for verdict in verdicts if verdict] == [3.0, 3.0, 3.0, 3.0]
     assert [verdict.is_kept for verdict in verdicts if verdict] == [True, True, False, True]
@@ -347,7 +352,7 @@ def test_no_forecast_begins_when_the_time_is_over() -> None:
     def has_time() -> bool:
         return bool(left and left.pop())
 
-    book = Book(State(SETUP, ()), TIMES, sure(), {}, has_time=has_time, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, has_time=has_time, foretell=told)
     assert book.decide([asks(i, 0.5) for i in range(8)]) == [None] * 8
     assert told.num_asked == 2
 
@@ -381,10 +386,10 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
 
     def foretell(
         state: State, times: object, numbers: list[int], *, coming: tuple[Any, ...], **more: object
-    ) -> dict[int, Foreseen]:
-        return {n: Foreseen(0.5, 0.5 if n >= 100 or not coming else 3.0) for n in numbers}
+    ) -> dict[int, PredictedTimes]:
+        return {n: PredictedTimes(0.5, 0.5 if n >= 100 or not coming else 3.0) for n in numbers}
 
-    book = Book(
+    book = AdmissionRound(
         State(replace(SETUP, max_num_seqs=8), ()),
         TIMES,
         sure(),

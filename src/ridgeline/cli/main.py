@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import LLM, __version__
-from ridgeline.bench.edge import read_edge
+from ridgeline.bench.client_overhead import read_edge
 from ridgeline.bench.foresight.main import foresight
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve

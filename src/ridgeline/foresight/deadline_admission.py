@@ -17,7 +17,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from ridgeline.core.scheduling.admission import fair_share
-from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
+from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.simulator.run import Times
 from ridgeline.physics.costs import Features
 
@@ -43,7 +43,7 @@ class Due(NamedTuple):
 class PromiseRequest(NamedTuple):
     """A request with a deadline, or what is left of it: one standing for each of its prompts."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[RequestSnapshot, ...]
     due: Due
 
     @property
@@ -67,11 +67,11 @@ class AdmissionVerdict(NamedTuple):
     """
 
     is_kept: bool
-    foreseen: Foreseen
-    stretched: Foreseen
+    foreseen: PredictedTimes
+    stretched: PredictedTimes
 
 
-class Safety:
+class ConformalMargin:
     """By what forecasts are stretched, learnt from how they erred."""
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ class Safety:
         share = min(1.0, _QUANTILE * (1 + 1 / len(known)))
         return min(_MOST, max(_LEAST, _quantile(known, share)))
 
-    def stretch(self, foreseen: Foreseen) -> Foreseen:
+    def stretch(self, foreseen: PredictedTimes) -> PredictedTimes:
         """Return a forecast with its margin."""
-        return Foreseen(*(s * self.factor(s) if s < inf else inf for s in foreseen))
+        return PredictedTimes(*(s * self.factor(s) if s < inf else inf for s in foreseen))
 
     def _of(self, horizon_s: float) -> deque[float]:
         return next(
@@ -126,7 +126,7 @@ class Lengths:
 
 
 @dataclass
-class Book:
+class AdmissionRound:
     """One round of decisions over a copied state: what is promised, and how many others enter.
 
     Attributes:
@@ -142,13 +142,13 @@ class Book:
 
     state: State
     times: Times
-    safety: Safety
+    safety: ConformalMargin
     promised: dict[int, PromiseRequest]
     lag_s: float = 0.0
     has_time: Callable[[], bool] = lambda: True
-    foretell: Callable[..., Mapping[int, Foreseen]] = forecast
+    foretell: Callable[..., Mapping[int, PredictedTimes]] = forecast
     under_way_s: float = 0.0
-    coming: tuple[tuple[float, Standing], ...] = ()
+    coming: tuple[tuple[float, RequestSnapshot], ...] = ()
 
     def __post_init__(self) -> None:
         """Foresee what was promised before."""
@@ -194,7 +194,7 @@ class Book:
         before = self._names(asked[:half], at, refuse)
         return [*before, *self._names(asked[half:], at + half, refuse)]
 
-    def num_may_enter(self, queued: Sequence[Standing]) -> int:
+    def num_may_enter(self, queued: Sequence[RequestSnapshot]) -> int:
         """Return how many that have no deadline may come in now, and break no promise."""
         if not self.promised:
             return len(queued)
@@ -263,7 +263,7 @@ class Book:
         self,
         promised: Mapping[int, PromiseRequest],
         trial: Mapping[int, PromiseRequest] | None = None,
-        queued: Sequence[Standing] = (),
+        queued: Sequence[RequestSnapshot] = (),
     ) -> dict[int, AdmissionVerdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
@@ -281,21 +281,25 @@ class Book:
         )
         return {name: self._verdict(asked, foretold) for name, asked in promised.items()}
 
-    def _entering(self, asked: Mapping[int, PromiseRequest]) -> tuple[tuple[float, Standing], ...]:
+    def _entering(
+        self, asked: Mapping[int, PromiseRequest]
+    ) -> tuple[tuple[float, RequestSnapshot], ...]:
         return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
 
-    def _verdict(self, asked: PromiseRequest, foretold: Mapping[int, Foreseen]) -> AdmissionVerdict:
+    def _verdict(
+        self, asked: PromiseRequest, foretold: Mapping[int, PredictedTimes]
+    ) -> AdmissionVerdict:
         each = [foretold[standing.number] for standing in asked.standings]
-        foreseen = Foreseen(max(one.first_s for one in each), max(one.end_s for one in each))
+        foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = self.safety.stretch(foreseen)
         return AdmissionVerdict(_is_in_time(stretched, asked.due), foreseen, stretched)
 
 
-def _is_in_time(foreseen: Foreseen, due: Due) -> bool:
+def _is_in_time(foreseen: PredictedTimes, due: Due) -> bool:
     return foreseen.first_s <= due.first_s and foreseen.end_s <= due.end_s
 
 
-def _is_pressed(foreseen: Foreseen, before: Foreseen, due: Due) -> bool:
+def _is_pressed(foreseen: PredictedTimes, before: PredictedTimes, due: Due) -> bool:
     times = zip(foreseen, before, due, strict=True)
     return any(now > then + _OF_THE_REST * (last - then) for now, then, last in times if last < inf)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ridgeline import LLM
 from ridgeline.api.calibration.known import all_of, assume
-from ridgeline.bench.edge import Edge
+from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.foresight.main import LOADS, compare, fresh, make_case, run, run_on
 from ridgeline.bench.foresight.picture import foresight_svg
 from ridgeline.bench.foresight.table import (
@@ -74,7 +74,7 @@ def test_loads_over_http_are_those_that_were_foreseen(model: Path) -> None:  # n
     ):
         calibration = assume(llm.path, llm.arch, llm.config)
         closed = next(load for load in LOADS if load.clients == 4)
-        case = make_case(llm, closed, calibration, 0.1, 1, Edge(0.5, 0.0))
+        case = make_case(llm, closed, calibration, 0.1, 1, ClientOverhead(0.5, 0.0))
         assert case.summary({})["ttft_from_send"]["min_ms"] >= 500
         records = list[Record]()
         server.llm.engine.listeners.append(records.append)

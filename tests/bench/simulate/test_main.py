@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import Question, Simulator
-from ridgeline.bench.simulate.predicted import Case, asked_of_plan
+from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
@@ -162,7 +162,7 @@ def test_what_a_server_would_refuse_fails_and_stops_nobody_else() -> None:
     assert "64" in refused[1]
     from tests.foresight.simulator.test_run import SETTINGS
 
-    case = Case(
+    case = SimulatedRun(
         warmups=(), load=tuple(load), refused=refused, concurrency=None, settings=SETTINGS,
         times=TIMES,
     )  # fmt: skip

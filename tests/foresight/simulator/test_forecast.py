@@ -14,7 +14,7 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.foresight.simulator.forecast import Foreseen, forecast, new_standing, state_of
+from ridgeline.foresight.simulator.forecast import PredictedTimes, forecast, new_standing, state_of
 from ridgeline.foresight.simulator.run import Clock, new_replica
 from ridgeline.foresight.step_time.features import of_step
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
@@ -73,11 +73,11 @@ class Machine:
     def ended(self) -> dict[int, RequestRecord]:
         return {r.request_id: r for r in self.records if isinstance(r, RequestRecord)}
 
-    def foresee(self) -> dict[int, Foreseen]:
+    def foresee(self) -> dict[int, PredictedTimes]:
         state = state_of(self.setup, self.engine.scheduler)
         return forecast(state, TIMES, list(self.engine.requests))
 
-    def run(self) -> dict[int, Foreseen]:
+    def run(self) -> dict[int, PredictedTimes]:
         """Run to the end; return what happened, as it could have been foreseen."""
         begin_s, left = self.clock.now_s, list(self.engine.requests)
         while self.engine.has_work():
@@ -85,12 +85,14 @@ class Machine:
         ended = self.ended()
         firsts = {number: ended[number].first_token_s or 0.0 for number in left}
         return {
-            number: Foreseen(max(0.0, firsts[number] - begin_s), ended[number].finish_s - begin_s)
+            number: PredictedTimes(
+                max(0.0, firsts[number] - begin_s), ended[number].finish_s - begin_s
+            )
             for number in left
         }
 
 
-def assert_alike(found: dict[int, Foreseen], happened: dict[int, Foreseen]) -> None:
+def assert_alike(found: dict[int, PredictedTimes], happened: dict[int, PredictedTimes]) -> None:
     assert found.keys() == happened.keys()
     for number, (first_s, end_s) in happened.items():
         assert found[number] == pytest.approx((first_s, end_s))
@@ -174,7 +176,7 @@ def test_what_comes_too_late_is_not_foreseen() -> None:
     state = state_of(machine.setup, machine.engine.scheduler)
     (all_of_it,) = forecast(state, TIMES, [0]).values()
     (early,) = forecast(state, TIMES, [0], within_s=all_of_it.first_s).values()
-    assert early == Foreseen(all_of_it.first_s, inf)
+    assert early == PredictedTimes(all_of_it.first_s, inf)
 
 
 def test_what_is_paused_is_left_out() -> None:

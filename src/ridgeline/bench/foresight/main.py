@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.api.calibration.calibrate import calibrate
 from ridgeline.api.llm import LLM
-from ridgeline.bench.edge import Edge
+from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.foresight.picture import foresight_svg
 from ridgeline.bench.foresight.table import (
     COLUMNS,
@@ -37,7 +37,7 @@ from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.search.served import first_model
 from ridgeline.bench.simulate.main import settings_of
-from ridgeline.bench.simulate.predicted import Case
+from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Text
@@ -95,7 +95,7 @@ def foresight(
     keep: Callable[[Calibration], object],
     out: Path | None = None,
     base_url: str | None = None,
-    edge: Edge | None = None,
+    edge: ClientOverhead | None = None,
 ) -> None:
     """Calibrate, predict, run twice; print tables in markdown, then one line of JSON.
 
@@ -151,7 +151,9 @@ def foresight(
 
 
 def compare_all(
-    cases: Sequence[Case], predicted: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[Run]]
+    cases: Sequence[SimulatedRun],
+    predicted: Sequence[Mapping[str, Any]],
+    runs: Sequence[Sequence[Run]],
 ) -> tuple[dict[str, list[dict[str, float]]], list[dict[str, float]]]:
     """Return errors by kind, of each run, and those of sums of its steps."""
     errors: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
@@ -173,8 +175,8 @@ def make_case(
     calibration: Calibration,
     load_s: float,
     seed: int,
-    edge: Edge | None = None,
-) -> Case:
+    edge: ClientOverhead | None = None,
+) -> SimulatedRun:
     """Return a load of about ``load_s`` seconds, at its share of what is foreseen to be served."""
     rng, room = Random(f"{seed} lengths"), llm.config.max_model_len
     pairs = zip(
@@ -183,7 +185,7 @@ def make_case(
         strict=True,
     )
     lengths = [(min(prompt, room * 3 // 4), min(new, room // 4 - 1)) for prompt, new in pairs]
-    case = Case(
+    case = SimulatedRun(
         warmups=(),
         load=_asked(llm, lengths, [0.0] * len(lengths), Random(f"{seed} prompts")),
         refused={},
@@ -202,14 +204,14 @@ def make_case(
     return replace(case, load=tuple(replace(asked, arrival_s=at_s) for asked, at_s in timed))
 
 
-def fresh(llm: LLM, case: Case, turn: int) -> Case:
+def fresh(llm: LLM, case: SimulatedRun, turn: int) -> SimulatedRun:
     """Return a case with other prompts of the same lengths, which no cache has seen."""
     dice, vocab = Random(f"{turn} fresh"), range(llm.arch.vocab_size)
     asked = (replace(a, prompt=tuple(dice.choices(vocab, k=len(a.prompt)))) for a in case.load)
     return replace(case, load=tuple(asked))
 
 
-def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
+def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
     """Serve a load in real time."""
     records: list[Record] = []
     steps: list[StepErrors] = []
@@ -239,7 +241,7 @@ def run(llm: LLM, case: Case, calibration: Calibration) -> Run:
     return Run(summarise(case.outcomes(records), {}), tuple(steps))
 
 
-def run_on(base_url: str, case: Case) -> Run:
+def run_on(base_url: str, case: SimulatedRun) -> Run:
     """Send a load to a server, with the sampling that it defaults to.
 
     Raises ValueError if the server fails the first request, OSError if it cannot be reached.

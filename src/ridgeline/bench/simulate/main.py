@@ -18,10 +18,10 @@ from typing import Any
 
 from ridgeline.api.calibration.known import known
 from ridgeline.api.text_side import TextProcessor
-from ridgeline.bench.edge import Edge
+from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
-from ridgeline.bench.simulate.predicted import CROWDED, Case, asked_of_plan
+from ridgeline.bench.simulate.predicted import CROWDED, SimulatedRun, asked_of_plan
 from ridgeline.core.records import EngineRecord, Record, to_json
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
@@ -67,14 +67,14 @@ class Question:
     replicas: int = 1
     router: str = "least-tokens"
     drafts: str = ""
-    edge: Edge | None = None
+    edge: ClientOverhead | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A case, and what it was made from."""
 
-    case: Case
+    case: SimulatedRun
     calibration: Calibration
     planned: list[Planned]
     num_left_out: int
@@ -105,7 +105,7 @@ class Simulator:
         warmups, load, refused = asked_of_plan(planned, self._prompts[key], config.max_model_len)
         if not load:
             raise ValueError(f"nothing can be simulated: {next(iter(refused.values()))}")
-        case = Case(
+        case = SimulatedRun(
             warmups=tuple(warmups),
             load=tuple(load),
             refused=refused,

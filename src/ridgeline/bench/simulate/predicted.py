@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.bench.edge import Edge
+from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts
@@ -22,7 +22,7 @@ CROWDED = 0.85  # of what can be served: above it, waiting depends on the smalle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SimulatedRun:
     """A load, and what is to serve it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Case:
     replicas: int = 1
     router: str = "least-tokens"
     drafts: Drafts | None = None
-    edge: Edge | None = None
+    edge: ClientOverhead | None = None
 
     def records(self) -> list[Record]:
         """Simulate it on one engine."""
@@ -68,7 +68,7 @@ class Case:
         num_tokens = sum(len(asked.prompt) for asked in self.load)
         return self.edge.seconds(num_tokens / len(self.load))
 
-    def slower(self, factor: float) -> Case:
+    def slower(self, factor: float) -> SimulatedRun:
         """Return the same on a machine on which all takes ``factor`` times as long."""
         return replace(self, times=self.times.scaled(factor))
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
 from ridgeline.bench.simulate.main import Question, Simulator, check_fleet, seeded
-from ridgeline.bench.simulate.predicted import Case
+from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
@@ -135,7 +135,7 @@ def _value(kind: Any, text: str) -> Any:
 
 def _case(
     simulator: Simulator, question: Question, options: Options, setting: Mapping[str, Any]
-) -> Case:
+) -> SimulatedRun:
     of_engine = {name: v for name, v in setting.items() if hasattr(options, name)}
     of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
     of_load = {n: v for n, v in setting.items() if n not in of_engine and n not in of_fleet}
@@ -144,7 +144,7 @@ def _case(
 
 
 def _run(
-    cases: Sequence[Case], limits_ms: Mapping[str, float], report: Any
+    cases: Sequence[SimulatedRun], limits_ms: Mapping[str, float], report: Any
 ) -> list[dict[str, Any]]:
     """Simulate all cases, in as many processes as there are cores."""
     num = min(usable_cpus(), len(cases))
@@ -152,7 +152,7 @@ def _run(
         return [case.summary(limits_ms) for case in cases]
     summaries = []
     with ProcessPoolExecutor(num, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(Case.summary, case, limits_ms) for case in cases]
+        futures = [pool.submit(SimulatedRun.summary, case, limits_ms) for case in cases]
         for done, future in enumerate(futures, 1):
             summaries.append(future.result())
             report(done, len(cases))

@@ -29,7 +29,7 @@ from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import served_again
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay import CONTRADICTIONS, replay
-from ridgeline.foresight.simulator.replay_times import Again, settings_of
+from ridgeline.foresight.simulator.replay_times import ReplayResult, settings_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
@@ -211,7 +211,7 @@ def _compared(before: list[Record], after: list[Record]) -> dict[str, Any]:
     }
 
 
-def _decided(again: Again) -> dict[str, Any]:
+def _decided(again: ReplayResult) -> dict[str, Any]:
     """Return how many steps of a trace are decided again as they were, with their durations."""
     first = None
     if again.difference is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ridgeline.bench.edge import read_edge
+from ridgeline.bench.client_overhead import read_edge
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate.main import Question, check_fleet, like, simulate_load
 from ridgeline.bench.simulate.sweep import sweep_loads

@@ -43,7 +43,7 @@ class PredictedAnswer(NamedTuple):
     num_cached: int = 0  # tokens that the prefix cache has, where it does not run
 
 
-class Standing(NamedTuple):
+class RequestSnapshot(NamedTuple):
     """A request as it stands.
 
     Attributes:
@@ -67,11 +67,11 @@ class State(NamedTuple):
     """What an engine is at, between two steps."""
 
     settings: EngineRecord
-    requests: tuple[Standing, ...]
+    requests: tuple[RequestSnapshot, ...]
     is_read: bool = True  # by a client, while an answer grows
 
 
-class Foreseen(NamedTuple):
+class PredictedTimes(NamedTuple):
     """Seconds from now until the first token of a request, and until its last; inf is later."""
 
     first_s: float = inf
@@ -87,7 +87,7 @@ def new_standing(
     due_s: float = inf,
     num_cached: int = 0,
     owner: str = "",
-) -> Standing:
+) -> RequestSnapshot:
     """Return a request that has not begun."""
     answer = PredictedAnswer(
         place=0,
@@ -98,7 +98,7 @@ def new_standing(
         num_seeds=num_answers,
         num_cached=num_cached,
     )
-    return Standing(number, num_prompt, num_new, (answer,), due_s, owner)
+    return RequestSnapshot(number, num_prompt, num_new, (answer,), due_s, owner)
 
 
 def state_of(settings: EngineRecord, scheduler: Scheduler, is_read: bool = True) -> State:
@@ -109,7 +109,7 @@ def state_of(settings: EngineRecord, scheduler: Scheduler, is_read: bool = True)
     return State(settings, standings, is_read)
 
 
-def _standing_of(kv: KVCache, request: Request) -> Standing:
+def _standing_of(kv: KVCache, request: Request) -> RequestSnapshot:
     """Copy a request in lengths."""
     answers = []
     for seq in request.sequences:
@@ -131,7 +131,7 @@ def _standing_of(kv: KVCache, request: Request) -> Standing:
     num_prompt = len(request.prompt)
     num_new = max(request.max_len - num_prompt, 1)  # a vector is like one token
     answers_of = request.id, num_prompt, num_new, tuple(answers)
-    return Standing(*answers_of, request.due_s, request.owner)
+    return RequestSnapshot(*answers_of, request.due_s, request.owner)
 
 
 def forecast(
@@ -139,12 +139,12 @@ def forecast(
     times: Times,
     wanted: Listing[int],
     *,
-    queued: Listing[Standing] = (),
-    coming: Listing[tuple[float, Standing]] = (),
+    queued: Listing[RequestSnapshot] = (),
+    coming: Listing[tuple[float, RequestSnapshot]] = (),
     under_way_s: float = 0.0,
     within_s: float = inf,
     alive: Callable[[], None] = lambda: None,
-) -> dict[int, Foreseen]:
+) -> dict[int, PredictedTimes]:
     """Return what is foreseen of the requests with the numbers ``wanted``.
 
     Args:
@@ -191,14 +191,14 @@ def forecast(
         now_s = max(now_s + times.after(features.num_rows, len(ended)), under_way_s)
     going_on = {number for number, _ in queues.alive}
     return {
-        number: Foreseen(
+        number: PredictedTimes(
             firsts.get(number, inf), inf if number in going_on else ends.get(number, inf)
         )
         for number in wanted
     }
 
 
-def _has_begun(standing: Standing) -> bool:
+def _has_begun(standing: RequestSnapshot) -> bool:
     return any(answer.num_tokens > standing.num_prompt for answer in standing.answers)
 
 
@@ -215,7 +215,7 @@ def _scheduler(state: State) -> Scheduler:
     )
 
 
-def _place(scheduler: Scheduler, standings: Listing[Standing]) -> None:
+def _place(scheduler: Scheduler, standings: Listing[RequestSnapshot]) -> None:
     """Let requests be where they were: in their queues, with their blocks."""
     queues, placed = scheduler.queues, list[tuple[Sequence, int]]()
     for standing in standings:

@@ -25,7 +25,7 @@ Json = Mapping[str, Any]
 _NEVER = 1 << 62  # an answer that was cut off would have gone on
 
 
-class Again(NamedTuple):
+class ReplayResult(NamedTuple):
     """A trace that was served again.
 
     Attributes:
@@ -100,7 +100,7 @@ def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> SimReq
     )
 
 
-def serve_again(records: Sequence[Json]) -> Again:
+def serve_again(records: Sequence[Json]) -> ReplayResult:
     """Serve a trace's requests again with its durations, and compare all decisions.
 
     It ends before the first step for which a request is needed that had not ended in the trace.
@@ -138,4 +138,4 @@ def serve_again(records: Sequence[Json]) -> Again:
         num_steps += 1
         num_equal += differs is None
         difference = difference or differs
-    return Again(new_records, num_steps, num_equal, difference)
+    return ReplayResult(new_records, num_steps, num_equal, difference)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
 from ridgeline.decoding.policies import POLICIES
-from ridgeline.foresight.simulator.replay_times import Again, asked_in, serve_again
+from ridgeline.foresight.simulator.replay_times import ReplayResult, asked_in, serve_again
 from ridgeline.foresight.simulator.run import SimRequest, Times, simulate
 
 Json = Mapping[str, Any]
@@ -117,7 +117,7 @@ def _refuse_searches(records: Sequence[Json]) -> None:
             )
 
 
-def run_as_recorded(records: Sequence[Json]) -> Again:
+def run_as_recorded(records: Sequence[Json]) -> ReplayResult:
     """Serve the requests of a trace with its settings and its durations, and compare all steps.
 
     Requests have their numbers of the trace, as names too. Raises ValueError for a search.

@@ -27,19 +27,19 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
 from ridgeline.foresight.deadline_admission import (
+    AdmissionRound,
     AdmissionVerdict,
-    Book,
+    ConformalMargin,
     Due,
     Lengths,
     PromiseRequest,
-    Safety,
     latest_start_s,
 )
-from ridgeline.foresight.simulator.forecast import Foreseen, Standing
+from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
-from ridgeline.server.deadlines.standings import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import (
     ClientGone,
@@ -59,7 +59,9 @@ _WORDS = "How long does a step take, and how much longer if there is more in it?
 _MOST_WAVES = 100
 _FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
-_UNKNOWN = AdmissionVerdict(False, Foreseen(), Foreseen())  # there was no time for a forecast
+_UNKNOWN = AdmissionVerdict(
+    False, PredictedTimes(), PredictedTimes()
+)  # there was no time for a forecast
 
 
 @dataclass(eq=False)
@@ -80,12 +82,12 @@ class Promise:
     deadline: Deadline
     due: Due
     outcome: str | None = None
-    foreseen: Foreseen = field(default_factory=Foreseen)
-    expected: Foreseen = field(default_factory=Foreseen)
+    foreseen: PredictedTimes = field(default_factory=PredictedTimes)
+    expected: PredictedTimes = field(default_factory=PredictedTimes)
     made_s: float = 0.0
     num_new: int = 0
     is_put_off: bool = False
-    standings: tuple[Standing, ...] = ()  # as long as it is not in the engine
+    standings: tuple[RequestSnapshot, ...] = ()  # as long as it is not in the engine
     begun: set[int] = field(default_factory=set)  # prompts with a first token
     records: list[RequestRecord] = field(default_factory=list)
 
@@ -111,10 +113,10 @@ class _Seen(NamedTuple):
 
     copy: EngineSnapshot
     lag_s: float  # until a request that is promised now is in the engine
-    asked: list[tuple[Standing, ...]]
-    promised: list[tuple[Promise, tuple[Standing, ...]]]
-    coming: list[Standing]  # promised, and about to enter
-    queued: list[Standing]
+    asked: list[tuple[RequestSnapshot, ...]]
+    promised: list[tuple[Promise, tuple[RequestSnapshot, ...]]]
+    coming: list[RequestSnapshot]  # promised, and about to enter
+    queued: list[RequestSnapshot]
 
 
 class Promises:
@@ -132,7 +134,7 @@ class Promises:
         ``text`` is asked for what own requests need, those that only measure.
         """
         self._engine, self._score, self._text, self._count = engine, score, text, count
-        self._safety, self._lengths = Safety(), Lengths()
+        self._safety, self._lengths = ConformalMargin(), Lengths()
         self._asking: list[tuple[Promise, asyncio.Future[AdmissionVerdict]]] = []
         self._open: list[Promise] = []
         self._news = asyncio.Event()
@@ -322,7 +324,7 @@ class Promises:
         for i, (first_s, end_s) in delays_s.items():
             promise, _ = seen.promised[i]
             expected = promise.expected
-            promise.expected = Foreseen(expected.first_s + first_s, expected.end_s + end_s)
+            promise.expected = PredictedTimes(expected.first_s + first_s, expected.end_s + end_s)
         accepted = []
         for one, verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
             promise, future = one
@@ -353,11 +355,11 @@ class Promises:
         self,
         promise: Promise,
         verdict: AdmissionVerdict,
-        standings: tuple[Standing, ...],
+        standings: tuple[RequestSnapshot, ...],
         now_s: float,
     ) -> None:
         promise.made_s, promise.standings = now_s, standings
-        promise.foreseen = Foreseen(*(now_s + seconds for seconds in verdict.foreseen))
+        promise.foreseen = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
         promise.expected = promise.foreseen
         promise.num_new = max(standing.num_new for standing in standings)
         promise.stream.due_s = min(standing.due_s for standing in standings)
@@ -388,7 +390,7 @@ class Promises:
             i: PromiseRequest(standings, Due(*(at_s - now_s for at_s in promise.left())))
             for i, (promise, standings) in enumerate(seen.promised)
         }
-        book = Book(
+        book = AdmissionRound(
             seen.copy.state,
             times,
             self._safety,
@@ -432,7 +434,7 @@ class Promises:
     def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _Seen:
         """Return what a round decides about."""
         here = {standing.number: standing for standing in copy.state.requests}
-        known, coming = [], list[Standing]()
+        known, coming = [], list[RequestSnapshot]()
         for promise in self._open:
             standings = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
             if not standings and not promise.begun and promise.stream not in copy.numbers:
@@ -448,7 +450,7 @@ class Promises:
         ]
         return _Seen(copy, lag_s, new, known, coming, queued)
 
-    def _standings(self, promise: Promise, number: int) -> tuple[Standing, ...]:
+    def _standings(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
         stream, engine = promise.stream, self._engine
         standings = []
@@ -470,7 +472,7 @@ def _refuse(
     """Give a verdict to the request that waits for it; times count from its arrival."""
     if not future.done():
         since_s = now_s - promise.stream.arrived_s
-        stretched = Foreseen(*(since_s + seconds for seconds in verdict.stretched))
+        stretched = PredictedTimes(*(since_s + seconds for seconds in verdict.stretched))
         future.set_result(verdict._replace(stretched=stretched))
 
 
@@ -478,7 +480,7 @@ def _from(promise: Promise, now_s: float) -> Due:
     return Due(*(at_s - now_s for at_s in promise.due))
 
 
-def _ranked(standing: Standing, promise: Promise, times: StepTime) -> Standing:
+def _ranked(standing: RequestSnapshot, promise: Promise, times: StepTime) -> RequestSnapshot:
     """Give a request its place among those with a deadline."""
     now_s = promise.stream.arrived_s
     due = _from(promise, now_s)

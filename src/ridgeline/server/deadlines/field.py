@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ridgeline.foresight.simulator.forecast import Foreseen
+from ridgeline.foresight.simulator.forecast import PredictedTimes
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict, contradiction, wrong
@@ -55,7 +55,7 @@ def deadline_of(field: Deadline | None, header: str | None) -> Deadline | None:
     return field or Deadline(total_ms=total_ms)
 
 
-def refusal(deadline: Deadline, foreseen: Foreseen) -> ApiError:
+def refusal(deadline: Deadline, foreseen: PredictedTimes) -> ApiError:
     """Say what was asked, what is foreseen from the arrival on, and when to ask again."""
     parts, headers, late_s = [], {}, 0.0
     for name, moment, seconds in zip(

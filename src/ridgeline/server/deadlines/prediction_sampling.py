@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from math import inf
 
 from ridgeline.core.records import RequestRecord
-from ridgeline.foresight.simulator.forecast import Foreseen, Standing, State, forecast
+from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor, lower_priority
-from ridgeline.server.deadlines.standings import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
 
@@ -138,8 +138,8 @@ class Arrivals:
             self._thread.submit(work)
 
     def _foresee(
-        self, state: State, times: StepTime, number: int, queued: list[Standing]
-    ) -> Foreseen | None:
+        self, state: State, times: StepTime, number: int, queued: list[RequestSnapshot]
+    ) -> PredictedTimes | None:
         """Return a forecast, in the thread for them; None if it takes too many steps."""
         steps = iter(range(_MOST_STEPS))
 
@@ -153,7 +153,9 @@ class Arrivals:
         except _TooLong:
             return None
 
-    def _end(self, sample: _Sample, now_s: float, foreseen: Foreseen | None, cost_s: float) -> None:
+    def _end(
+        self, sample: _Sample, now_s: float, foreseen: PredictedTimes | None, cost_s: float
+    ) -> None:
         """Take what a forecast said."""
         self._is_busy = False
         self._next_s = time.monotonic() + cost_s / _SHARE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ridgeline.foresight.simulator.forecast import Standing, new_standing
+from ridgeline.foresight.simulator.forecast import RequestSnapshot, new_standing
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
 
 
-def standing_of(engine: EngineClient, stream: RequestStream, index: int, number: int) -> Standing:
+def standing_of(
+    engine: EngineClient, stream: RequestStream, index: int, number: int
+) -> RequestSnapshot:
     """Return a prompt that is not in the engine, whose answer is as long as it may become."""
     num_prompt, max_tokens = len(stream.prompts[index]), stream.params.max_tokens
     longest = max(1, engine.settings.max_model_len - num_prompt)
@@ -17,8 +19,8 @@ def standing_of(engine: EngineClient, stream: RequestStream, index: int, number:
 
 
 def with_cached(
-    engine: EngineClient, stream: RequestStream, index: int, standing: Standing
-) -> Standing:
+    engine: EngineClient, stream: RequestStream, index: int, standing: RequestSnapshot
+) -> RequestSnapshot:
     """Return a prompt that is not in the engine, with what the prefix cache has of it."""
     num_cached = engine.num_cached(stream, index)
     answers = tuple(answer._replace(num_cached=num_cached) for answer in standing.answers)

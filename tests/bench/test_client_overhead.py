@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ridgeline.bench.edge import Edge, read_edge
+from ridgeline.bench.client_overhead import ClientOverhead, read_edge
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.main import app
@@ -19,7 +19,7 @@ from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
-TRUE = Edge(0.004, 0.0003)
+TRUE = ClientOverhead(0.004, 0.0003)
 Pair = Callable[..., str]
 
 
@@ -34,7 +34,7 @@ def served(num_prompt: int) -> list[Record]:
     return simulate([*warm, *load], SETTINGS, TIMES)
 
 
-def result_of(records: list[Record], edge: Edge) -> dict[str, Any]:
+def result_of(records: list[Record], edge: ClientOverhead) -> dict[str, Any]:
     """What clients beyond this edge measure."""
     arrivals = {r.name: r.arrival_s for r in records if isinstance(r, RequestRecord)}
     outcomes = outcomes_of(records, 0.0, arrivals)
@@ -45,7 +45,7 @@ def result_of(records: list[Record], edge: Edge) -> dict[str, Any]:
 def pair(tmp_path: Path) -> Pair:
     """Write both sides of a run; return them as the flag names them."""
 
-    def write(num_prompt: int, edge: Edge = TRUE, **changes: Any) -> str:
+    def write(num_prompt: int, edge: ClientOverhead = TRUE, **changes: Any) -> str:
         records = served(num_prompt)
         result, trace = (tmp_path / f"{num_prompt}.{end}" for end in ("json", "jsonl"))
         result.write_text("a block\n" + json.dumps(result_of(records, edge) | changes) + "\n")
@@ -68,9 +68,10 @@ def test_one_run_knows_their_sum_alone(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edge", "wanted"), [(Edge(0.004, -0.0001), "per_token_s"), (Edge(-0.001, 0.001), "base_s")]
+    ("edge", "wanted"),
+    [(ClientOverhead(0.004, -0.0001), "per_token_s"), (ClientOverhead(-0.001, 0.001), "base_s")],
 )
-def test_nothing_is_negative(pair: Pair, edge: Edge, wanted: str) -> None:
+def test_nothing_is_negative(pair: Pair, edge: ClientOverhead, wanted: str) -> None:
     found = read_edge([pair(4, edge), pair(30, edge)])
     assert getattr(found, wanted) == 0
     assert min(found.base_s, found.per_token_s) >= 0

@@ -19,7 +19,7 @@ from ridgeline.foresight.trace.reader import read_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ClientOverhead:
     """Seconds from sending to the engine and back: of each request, and of each prompt token."""
 
     base_s: float
@@ -42,7 +42,7 @@ class Edge:
         return {"base_ms": round(1e3 * self.base_s, 3), "per_prompt_token_us": per_token_us}
 
 
-def read_edge(pairs: Sequence[str]) -> Edge:
+def read_edge(pairs: Sequence[str]) -> ClientOverhead:
     """Fit the edge to runs, each named as ``RESULT,TRACE``.
 
     Runs with prompts of one length say nothing of what a token costs: then it is all of each
@@ -56,7 +56,7 @@ def read_edge(pairs: Sequence[str]) -> Edge:
     if per_token_s * mean_tokens > mean_s:  # nothing is left of each request
         squares = sum(tokens * tokens for tokens, _ in points)
         per_token_s = max(0.0, sum(tokens * s for tokens, s in points) / squares)
-    return Edge(max(0.0, mean_s - per_token_s * mean_tokens), per_token_s)
+    return ClientOverhead(max(0.0, mean_s - per_token_s * mean_tokens), per_token_s)
 
 
 def _point(pair: str) -> tuple[float, float]:
