@@ -45,7 +45,8 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
     seqs = {sample.features.num_seqs for sample in found.samples}
     assert min(tokens) == 1
     assert max(tokens) > 60
-    assert {1, 4, 16} <= seqs
+    assert min(seqs) == 1
+    assert max(seqs) >= 16  # which of those between are left, a busy machine decides
     assert any(s.features.num_tokens > s.features.num_seqs > 1 for s in found.samples), "no mixture"
     assert found.after
     assert said["one stream"].endswith("ms")

@@ -46,7 +46,8 @@ def test_it_prints_a_table_of_errors_and_a_document(
     assert done.exit_code == 0, done.output
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     runs, loads = 2 + 14 + 6, 2 + 7 + 1
-    assert len(rows) in (runs + loads, runs + 2 + 14 + 1 + loads)  # a fast machine: no busy second
+    sums = len(rows) - runs - loads  # a run without a busy second has no row among these
+    assert sums == 0 or 2 + 1 + 1 <= sums <= 2 + 14 + 1
     assert len({row.count("|") for row in rows[:runs]}) == 1
     assert [row.split("|")[1].strip() for row in rows[-8:-1]] == [load.name for load in LOADS]
     verdict_lines = [line for line in done.stdout.splitlines() if ": median " in line]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.turns import CALLER, Turns
 from tests.api.test_llm import HELLO
 from tests.server.plans.test_routes import config
@@ -152,13 +153,15 @@ def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served:
         for path, body in (("/v1/embeddings", {"input": texts}), (COMPLETE, {"prompt": texts})):
             status, error = served.refused(path, body, **A)
             assert (status, error["code"]) == (400, "invalid_value")
-        held = threading.Event()
+        held, async_engine = threading.Event(), served.running.async_engine
         served.valve.before = lambda step: held.wait(60) and None
         with ThreadPoolExecutor(1) as threads:
             many = threads.submit(served.call, COMPLETE, {"prompt": [[40]] * 1000}, **V)
-            eventually(lambda: served.running.async_engine.num_queued > 900)
+            eventually(lambda: async_engine.num_queued > 900)
             status, error = served.refused("/v1/embeddings", {"input": texts[:500]}, **A)
             assert (status, error["code"]) == (429, "server_is_overloaded")
+            enough = StreamError("enough", 503)
+            served.loop.call_soon_threadsafe(async_engine.abandon_all, enough)
             held.set()
-            assert many.result()[0] == 200
+            assert many.result()[0] == 503
         served.valve.before = lambda step: None
