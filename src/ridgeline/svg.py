@@ -84,7 +84,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 def round_ticks(low: float, high: float, most: int = 10) -> list[float]:
     """Return multiples of 1, 2 or 5 times a power of ten between two numbers, at most this many."""
     decade = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(one for n in (1, 2, 5, 10) if (high - low) / (one := n * decade) <= most - 1)
+    step = next(one for n in (1, 2, 5, 10, 20) if (high - low) / (one := n * decade) <= most - 1)
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 

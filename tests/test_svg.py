@@ -1,0 +1,37 @@
+"""The primitives of pictures: ticks, and where a chart draws its values."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline import svg
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_round_ticks_are_few_and_evenly_spaced_within_the_ends(low: float, length: float) -> None:
+    high = low + length
+    if high - low < 1e-9 * max(abs(low), abs(high)):
+        return  # too near for a float to tell apart
+    ticks = svg.round_ticks(low, high)
+    assert 2 <= len(ticks) <= 10
+    slack = 1e-6 * length
+    assert low - slack <= ticks[0] <= ticks[-1] <= high + slack
+    steps = [after - before for before, after in pairwise(ticks)]
+    assert max(steps) == pytest.approx(min(steps), rel=1e-3)
+
+
+@pytest.mark.parametrize("is_log", [True, False])
+def test_a_chart_draws_its_ends_at_the_ends_of_its_axes(is_log: bool) -> None:
+    across = svg.Axis("ms", 2, 3, is_log)
+    chart = svg.Chart(across, svg.Axis("share", 0.5, 1, is_log))
+    chart.dot(2, 0.5, "#000", "a < b")
+    chart.dot(3, 1, "#000")
+    drawn = ElementTree.fromstring(chart.picture("t", {}))
+    places = [(dot.get("cx"), dot.get("cy")) for dot in drawn.iter() if dot.tag.endswith("circle")]
+    assert places == [("84.0", "410.0"), ("860.0", "96.0")]
+    assert len(across.labels()) >= 3  # also where no power of ten lies between the ends
