@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.server.serving import Served, eventually
+from tests.api.test_llm import HELLO
+from tests.server.serving import Served, eventually, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -32,7 +35,7 @@ def test_head_of_what_never_ends_ends(served: Served) -> None:
 
 
 def test_an_unknown_route_is_404_whatever_the_body_is(served: Served) -> None:
-    for path in ("/v1/files", "/chat", CHAT + "x/y"):
+    for path in ("/v1/file", "/chat", CHAT + "x/y"):
         for kind in ("application/json", "multipart/form-data; boundary=x", "text/plain"):
             status, answer, _ = served.call(path, b"--x\r\n", content_type=kind)
             assert (status, answer["error"]["code"]) == (404, "not_found")
@@ -94,3 +97,28 @@ def test_what_programs_that_evaluate_ask_of_the_tokenizer(served: Served) -> Non
     (end,) = served.call("/tokenize", {"prompt": info["eos_token"]})[1]["tokens"]
     assert end == served.llm.engine.eos_ids[0]
     assert "message" in info["chat_template"]
+
+
+def test_a_model_may_have_several_names(model: Path) -> None:
+    ask = {"prompt": "a", "max_tokens": 1}
+    with serving(model, served_model_name=["tiny", "gpt-4o-mini", "claude:latest"]) as served:
+        for name in ("tiny", "gpt-4o-mini", "claude:latest", "tiny:latest"):
+            status, answer, _ = served.call("/v1/completions", ask | {"model": name})
+            assert (status, answer["model"]) == (200, "tiny")
+        listed = [one["id"] for one in served.call("/v1/models")[1]["data"]]
+        assert listed == ["tiny", "gpt-4o-mini", "claude:latest"]
+        assert served.call("/v1/models/gpt-4o-mini")[1]["id"] == "gpt-4o-mini"
+        tags = [one["name"] for one in served.call("/api/tags")[1]["models"]]
+        assert tags == ["tiny:latest", "gpt-4o-mini:latest", "claude:latest"]
+        assert served.call("/v1/completions", ask | {"model": "other"})[0] == 404
+
+
+def test_a_model_may_have_any_name(model: Path) -> None:
+    with serving(model, any_model_name=True) as served:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 1}),
+            ("/v1/embeddings", {"input": "a"}),
+        ):
+            assert served.call(path, body | {"model": "claude-sonnet-4-5"})[0] == 200
+        assert [one["id"] for one in served.call("/v1/models")[1]["data"]] == ["tiny"]

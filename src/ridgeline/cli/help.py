@@ -12,8 +12,8 @@ from typer.core import TyperCommand
 SECTIONS = {
     "Model": (
         "dtype", "backend", "threads", "max_model_len", "speculative_config",
-        "enable_contrastive_search", "served_model_name", "models_dir", "keep_alive",
-        "models_memory", "tool_call_parser", "reasoning_parser",
+        "enable_contrastive_search", "served_model_name", "any_model_name", "models_dir",
+        "keep_alive", "models_memory", "tool_call_parser", "reasoning_parser",
     ),
     "Adapters": (
         "lora", "enable_lora", "max_lora_rank", "lora_memory", "allow_lora_loading",

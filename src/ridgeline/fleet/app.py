@@ -29,7 +29,7 @@ from ridgeline.fleet.worker import STATUS_S, Worker
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
-from ridgeline.server.dialects.ollama.models import entry, loaded
+from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
@@ -71,8 +71,12 @@ _OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
 class Router:
     """What the routes share."""
 
-    def __init__(self, catalogue: Catalogue, pool: Pool) -> None:
-        """Serve the models of ``catalogue`` from ``pool``."""
+    def __init__(self, catalogue: Catalogue, pool: Pool, *, takes_any_name: bool = False) -> None:
+        """Serve the models of ``catalogue`` from ``pool``.
+
+        With ``takes_any_name`` a name that none has is the model that was used last.
+        """
+        self._takes_any_name = takes_any_name
         self.catalogue, self.pool = catalogue, pool
         self.created = int(time.time())
         self.is_draining = False
@@ -127,6 +131,8 @@ class Router:
             message = f"model is missing: name one of {known}"
             raise ApiError(400, message, param="model", code="missing_parameter")
         known_name = self.catalogue.find(name)
+        if known_name is None and self._takes_any_name and models:
+            known_name = self.last_used()
         if known_name is None:
             message = f"there is no model {name[:80]!r} here: this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -324,8 +330,8 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
     @app.get("/api/version")
     async def ollama_version() -> dict[str, str]:
-        """Say it as Ollama does."""
-        return {"version": __version__}
+        """Say which version of Ollama's API this is."""
+        return {"version": VERSION}
 
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:

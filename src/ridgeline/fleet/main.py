@@ -45,7 +45,7 @@ class RunningFleet:
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
         )
-        self.router = Router(catalogue, self.pool)
+        self.router = Router(catalogue, self.pool, takes_any_name=options.any_model_name)
         app = new_app(self.router)
         self.server = WebServer(
             app, app.routes, options, keys, Limits(), log.line, lambda path, method, status: None

@@ -111,7 +111,7 @@ def serve(
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()
-        name = options.served_model_name or Path(model).name
+        name = (options.served_model_name or [Path(model).name])[0]
         with asyncio.Runner() as runner:
             runner.run(_main(llm, name, options, keys, listener, log))
 

@@ -33,7 +33,8 @@ def add_models(app: FastAPI, service: Service) -> None:
             "resident_bytes": memory_of(os.getpid()).resident_bytes,
             "unload_s": None,
         }
-        return [model | {"status": status}, *service.loras.entries(model)]
+        named = [model | {"id": name, "status": status} for name in service.names]
+        return [*named, *service.loras.entries(model)]
 
     @app.get("/v1/models", responses=ERRORS)
     async def models(request: Request) -> dict[str, Any]:
@@ -43,10 +44,10 @@ def add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}", responses=ERRORS)
     async def one_model(name: str, request: Request) -> dict[str, Any]:
         """Describe the model, or an adapter."""
-        base, *adapters = entries(request.state)
+        all_of_them = entries(request.state)
+        for one in all_of_them:
+            if one["id"] == name:
+                return one
         if service.is_called(name):
-            return base
-        for adapter in adapters:
-            if adapter["id"] == name:
-                return adapter
+            return all_of_them[0]
         raise ApiError(404, f"there is no model {name[:80]!r} here", code="model_not_found")

@@ -119,7 +119,7 @@ class Service:
 
     def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model) and model not in self.loras.names:
-            has = ", ".join(map(repr, [self.name, *self.loras.names]))
+            has = ", ".join(map(repr, [*self.names, *self.loras.names]))
             message = f"there is no model {model[:80]!r} here: this server has {has}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
@@ -132,9 +132,17 @@ class Service:
     def _subject(self) -> ModelSpec:
         return replace(subject_of(self._path, stores()), name=self.name)
 
+    @property
+    def names(self) -> list[str]:
+        """All names of the model; the first stands in answers."""
+        return list(dict.fromkeys([self.name, *(self.options.served_model_name or ())]))
+
     def is_called(self, name: str) -> bool:
         """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
-        return self.name in (name, name.removesuffix(":latest"))
+        if name in self.loras.names:
+            return False
+        is_named = not {name, name.removesuffix(":latest")}.isdisjoint(self.names)
+        return is_named or self.options.any_model_name
 
     async def reply_in(
         self,

@@ -228,7 +228,24 @@ def test_models_are_listed(served: Served) -> None:
     assert shown["model_info"][f"{family}.context_length"] == 128
     assert shown["capabilities"][:2] == ["completion", "tools"]
     assert "temperature 0.5" in shown["parameters"]
-    assert served.call("/api/version")[1]["version"]
+    spoken = served.call("/api/version")[1]["version"].split(".")
+    assert [int(number) for number in spoken] >= [0, 6, 4], "VS Code asks for that one"
+    assert served.call("/version")[1]["version"] != ".".join(spoken)
+    by_old_name = served.call("/api/show", {"name": "tiny"})[1]
+    assert by_old_name["details"] == shown["details"]
+    status, answer, _ = served.call("/api/show", {"verbose": True})
+    assert (status, answer["error"]) == (400, "model is missing")
+
+
+def test_whole_numbers_may_have_a_point(served: Served) -> None:
+    said = {"seed": 7, "num_predict": 8, "top_k": 40, "repeat_last_n": -1}
+    floats = {name: float(value) for name, value in said.items()}
+    first, second = (
+        whole(served, ASK | {"options": options | {"temperature": 1}}) for options in (said, floats)
+    )
+    assert first["message"] == second["message"]
+    half = ASK | {"options": {"seed": 1.5}}
+    assert served.call(CHAT, half)[0] == 400
 
 
 @pytest.mark.parametrize(

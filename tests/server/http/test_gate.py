@@ -132,6 +132,45 @@ def ask_first(served: Served, origin: str, **headers: str) -> tuple[int, dict[st
     return status, found
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "http://127.0.0.1:5173", "https://localhost", "http://[::1]:80"],
+)
+def test_pages_of_this_machine_may_call_a_server_of_this_machine(
+    served: Served, origin: str
+) -> None:
+    status, headers = ask_first(served, origin)
+    assert (status, headers["access-control-allow-origin"]) == (200, origin)
+    status, _, headers = served.call(COMPLETE, GO_ON, origin=origin)
+    assert (status, headers["access-control-allow-origin"]) == (200, origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost.evil.example",
+        "http://evil.example",
+        "http://localhost:3000.evil.example",
+        "http://127.0.0.1.evil.example",
+        "http://evil-localhost",
+        "null",
+        "file://",
+    ],
+)
+def test_foreign_pages_may_not(served: Served, origin: str) -> None:
+    status, headers = ask_first(served, origin)
+    assert (status, "access-control-allow-origin" in headers) == (400, False)
+    status, _, headers = served.call(COMPLETE, GO_ON, origin=origin)
+    assert (status, "access-control-allow-origin" in headers) == (403, False)
+
+
+def test_pages_of_this_machine_may_not_call_where_others_are_named(model: Path) -> None:
+    for options in ({"cors_origin": [PAGE]}, {"host": "0.0.0.0", "allowed_host": ["x.example"]}):
+        with serving(model, **options) as served:
+            status, _, headers = served.call(COMPLETE, GO_ON, origin="http://localhost:3000")
+            assert (status, "access-control-allow-origin" in headers) == (403, False)
+
+
 def test_cors_is_for_those_named(model: Path) -> None:
     with serving(model, cors_origin=[PAGE], api_key=["k"]) as served:
         status, headers = ask_first(served, PAGE)
@@ -175,7 +214,7 @@ def test_any_page_may_call_where_that_is_asked_for(model: Path) -> None:
 
 def test_no_page_may_call_where_none_is_named(served: Served) -> None:
     status, headers = ask_first(served, OTHER)
-    assert (status, "access-control-allow-origin" in headers) == (403, False)
+    assert (status, "access-control-allow-origin" in headers) == (400, False)
     assert "vary" not in served.call("/health")[2]
 
 

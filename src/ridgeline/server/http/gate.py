@@ -32,6 +32,8 @@ from ridgeline.server.http.turns import CALLER
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _FORM_BYTES = 1 << 14  # of a form, around a file
+OWN = "localhost"  # in place of an origin
+OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
@@ -62,7 +64,8 @@ class Gate:
             app: what runs behind.
             keys: the keys that open the server.
             hosts: names that a Host header may have, perhaps as ``*.example.org``; None allows any.
-            origins: web origins that may call besides our own pages; "*" is any.
+            origins: web origins that may call besides our own pages; "*" is any, and ``OWN`` any
+                page of this machine.
             limits: what each key may send; every POST counts, whatever becomes of it.
             max_body_bytes: longest body.
             max_file_bytes: longest file.
@@ -73,11 +76,13 @@ class Gate:
         """
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
+        self._own_pages = OWN_PAGES if OWN in origins else None
         self._inner: ASGIApp = self._enter
         if origins:
             self._inner = CORSMiddleware(
                 self._enter,
-                allow_origins=origins,
+                allow_origins=[one for one in origins if one != OWN],
+                allow_origin_regex=self._own_pages,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["*"],
@@ -220,6 +225,7 @@ class Gate:
             raise ApiError(403, message, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         is_named = origin in self._origins or "*" in self._origins
+        is_named |= bool(self._own_pages and re.fullmatch(self._own_pages, origin))
         if origin and not is_named and origin.partition("://")[2] != host:
             raise ApiError(403, _foreign(headers), code="origin")
 

@@ -40,7 +40,12 @@ class ServeOptions:
     allow_lora_loading: Path | None = flag_field(
         None, "Folder below which adapters may be loaded from over HTTP. Default: no loading."
     )
-    served_model_name: str | None = flag_field(None, "Name in the API. Default: as it was given.")
+    served_model_name: list[str] | None = flag_field(
+        None, "Name in the API; repeatable, the first stands in answers. Default: as it was given."
+    )
+    any_model_name: bool = flag_field(
+        False, "Take any name that no model has for the model; of several, for the one last used."
+    )
     api_key: list[str] | None = flag_field(
         None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"
     )
@@ -85,7 +90,9 @@ class ServeOptions:
     )
     shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
     cors_origin: list[str] | None = flag_field(
-        None, "Origin whose pages may call, as https://page.example; repeatable; '*' is any."
+        None,
+        "Origin whose pages may call, as https://page.example; repeatable; '*' is any. Default: "
+        "pages of this machine, if only it can reach the server.",
     )
     log_format: Literal["text", "json"] = flag_field("text", "Form of the log's lines.")
     log_content: bool = flag_field(False, "Log prompts and answers too.")

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from ridgeline.machine import max_open_files
-from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.gate import OWN, Gate
 from ridgeline.server.http.http_limits import BoundedProtocol
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
@@ -65,7 +65,7 @@ class WebServer(uvicorn.Server):
             keys=keys,
             hosts=_hosts(options),
             root_path=options.root_path,
-            origins=options.cors_origin or (),
+            origins=_origins(options),
             limits=limits,
             max_body_bytes=options.max_body_bytes,
             max_file_bytes=options.max_file_bytes,
@@ -160,6 +160,12 @@ def _hosts(options: ServeOptions) -> frozenset[str] | None:
     if options.uds is None and options.host in LOOPBACK:
         return LOOPBACK | {options.host} | named
     return LOOPBACK | named if named else None
+
+
+def _origins(options: ServeOptions) -> list[str]:
+    """Return the origins that may call: by default pages of this machine, if only it can."""
+    is_own = options.uds is None and options.host in LOOPBACK
+    return options.cors_origin or ([OWN] if is_own else [])
 
 
 def address(listener: socket.socket, options: ServeOptions) -> str:

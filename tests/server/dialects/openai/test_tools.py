@@ -230,6 +230,19 @@ def test_what_is_refused_by_name(thinker: Served, fields: dict[str, Any], param:
     assert (error["param"] or "").startswith(param), error
 
 
+def test_the_first_delta_before_a_call_has_no_content(thinker: Served) -> None:
+    body = ASK | {"stream": True, "tool_choice": "required", "temperature": 0}
+    lines = thinker.call(CHAT, body)[1].decode().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert deltas[1]["tool_calls"]
+    assert not any("content" in delta for delta in deltas[1:])
+    plain = ASK | {"stream": True, "tools": None}
+    first = thinker.call(CHAT, plain)[1].decode().splitlines()[0]
+    assert json.loads(first[6:])["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
 def test_the_server_says_how_calls_are_written(thinker: Served, tmp_path: Path) -> None:
     [model] = thinker.call("/v1/models")[1]["data"]
     assert (model["tool_call_parser"], model["reasoning"]) == ("hermes", True)

@@ -137,7 +137,7 @@ class ShowAsked(Strict):
     def _names_one(self) -> Self:
         self.model = self.model or self.name
         if not self.model:
-            raise wrong("missing_parameter", "model", "is missing")
+            raise wrong("invalid_value", "model", "is missing")
         return self
 
 

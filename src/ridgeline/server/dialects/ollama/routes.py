@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from ridgeline import __version__
 from ridgeline.api.vectors import shaped
 from ridgeline.machine import memory_of
 from ridgeline.server.dialects.ollama import documented as answers
@@ -136,7 +135,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/api/tags", responses=_ERRORS | {200: {"model": answers.ModelList}})
     async def tags() -> dict[str, Any]:
         """List the one model, as Ollama does."""
-        return {"models": [models.entry(service.name, summary)]}
+        return {"models": [models.entry(name, summary) for name in service.names]}
 
     @app.get("/api/ps", responses=_ERRORS | {200: {"model": answers.LoadedList}})
     async def ps() -> dict[str, Any]:
@@ -162,5 +161,5 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/version")
     async def version() -> dict[str, str]:
-        """Say which version this is."""
-        return {"version": __version__}
+        """Say which version of Ollama's API this is; ``/version`` has our own."""
+        return {"version": models.VERSION}

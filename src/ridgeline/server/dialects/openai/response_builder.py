@@ -123,7 +123,8 @@ class Answers:
         chunks = []
         if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
             answer.has_role = True
-            delta = {"role": "assistant", "content": ""}
+            is_call = bool(answer.pieces) and answer.pieces[0].kind == "call"
+            delta = {"role": "assistant", "content": None if is_call else ""}
             chunks.append(self._choice(answer, {"delta": delta}, None))
         if has_news:
             chunks += self._news(answer)
