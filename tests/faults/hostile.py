@@ -19,6 +19,7 @@ from tests.server.http.test_http_limits import status_of, talk
 
 Body = dict[str, Any]
 PATHS = (COMPLETE, CHAT, "/tokenize", "/detokenize")
+BANNED = {str(POISON): -100}  # what is not a number: drawn by chance, it rightly ends in 500
 GOOD: dict[str, Body] = {
     COMPLETE: {"prompt": "hello", "max_tokens": 2, "stop": ["a"], "seed": 1, "n": 1},
     CHAT: {"messages": HELLO, "max_tokens": 2, "logit_bias": {"5": 1.5}, "stream": False},
@@ -214,6 +215,7 @@ def t09(model: Path, count: int, rng: random.Random) -> str:
             kind, low, high = limits[path][name]
             value = rng.choice([*_ODD, low, high, high + 1, low - 1, high + 0.5])
             body = {k: v for k, v in GOOD[path].items() if k not in ("n", "seed", "max_tokens")}
+            body["logit_bias"] = BANNED
             if "max" not in name:
                 body["max_tokens"] = 2
             if name == "top_logprobs":
@@ -248,7 +250,6 @@ def t10(model: Path, count: int, rng: random.Random) -> str:
 
 def t11(model: Path, count: int, rng: random.Random) -> str:
     nothing = {str(token): -100 for token in range(VOCAB)}
-    banned = {str(POISON): -100}  # what is not a number: chosen by chance, it rightly ends in 500
     extremes: list[Body] = [
         *({"temperature": t} for t in (5e-324, 1e-300, 1e-38, 1e-4, 1e-2, 2)),
         *({"top_p": p} for p in (0, 5e-324, 1e-9, 1)),
@@ -256,12 +257,12 @@ def t11(model: Path, count: int, rng: random.Random) -> str:
         *({"min_p": p} for p in (0, 5e-324, 1)),
         *({"repetition_penalty": r} for r in (1e-2, 1e-1, 100)),
         *({"presence_penalty": p, "frequency_penalty": p} for p in (-2, 2)),
-        {"logit_bias": dict.fromkeys(nothing, 100) | banned},
+        {"logit_bias": dict.fromkeys(nothing, 100) | BANNED},
         {"logit_bias": nothing | {"50": 100}},
     ]
     with watched(model) as watch:
         for i in range(count):
-            wish: Body = {"temperature": 1.0, "logit_bias": banned} | extremes[i % len(extremes)]
+            wish: Body = {"temperature": 1.0, "logit_bias": BANNED} | extremes[i % len(extremes)]
             wish |= rng.choice([{}, extremes[rng.randrange(len(extremes))]])
             body = wish | {"prompt": [40, 41 + i % 50], "max_tokens": 5, "logprobs": 2, "seed": i}
             status, answer = watch.ask(body)

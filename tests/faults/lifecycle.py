@@ -136,7 +136,7 @@ def t52(model: Path, count: int, rng: random.Random) -> str:
             ([str(Path(folder) / "nowhere")], "nowhere"),
             ([str(empty)], "empty"),
             ([str(broken)], "broken"),
-            ([str(model), "--kv-cache-memory", "900TiB"], "memory"),
+            ([str(model), "--kv-cache-memory", "1KiB"], "kv-cache-memory"),
             ([str(model), "--kv-cache-memory", "much"], "much"),
             ([str(model), "--max-model-len", "0"], "max-model-len"),
             ([str(model), "--api-key-file", str(Path(folder) / "none")], "none"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.physics.kv_plan import KVPlan, fit_kv_cache
+from ridgeline.physics.kv_plan import KVPlan, fit_kv_cache, gib
 
 MIB = 1024**2
 GIB = 1024**3
@@ -103,6 +103,12 @@ def test_the_smallest_start_is_two_blocks() -> None:
 def test_a_wish_below_two_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--kv-cache-memory 1\.5 MiB is too little.*2\.0 MiB"):
         fit(wanted=MIB * 3 // 2)
+
+
+def test_a_size_of_less_than_a_tenth_of_a_mib_is_a_number_too() -> None:
+    assert [gib(size) for size in (0, 512, 40 << 10, MIB // 2, GIB)] == [
+        "0.0 MiB", "0.5 KiB", "40.0 KiB", "0.5 MiB", "1.0 GiB",
+    ]  # fmt: skip
 
 
 @given(

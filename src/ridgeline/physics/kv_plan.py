@@ -120,7 +120,9 @@ def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) 
 
 
 def gib(num_bytes: int) -> str:
-    """Return a size for people, in GiB or MiB."""
+    """Return a size for people, in GiB or MiB; in KiB what would be none of these."""
     if num_bytes >= 1024 * _MIB:
         return f"{num_bytes / (1024 * _MIB):,.1f} GiB"
+    if 0 < num_bytes < _MIB // 20:
+        return f"{num_bytes / 1024:.1f} KiB"
     return f"{num_bytes / _MIB:.1f} MiB"
