@@ -97,7 +97,13 @@ class Owned:
         usd = num * self.offer.usd + hosts * host.usd
         watts = num * self.watts + hosts * host.watts
         hours = self.years * _DAYS * self.hours_per_day
-        return Bill(usd, hosts, watts, watts / 1e3 * self.usd_per_kwh, usd / hours)
+        return Bill(
+            usd,
+            hosts,
+            watts,
+            power_usd_per_hour=watts / 1e3 * self.usd_per_kwh,
+            spread_usd_per_hour=usd / hours,
+        )
 
     def of(self, num: int, device: Device) -> float:
         """Return what an hour of work of ``num`` devices costs."""

@@ -68,17 +68,18 @@ class ProductTile(NamedTuple):
     streams: bool = False
 
 
-LARGE_TILE = ProductTile(128, 256, 64, 8, 3, True)
-SMALL_TILE = ProductTile(64, 64, 128, 4, 5)
+LARGE_TILE = ProductTile(128, 256, 64, warps=8, stages=3, streams=True)
+SMALL_TILE = ProductTile(64, 64, 128, warps=4, stages=5)
 # By the most rows: for narrow matrices and wide ones (see WIDE_MATRIX).
 PRODUCT_TILES = {
-    16: (ProductTile(16, 32, 128, 4, 5), ProductTile(16, 64, 128, 4, 5)),
-    64: (SMALL_TILE, ProductTile(64, 128, 128, 4, 4)),
+    16: (ProductTile(16, 32, 128, warps=4, stages=5), ProductTile(16, 64, 128, warps=4, stages=5)),
+    64: (SMALL_TILE, ProductTile(64, 128, 128, warps=4, stages=4)),
     128: (SMALL_TILE, LARGE_TILE),
-    256: (ProductTile(64, 128, 128, 4, 4, True), LARGE_TILE),
-    512: (ProductTile(128, 128, 64, 4, 4, True), LARGE_TILE),
+    256: (ProductTile(64, 128, 128, warps=4, stages=4, streams=True), LARGE_TILE),
+    512: (ProductTile(128, 128, 64, warps=4, stages=4, streams=True), LARGE_TILE),
 }
-FLOAT32_TILE = ProductTile(32, 32, 32, 4, 3)  # without matrix units: for tests, not for speed
+# Without matrix units: for tests, not for speed.
+FLOAT32_TILE = ProductTile(32, 32, 32, warps=4, stages=3)
 
 
 def product_tile(num_rows: int, N: int, *, can_stream: bool, is_float32: bool) -> ProductTile:

@@ -69,7 +69,17 @@ def row(
         in_gguf: changes in GGUF files beside those that follow from ``changes``.
     """
     types = ("" if " " in name else name) if types is None else types
-    return Row(name, like, hf, types, gguf, runs, text_defaults or {}, changes, in_gguf or {})
+    return Row(
+        name,
+        like,
+        hf=hf,
+        types=types,
+        gguf=gguf,
+        runs=runs,
+        text_defaults=text_defaults or {},
+        changes=changes,
+        in_gguf=in_gguf or {},
+    )
 
 
 @dataclass(frozen=True, slots=True)
