@@ -18,12 +18,15 @@ pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels are interpreted with TRITON_INTERPRET=1", allow_module_level=True)
 
+import numpy as np
 import torch
 
 from ridgeline.backends.cuda import kernels, packed, tiles, twins
+from ridgeline.backends.cuda.kernels.draws import filters
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.sampler import rule
 from ridgeline.core.params import SamplingParams
-from tests.gpu.kernels.cases import DRAWS, attention_case, draw_case, heads_case, near
+from tests.gpu.kernels.cases import DRAWS, attention_case, draw_case, heads_case, near, signed
 
 F32, F16 = torch.float32, torch.float16
 # The interpreter computes rows that nobody has too, and turns arrays of one number into numbers.
@@ -234,13 +237,37 @@ def test_draws_say_what_is_not_finite(where: int, value: float) -> None:
     assert finite.tolist() == [int(i != broken) for i in range(2)]
 
 
-def test_draws_do_not_tell_zeros_apart() -> None:
-    given, _ = draw_case([SamplingParams(temperature=1.0, top_k=3)] * 2, 40)
-    given[0][:] = -1.0
-    given[0][:, 10:14] = torch.tensor([0.0, -0.0, 0.0, -0.0])
-    assert kernels.draw(*given)[0].tolist() == twins.draw(*given)[0].tolist()
-    given[2][:] = 1e5  # all but the three weigh nothing
-    assert set(kernels.draw(*given)[0].tolist()) <= {10, 11, 12}
+def test_filters_keep_what_the_rule_keeps() -> None:
+    """All of it, not only the tokens that happen to be drawn; many logits are equal."""
+    cases = [(k, p) for k in (0, 2, 5, 64, 299, 300, 400) for p in (0.0, 0.02, 0.5, 0.9, 0.9999)]
+    cases = [(k, p) for k, p in cases if k or p]
+    logits = torch.round(normal(len(cases), 300) * 4) / 4
+    logits[0] = -1.0
+    logits[0, 10:14] = torch.tensor([0.0, -0.0, 0.0, -0.0])  # equal too: ids decide
+    params = [SamplingParams(temperature=1.0, top_k=k, top_p=p or 1.0) for k, p in cases]
+    rules = [rule.rule(one) for one in params]
+    limits = torch.tensor([[-1], [0]]).repeat(1, len(cases))
+    filters.narrow(
+        (
+            logits,
+            torch.arange(len(cases)),
+            torch.tensor([one.factor for one in rules], dtype=torch.float64),
+            torch.tensor([one.top_k for one in rules]),
+            torch.tensor([signed(one.share) for one in rules]),
+        ),
+        logits.amax(1),
+        torch.zeros(len(cases), dtype=torch.int32),
+        limits,
+        300,
+        128,
+    )
+    bits = (logits + 0.0).numpy().view(np.uint32).astype(np.int64)
+    keys = np.where(bits >> 31, 0xFFFFFFFF - bits, bits + 0x80000000)
+    for row, one in enumerate(rules):
+        key, last = limits[:, row].tolist()
+        found = np.flatnonzero((keys[row] > key) | (keys[row] == key) & (np.arange(300) <= last))
+        wanted, _ = rule.keep(logits[row].numpy(), one)
+        assert found.tolist() == wanted.tolist(), cases[row]
 
 
 @pytest.mark.parametrize("old_new", [([0, 1], [4, 5]), ([0, 4], [4, 5])], ids=str)
