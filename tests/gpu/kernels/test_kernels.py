@@ -239,8 +239,7 @@ def test_draws_say_what_is_not_finite(where: int, value: float) -> None:
 
 def test_filters_keep_what_the_rule_keeps() -> None:
     """All of it, not only the tokens that happen to be drawn; many logits are equal."""
-    cases = [(k, p) for k in (0, 2, 5, 64, 299, 300, 400) for p in (0.0, 0.02, 0.5, 0.9, 0.9999)]
-    cases = [(k, p) for k, p in cases if k or p]
+    cases = [(2, 0.0), (5, 0.0), (300, 0.0), (0, 0.02), (0, 0.9), (64, 0.5), (5, 0.9999)]
     logits = torch.round(normal(len(cases), 300) * 4) / 4
     logits[0] = -1.0
     logits[0, 10:14] = torch.tensor([0.0, -0.0, 0.0, -0.0])  # equal too: ids decide
@@ -259,7 +258,7 @@ def test_filters_keep_what_the_rule_keeps() -> None:
         torch.zeros(len(cases), dtype=torch.int32),
         limits,
         300,
-        128,
+        256,
     )
     bits = (logits + 0.0).numpy().view(np.uint32).astype(np.int64)
     keys = np.where(bits >> 31, 0xFFFFFFFF - bits, bits + 0x80000000)
