@@ -64,6 +64,7 @@ def test_every_family_has_a_published_config() -> None:
         "ArceeForCausalLM",
         "BambaForCausalLM",
         "GraniteMoeSharedForCausalLM",
+        "HeliumForCausalLM",
         "HunYuanDenseV1ForCausalLM",
         "MinistralForCausalLM",
         "VaultGemmaForCausalLM",

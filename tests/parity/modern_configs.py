@@ -160,4 +160,5 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 4.0,
         },
     ),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
 }

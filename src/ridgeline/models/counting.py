@@ -14,28 +14,29 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families import (
-    GGUF_FAMILIES,
-    ONLY,
-    TABLES,
-    arch_from_gguf,
-    architecture,
-    family_of,
-    family_of_gguf,
-    insist,
-    model_of,
-    num_guessing,
-    split_attention,
-)
+from ridgeline.models.families import arch_from_gguf, model_of
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.hf import HARMLESS
-from ridgeline.models.families.layer_configs import GUESSING, NO_LIMIT, layers_from_config
+from ridgeline.models.families.hf import HARMLESS, ONLY
+from ridgeline.models.families.known import (
+    GGUF_FAMILIES,
+    TABLES,
+    architecture,
+    family_of_gguf,
+    family_to_count,
+    in_usual_names,
+)
+from ridgeline.models.families.layer_configs import (
+    GUESSING,
+    NO_LIMIT,
+    layers_from_config,
+    num_guessing,
+)
 from ridgeline.models.families.table import Family, const
+from ridgeline.models.families.understood import insist
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import Shape
 
-_FAMILIES = TABLES.hf | TABLES.counted
 _MOST_LETTERS = 80  # of a family's name
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
 _WEIGHTS_ALONE = (
@@ -94,12 +95,11 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     """
     half = next((key for key in ("text_config", "llm_config") if values.get(key)), "")
     outer = {key: values[key] for key in _WEIGHTS_ALONE if key in values} if half else {}
-    named = [architecture(values), _class_of(values)]
+    whole = values
     if half:
         if not isinstance(values[half], Mapping):
             Facts(values, where).fail(f"{half} is not an object")
         text = {key: value for key, value in values[half].items() if value is not None}
-        named[1:1] = [architecture(text), _class_of(text)]
         shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
         values = {
             **TABLES.text_defaults.get(str(text.get("model_type")), {}),
@@ -107,15 +107,14 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
             **text,
             **outer,
         }
-    rows = (family_of({**values, "architectures": [name]}, _FAMILIES) for name in named if name)
-    family = next((row for row in rows if row is not None), None)
-    said = values.get("model_type") or named[0] or "unknown"
+    family = family_to_count(values, whole)
+    said = values.get("model_type") or architecture(whole) or "unknown"
     if type(said) is not str:
         Facts(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
     name = said[:_MOST_LETTERS]
     assumptions: tuple[str, ...] = ()
     if family is None:
-        family = family_of({**values, "architectures": ["unknown"]}, _FAMILIES)
+        family = family_to_count(values, {"architectures": ["unknown"]})
         assert family is not None
         assumptions = (
             f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
@@ -125,6 +124,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
         Facts(values, where).fail(
             f"{half} does not say the model's sizes: give the config of the text model"
         )
+    values = in_usual_names(values, family)
     shape = _counted(values, family, name, where)
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
     left = [key for key in _WEIGHTS_ALONE if values.get(key)]
@@ -133,13 +133,8 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     return replace(shape, not_counted=tuple(left), assumptions=assumptions)
 
 
-def _class_of(values: Mapping[str, Any]) -> str:
-    return TABLES.class_of_type.get(str(values.get("model_type")), "")
-
-
 def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> Shape:
-    values = split_attention(values)
-    values = {family.aliases.get(k, k): v for k, v in values.items() if k not in _OF_ROPE}
+    values = {key: value for key, value in values.items() if key not in _OF_ROPE}
     unsaid = {key: v for key, v in family.defaults.items() if key != "partial_rotary_factor"}
     context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
     values = {**unsaid, **values, "max_position_embeddings": context or NO_LIMIT}

@@ -8,26 +8,26 @@ no matrix.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Set
-from dataclasses import replace
-from typing import Any, NoReturn
-
-import numpy as np
+from typing import Any
 
 from ridgeline.arch.model import Layer, ModelArch
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.binding import bind, halves_order
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.halves import has_expert_halves
-from ridgeline.models.families.headless import (
-    family_name,
-    named_by_what_it_has,
-    under_own_names,
-    without_head,
-)
+from ridgeline.models.families.headless import named_by_what_it_has, under_own_names
 from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf import OF_OTHER_HALVES, ONLY
+from ridgeline.models.families.known import (
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    TABLES,
+    architecture,
+    family_of,
+    family_of_gguf,
+    in_usual_names,
+    refuse_unknown,
+)
 from ridgeline.models.families.layer_configs import (
     NO_LIMIT,
     context_end,
@@ -36,18 +36,8 @@ from ridgeline.models.families.layer_configs import (
     num_guessing,
     num_guessing_layers,
 )
-from ridgeline.models.families.nearest import advice
-from ridgeline.models.families.rows import tables_of
 from ridgeline.models.families.table import Family
-from ridgeline.models.families.tables import (
-    counted,
-    decoders,
-    encoders,
-    experts,
-    gemma,
-    layer_norm,
-    recurrent,
-)
+from ridgeline.models.families.understood import all_understood, insist, refuse
 from ridgeline.models.tensors import Tensor
 
 __all__ = [
@@ -63,24 +53,15 @@ __all__ = [
     "family_of",
     "family_of_gguf",
     "halves_order",
-    "insist",
     "model_from_config",
     "model_from_gguf",
     "model_of",
     "num_guessing",
-    "split_attention",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-TABLES = tables_of((
-    *decoders.ROWS, *gemma.ROWS, *layer_norm.ROWS, *experts.ROWS, *recurrent.ROWS, *encoders.ROWS,
-    *counted.ROWS,
-))  # fmt: skip
-HF_FAMILIES, GGUF_FAMILIES = TABLES.hf, TABLES.gguf
 _POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVATION = "sbert_ce_default_activation_function"
-_OF_ATTENTION = "attn_config"  # MPT has an object of it
 _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
@@ -137,16 +118,14 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     family = family_of(values)
     if type(of_pairs := values.get(_OF_PAIRS)) is dict:
         values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
-    values = split_attention(values)
     if family is None:
         own_code = bool(values.get("auto_map"))
-        _refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
+        refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
     if _has_other_halves(values):
         values, raw = _text_half(values, where), _text_tensors(raw)
-    values = {family.aliases.get(key, key): value for key, value in values.items()}
-    values = {**family.defaults, **values}
+    values = {**family.defaults, **in_usual_names(values, family)}
     config = Facts(values, where, tensors=raw.keys())
-    _refuse(config, (*family.refuse, "quantization_config"))
+    refuse(config, (*family.refuse, "quantization_config"))
     insist(config, family.must)
     layers, max_position = layers_from_config(config, family)
     guessing = num_guessing(config)
@@ -154,64 +133,8 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
-    _all_understood(config, HARMLESS_IN_HF | {*family.unused})
+    all_understood(config, HARMLESS_IN_HF | {*family.unused})
     return arch
-
-
-def split_attention(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config without MPT's object of attention: what it says stands under longer names."""
-    if type(of_attention := values.get(_OF_ATTENTION)) is not dict:
-        return values
-    said = {key: of_attention[key] for key in of_attention if key not in HARMLESS_IN_HF}
-    inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
-    return {**values, **inner, _OF_ATTENTION: None}
-
-
-def _refuse_unknown(
-    facts: Facts, name: Any, families: Mapping[str, Family], *, own_code: bool = False
-) -> NoReturn:
-    """Raise ModelFileError: say what runs in its place, and where all that runs is listed.
-
-    ``own_code`` says that the model brings code, which is never run.
-    """
-    problem = f"architecture {repr(name)[:80]} is not supported"
-    if own_code:
-        problem += ", and its own code (auto_map) is never run"
-    known = (key for key in families if " " not in key)
-    if type(name) is str and (words := advice(name, known)):
-        problem += f": {words}"
-    facts.fail(f"{problem}; ridgeline models --families lists what runs")
-
-
-def architecture(values: Mapping[str, Any]) -> Any:
-    """Return the first name under a config's ``architectures``."""
-    named = values.get("architectures")
-    return named[0] if type(named) is list and named else named
-
-
-def family_of(
-    values: Mapping[str, Any], families: Mapping[str, Family] = HF_FAMILIES
-) -> Family | None:
-    """Return the family of a config, which may have a table of its own for some of its models."""
-    name, is_headless = family_name(architecture(values), families)
-    half = values.get("text_config")
-    text = half if type(half) is dict else values
-    has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
-    has_experts = has_experts or has_expert_halves(text)
-    counts = (text.get(key) for key in _NUM_EXPERTS)
-    has_many = any(isinstance(count, int | float) and count > 1 for count in counts)
-    has_latents = bool(text.get("kv_lora_rank"))
-    kinds = {
-        "of experts": has_experts,
-        "of groups": text.get("new_decoder_architecture") is True or "n_head_kv" in text,
-        "of keys by head": text.get("multi_query") is False,
-        "of latent experts": has_latents and has_many,
-        "of latents": has_latents,
-        "of many experts": has_many,
-    }
-    names = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
-    family = next((families[one] for one in (*names, name) if one in families), None)
-    return without_head(family) if family is not None and is_headless else family
 
 
 def model_from_gguf(
@@ -228,30 +151,15 @@ def model_from_gguf(
         ModelFileError: something is missing, out of range, misshapen or not supported.
     """
     meta, family = family_of_gguf(metadata, raw, where)
-    _refuse(meta, family.refuse)
+    refuse(meta, family.refuse)
     insist(meta, family.must)
     arch = arch_from_gguf(meta, family, raw)
     insist(meta, {"attention.causal": not arch.is_encoder})
-    _all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
+    all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
     ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
     return arch, bind(meta, arch, raw, family, ignored)
-
-
-def family_of_gguf(
-    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
-) -> tuple[Facts, Family]:
-    """Return what a GGUF file says, and its family. Raises ModelFileError if none has its name."""
-    name = Facts(metadata, where).text("general.architecture")
-    meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
-    if name not in GGUF_FAMILIES:
-        _refuse_unknown(meta, name, GGUF_FAMILIES)
-    family = GGUF_FAMILIES[name]
-    if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
-        family = GGUF_FAMILIES[f"{name} of experts"]
-    unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
-    return replace(meta, values={**unsaid, **metadata}), family
 
 
 def arch_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> ModelArch:
@@ -304,7 +212,7 @@ def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the config of a model's text half, under the whole model's name."""
     of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
     outside = {key: value for key, value in values.items() if key != "text_config"}
-    _all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES})
+    all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES})
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
     return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}
@@ -351,38 +259,3 @@ def model_of(
         if arch.input_size and num_rows not in (None, arch.vocab_size):
             facts.fail("vocab_size_per_layer_input differs from vocab_size, which is not supported")
     return arch
-
-
-def _refuse(facts: Facts, keys: tuple[str, ...]) -> None:
-    for key in keys:
-        value = facts.get(key)
-        if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
-            facts.fail(f"{facts.prefix}{key} is set, which is not supported")
-
-
-def insist(facts: Facts, must: Mapping[str, Any]) -> None:
-    """Refuse another value of a key than the only one that is supported."""
-    for key, value in must.items():
-        is_off = value is True and facts.is_null(key)  # as transformers reads null
-        if is_off or facts.get(key) not in (None, value):
-            facts.fail(
-                f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
-                f"supported: {value}"
-            )
-
-
-def _all_understood(facts: Facts, harmless: Set[str]) -> None:
-    """Refuse a key that says something and was not read.
-
-    Nothing, and none of something, change nothing; "false" may switch off what is on by default.
-    """
-    for key, value in facts.values.items():
-        if not key.startswith(facts.prefix) or key in facts.seen:
-            continue
-        name = key.removeprefix(facts.prefix)
-        says_something = isinstance(value, np.ndarray | bool) or bool(value)
-        if says_something and name not in harmless:
-            facts.fail(
-                f"{key} is {reprlib.repr(value)}, which is not supported: it is not known whether "
-                f"it changes what the model computes"
-            )

@@ -31,14 +31,6 @@ class Halves(NamedTuple):
     network: str = ""
 
 
-def has_expert_halves(values: Any) -> bool:
-    """Return whether a config names a layer of experts alone."""
-    names = values.get("layers_block_type")
-    by_letter = values.get("hybrid_override_pattern")
-    of_names = type(names) is list and "moe" in names
-    return of_names or (type(by_letter) is str and "E" in by_letter)
-
-
 def halves_of_config(config: Facts) -> list[Halves]:
     """Return the layers that a config names by halves. Raises ModelFileError if they are none."""
     key = "layers_block_type"

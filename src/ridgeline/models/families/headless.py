@@ -7,40 +7,12 @@ Both are named by their class: ``MistralModel`` is ``MistralForCausalLM`` withou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.table import Family, const, flag
+from ridgeline.models.families.known import OF_ANSWERS
+from ridgeline.models.families.table import Family, const
 from ridgeline.models.tensors import Tensor
-
-_OF_ANSWERS = ("ForCausalLM", "LMHeadModel")
-_OF_ENCODERS = (
-    "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering",
-    "ForTokenClassification",
-)  # fmt: skip
-
-
-def family_name(name: Any, families: Mapping[str, Family]) -> tuple[str, bool]:
-    """Return the name in the tables for a class's, and whether the head of that one is missing."""
-    name = str(name)
-    if name in families:
-        return name, False
-    for suffix in _OF_ENCODERS:
-        of_states = name.removesuffix(suffix) + "Model"
-        if name.endswith(suffix) and of_states in families:
-            return of_states, False
-    of_answers = [name.removesuffix("Model") + suffix for suffix in _OF_ANSWERS]
-    found = [other for other in of_answers if name.endswith("Model") and other in families]
-    return (found[0], True) if found else (name, False)
-
-
-def without_head(family: Family) -> Family:
-    """Return a family of decoders whose files have no head; ``is_causal`` may say false of them."""
-    facts = {**family.facts, "tied_embeddings": const(True), "has_head": const(False)}
-    if family.has_attention:
-        facts["mixer.causal"] = flag("is_causal", default=True)
-    return replace(family, facts=facts, unused=(*family.unused, "tie_word_embeddings"))
 
 
 def named_by_what_it_has(
@@ -52,7 +24,7 @@ def named_by_what_it_has(
     whose tokens see what follows them predicts none.
     """
     name = values["architectures"][0]
-    suffix = next((suffix for suffix in _OF_ANSWERS if name.endswith(suffix)), "")
+    suffix = next((suffix for suffix in OF_ANSWERS if name.endswith(suffix)), "")
     tied = family.facts.get("tied_embeddings", const(False))
     is_cut = family.outer["embed"] not in raw and family.outer.get("head") not in raw
     is_bare = is_cut and not tied.read(Facts(values, ""))

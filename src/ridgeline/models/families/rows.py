@@ -180,8 +180,10 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
             half |= {"windows": "none", "unused": ("attention.sliding_window",)}
         case "all":
             half["default_window"] = 0
+    if fields["layer"]["q"] == fields["layer"]["v"]:  # one tensor here is one tensor there
+        half["layer"] |= _spelt(gguf.QKV)
     if fields.get("has_experts"):
-        half["layer"] = in_file | _spelt(gguf.EXPERTS)
+        half["layer"] |= _spelt(gguf.EXPERTS)
     if _first_are_dense(fields):
         half["dense_layers"] = "leading_dense_block_count"
         half["instead"] = _spelt(gguf.DENSE)

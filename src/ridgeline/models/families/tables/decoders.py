@@ -95,7 +95,7 @@ ROWS = (
         facts=BIASES,
         windows="all",
         rope_keys=PARTIAL,
-        in_gguf={"layer": QKV | {"gate": "ffn_up."}},
+        in_gguf={"layer": {"gate": "ffn_up."}},
     ),
     row(
         "qwen2",
@@ -232,6 +232,13 @@ ROWS = (
         facts=HEADS_OF_128 | TIED | {"norm_eps": number("rms_norm_eps", default=1e-5)},
         interleaved=True,
         defaults={"rope_theta": 500_000.0},
+    ),
+    row(
+        "helium",
+        hf="HeliumForCausalLM",
+        facts=HEADS_OF_128 | MLP_BIAS | {"mixer.qkv_bias": flag("attention_bias")},
+        interleaved=True,
+        defaults={"rms_norm_eps": 1e-8, "rope_theta": 100_000.0},
     ),
     row(
         "hunyuan_v1_dense",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.gguf import QKV
 from ridgeline.models.families.hf import ACTIVATIONS, ALL_BIASES, activation
 from ridgeline.models.families.rows import row
 from ridgeline.models.families.table import choice, const, either, integer, number, unless
@@ -209,7 +208,7 @@ ROWS = (
         },
         in_gguf={
             "outer": {"norm": "blk.{}.layer_output_norm."},
-            "layer": _NORMS_IN_GGUF | QKV,
+            "layer": _NORMS_IN_GGUF,
             "facts": {"ffn.activation": "silu"},
         },
     ),
@@ -261,7 +260,7 @@ ROWS = (
         "sliding_window_pattern local_rope_theta rope_theta tie_word_embeddings",
         must={"norm_bias": False, "attention_bias": False, "mlp_bias": False},
         in_gguf={
-            "layer": QKV | {"gate": "ffn_up."},
+            "layer": {"gate": "ffn_up."},
             "facts": {
                 "ffn.activation": choice("hidden_activation", among=ACTIVATIONS, default="gelu")
             },

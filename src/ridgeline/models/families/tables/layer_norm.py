@@ -210,7 +210,7 @@ ROWS = (
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         buffers=".attention.bias .attention.masked_bias",
         must={"use_parallel_residual": True, "attention_bias": True},
-        in_gguf={"layer": QKV, "facts": ALL_BIASES, "must": {"use_parallel_residual": True}},
+        in_gguf={"facts": ALL_BIASES, "must": {"use_parallel_residual": True}},
     ),
     row(
         "falcon",
@@ -247,7 +247,7 @@ ROWS = (
             "parallel_attn": True,
         },
         in_gguf={
-            "layer": QKV | {"mlp_norm": "attn_norm."},
+            "layer": {"mlp_norm": "attn_norm."},
             "facts": _BIASES_IN_GGUF
             | {
                 "layer.norms": has("attn_norm_2.weight", yes="beside, own", no="beside"),
@@ -311,7 +311,6 @@ ROWS = (
         unused="_num_labels n_ctx n_special output_past predict_special_tokens "
         "reorder_and_upcast_attn",
         must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
-        in_gguf={"layer": QKV},
     ),
     row(  # scores that lose by distance (ALiBi), as the next row's
         "bloom",
@@ -353,7 +352,6 @@ ROWS = (
         unused="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
         "skip_bias_add skip_bias_add_qkv slow_but_exact unk_token_id",
         must={"apply_residual_connection_post_layernorm": False},
-        in_gguf={"layer": QKV},
     ),
     row(
         "mpt",
@@ -399,7 +397,6 @@ ROWS = (
             "no_bias": True,
         },
         in_gguf={
-            "layer": QKV,
             "facts": {"mixer.qkv_bias": has("attn_qkv.bias")},
             "refuse": "attention.clamp_kqv",
         },

@@ -1,0 +1,155 @@
+"""Which row of the tables a file goes by, and what is said of a file that goes by none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from ridgeline.models.facts import Facts
+from ridgeline.models.families.hf import HARMLESS
+from ridgeline.models.families.nearest import advice
+from ridgeline.models.families.rows import tables_of
+from ridgeline.models.families.table import Family, const, flag
+from ridgeline.models.families.tables import (
+    counted,
+    decoders,
+    encoders,
+    experts,
+    gemma,
+    layer_norm,
+    recurrent,
+)
+from ridgeline.models.tensors import Tensor
+
+TABLES = tables_of((
+    *decoders.ROWS, *gemma.ROWS, *layer_norm.ROWS, *experts.ROWS, *recurrent.ROWS, *encoders.ROWS,
+    *counted.ROWS,
+))  # fmt: skip
+HF_FAMILIES, GGUF_FAMILIES = TABLES.hf, TABLES.gguf
+_COUNTED = HF_FAMILIES | TABLES.counted
+OF_ANSWERS = ("ForCausalLM", "LMHeadModel")
+_OF_ENCODERS = (
+    "ForMaskedLM", "ForNextSentencePrediction", "ForPreTraining", "ForQuestionAnswering",
+    "ForTokenClassification",
+)  # fmt: skip
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OF_ATTENTION = "attn_config"  # MPT has an object of it
+
+
+def architecture(values: Mapping[str, Any]) -> Any:
+    """Return the first name under a config's ``architectures``."""
+    named = values.get("architectures")
+    return named[0] if type(named) is list and named else named
+
+
+def family_of(
+    values: Mapping[str, Any], families: Mapping[str, Family] = HF_FAMILIES
+) -> Family | None:
+    """Return the family of a config, which may have a table of its own for some of its models."""
+    name, is_headless = _family_name(architecture(values), families)
+    half = values.get("text_config")
+    text = half if type(half) is dict else values
+    has_experts = text.get("enable_moe_block") is True or text.get("num_local_experts")
+    has_experts = has_experts or _has_expert_halves(text)
+    counts = (text.get(key) for key in _NUM_EXPERTS)
+    has_many = any(isinstance(count, int | float) and count > 1 for count in counts)
+    has_latents = bool(text.get("kv_lora_rank"))
+    kinds = {
+        "of experts": has_experts,
+        "of groups": text.get("new_decoder_architecture") is True or "n_head_kv" in text,
+        "of keys by head": text.get("multi_query") is False,
+        "of latent experts": has_latents and has_many,
+        "of latents": has_latents,
+        "of many experts": has_many,
+    }
+    names = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
+    family = next((families[one] for one in (*names, name) if one in families), None)
+    return _without_head(family) if family is not None and is_headless else family
+
+
+def _family_name(name: Any, families: Mapping[str, Family]) -> tuple[str, bool]:
+    """Return the name in the tables for a class's, and whether the head of that one is missing."""
+    name = str(name)
+    if name in families:
+        return name, False
+    for suffix in _OF_ENCODERS:
+        of_states = name.removesuffix(suffix) + "Model"
+        if name.endswith(suffix) and of_states in families:
+            return of_states, False
+    of_answers = [name.removesuffix("Model") + suffix for suffix in OF_ANSWERS]
+    found = [other for other in of_answers if name.endswith("Model") and other in families]
+    return (found[0], True) if found else (name, False)
+
+
+def _without_head(family: Family) -> Family:
+    """Return a family of decoders whose files have no head; ``is_causal`` may say false of them."""
+    facts = {**family.facts, "tied_embeddings": const(True), "has_head": const(False)}
+    if family.has_attention:
+        facts["mixer.causal"] = flag("is_causal", default=True)
+    return replace(family, facts=facts, unused=(*family.unused, "tie_word_embeddings"))
+
+
+def _has_expert_halves(values: Any) -> bool:
+    """Return whether a config names a layer of experts alone."""
+    names = values.get("layers_block_type")
+    by_letter = values.get("hybrid_override_pattern")
+    of_names = type(names) is list and "moe" in names
+    return of_names or (type(by_letter) is str and "E" in by_letter)
+
+
+def family_to_count(values: Mapping[str, Any], whole: Mapping[str, Any]) -> Family | None:
+    """Return the family of a model, which need not run, by its class, else by its model type.
+
+    ``values`` are those of the text half of a ``whole`` config; else both are the same.
+    """
+    names = (architecture(whole), architecture(values), _class_of(values), _class_of(whole))
+    rows = (family_of({**values, "architectures": [name]}, _COUNTED) for name in names if name)
+    return next((row for row in rows if row is not None), None)
+
+
+def _class_of(values: Mapping[str, Any]) -> str:
+    return TABLES.class_of_type.get(str(values.get("model_type")), "")
+
+
+def in_usual_names(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return a config without the family's own names of keys, and without MPT's inner object.
+
+    What that object says of attention stands under longer names.
+    """
+    if type(of_attention := values.get(_OF_ATTENTION)) is dict:
+        said = {key: of_attention[key] for key in of_attention if key not in HARMLESS}
+        inner = {f"{_OF_ATTENTION}.{key}": value for key, value in said.items()}
+        values = {**values, **inner, _OF_ATTENTION: None}
+    return {family.aliases.get(key, key): value for key, value in values.items()}
+
+
+def family_of_gguf(
+    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+) -> tuple[Facts, Family]:
+    """Return what a GGUF file says, and its family. Raises ModelFileError if none has its name."""
+    name = Facts(metadata, where).text("general.architecture")
+    meta = Facts(metadata, where, prefix=f"{name}.", tensors=raw.keys())
+    if name not in GGUF_FAMILIES:
+        refuse_unknown(meta, name, GGUF_FAMILIES)
+    family = GGUF_FAMILIES[name]
+    if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
+        family = GGUF_FAMILIES[f"{name} of experts"]
+    unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
+    return replace(meta, values={**unsaid, **metadata}), family
+
+
+def refuse_unknown(
+    facts: Facts, name: Any, families: Mapping[str, Family], *, own_code: bool = False
+) -> NoReturn:
+    """Raise ModelFileError: say what runs in its place, and where all that runs is listed.
+
+    ``own_code`` says that the model brings code, which is never run.
+    """
+    problem = f"architecture {repr(name)[:80]} is not supported"
+    if own_code:
+        problem += ", and its own code (auto_map) is never run"
+    known = (key for key in families if " " not in key)
+    if type(name) is str and (words := advice(name, known)):
+        problem += f": {words}"
+    facts.fail(f"{problem}; ridgeline models --families lists what runs")
