@@ -41,12 +41,12 @@ class Cached:
 
 def rotated(heads: Heads, x: Array, norm: Array, cos: Array, sin: Array) -> Array:
     """Norm, if any, and rope, of ``[tokens, heads, channels]``; or rope, and the norm behind it."""
-    if heads.qk_norm and not heads.norm_turned:
+    if heads.attention.qk_norm and not heads.attention.norm_turned:
         x = _normed(heads, x, norm)
     a, b, rest = np.split(x, [heads.half, 2 * heads.half], axis=2)
     c, s = cos[:, None], sin[:, None]
     turned = np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
-    return _normed(heads, turned, norm) if heads.norm_turned else turned
+    return _normed(heads, turned, norm) if heads.attention.norm_turned else turned
 
 
 def _normed(heads: Heads, x: Array, norm: Array) -> Array:
@@ -178,15 +178,15 @@ def _attend_head(
         for channel in range(heads.size):
             total = fma(k[:, channel].astype(np.float32), scaled[channel], total)
         scores[: len(k)] = total
-    if heads.slopes:  # the last that is seen is the query's own position
+    if heads.attention.slopes:  # the last that is seen is the query's own position
         before = np.arange(len(visible), dtype=np.float32) - F32(len(k) - 1)
-        scores = fma(before, F32(heads.slopes[head]), scores)
-    top = max(scores[visible].max(), biases.sinks[head] if heads.sinks else LOWEST)
+        scores = fma(before, F32(heads.attention.slopes[head]), scores)
+    top = max(scores[visible].max(), biases.sinks[head] if heads.attention.sinks else LOWEST)
     p = np.where(visible, exp(scores - top), F32(0))
     lanes = np.zeros(16, np.float32)
     for block in p.reshape(-1, 16):
         lanes = lanes + block
-    if heads.sinks:
+    if heads.attention.sinks:
         lanes[0] += exp(biases.sinks[head : head + 1] - top)[0]
     denominator = halves(lanes)
     if heads.is_quantised:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from llvmlite import ir
 
+from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.emit.attention import emit_attention
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
@@ -18,35 +20,34 @@ from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bi
 LENGTH, MAX_BLOCKS = 100, 9
 GARBAGE = 51.25
 NONE = 1 << 40
-PLAIN = Heads(
-    num_heads=3,
-    num_kv_heads=1,
-    half=16,
-    rest=0,
-    num_channels=32,
-    cache="int8",
-    qkv_bias=False,
-    qk_norm="",
-    eps=1e-5,
-)
+
+
+def heads_of(
+    num_heads: int = 3,
+    num_kv_heads: int = 1,
+    half: int = 16,
+    rest: int = 0,
+    num_channels: int = 32,
+    grows: bool = False,
+    **of_attention: Any,
+) -> Heads:
+    """Heads over a cache of int8."""
+    attention = Attention(num_heads, num_kv_heads, num_channels, rope=None, **of_attention)
+    return Heads(attention, num_kv_heads, half, rest, num_channels, "int8", 1e-5, grows)
+
+
 SHAPES = {
-    "group 3": PLAIN,
-    "group 1, padded": replace(PLAIN, num_heads=2, num_kv_heads=2, num_channels=24),
-    "group 4, partial rope": replace(PLAIN, num_heads=8, num_kv_heads=2, rest=16, num_channels=44),
-    "group 7, biases": replace(
-        PLAIN, num_heads=14, num_kv_heads=2, half=32, num_channels=64, qkv_bias=True
-    ),
-    "group 8, norms": replace(PLAIN, num_heads=8, half=48, num_channels=96, qk_norm="head"),
-    "group 2, norms behind rope": replace(
-        PLAIN, num_heads=4, num_kv_heads=2, qk_norm="head", norm_turned=True, grows=True
-    ),
-    "group 2, sinks, slopes": replace(
-        PLAIN, num_heads=4, num_kv_heads=2, sinks=True, slopes=(0.5, 0.2, 0.1, 0.03)
-    ),
+    "group 3": heads_of(),
+    "group 1, padded": heads_of(2, 2, num_channels=24),
+    "group 4, partial rope": heads_of(8, 2, rest=16, num_channels=44),
+    "group 7, biases": heads_of(14, 2, half=32, num_channels=64, qkv_bias=True),
+    "group 8, norms": heads_of(8, half=48, num_channels=96, qk_norm="head"),
+    "group 2, norms behind rope": heads_of(4, 2, qk_norm="head", norm_turned=True, grows=True),
+    "group 2, sinks, slopes": heads_of(4, 2, sinks=True, slopes=(0.5, 0.2, 0.1, 0.03)),
 }
-WIDE = {"group 1, wide": replace(PLAIN, num_heads=1, half=128, num_channels=256)}
+WIDE = {"group 1, wide": heads_of(1, half=128, num_channels=256)}
 # As group 4, which compiles for half a minute where a processor has no instruction for it.
-NARROW = {"group 2, partial rope": replace(SHAPES["group 4, partial rope"], num_heads=4)}
+NARROW = {"group 2, partial rope": heads_of(4, 2, rest=16, num_channels=44)}
 # What is built on which processor: everything here, and one of each elsewhere.
 CASES = [("host", shape, "int8") for shape in SHAPES]
 CASES += [
@@ -113,7 +114,7 @@ def text(shape: str, kind: str) -> Text:
         flat, key_bias, pairs = split(heads, bias.ravel(), spread)
         assert pairs[:, 0].tolist() == [1, 4]
         bias = flat.reshape(bias.shape)
-    x = rows + bias if heads.qkv_bias else rows
+    x = rows + bias if heads.attention.qkv_bias else rows
     q, k, v = np.split(x, [heads.num_heads, heads.num_heads + heads.num_kv_heads], axis=1)
     q = twin.rotated(heads, q, norms[0], cos, sin)
     growth = np.linspace(1, 2, LENGTH, dtype=np.float32)
@@ -125,7 +126,7 @@ def text(shape: str, kind: str) -> Text:
     )  # fmt: skip
 
 
-class Attention:
+class Built:
     """Kernels, and a cache of which only some slots are written: the rest is garbage."""
 
     def __init__(self, name: str, shape: str, kind: str) -> None:
@@ -225,27 +226,27 @@ class Attention:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: ", ".join(case))
-def attention(request: pytest.FixtureRequest) -> Attention:
-    return Attention(*request.param)
+def attention(request: pytest.FixtureRequest) -> Built:
+    return Built(*request.param)
 
 
 # --- rope and store ----------------------------------------------------------------------------
 
 
-def assert_stored(attention: Attention, length: int) -> None:
+def assert_stored(attention: Built, length: int) -> None:
     got = twin.layout(attention.heads, attention.records, attention.table.tolist(), length)
     for name, wanted in vars(attention.text.cached).items():
         if wanted is not None:
             assert same_bits(np.ascontiguousarray(getattr(got, name)), wanted[:length]), name
 
 
-def test_what_is_stored(attention: Attention) -> None:
+def test_what_is_stored(attention: Built) -> None:
     attention.grow(21)
     assert_stored(attention, 21)
     assert not attention.non_finite.any()
 
 
-def test_a_slot_is_written_and_nothing_else(attention: Attention) -> None:
+def test_a_slot_is_written_and_nothing_else(attention: Built) -> None:
     """Neighbours in a word may belong to another thread at that moment."""
     attention.grow(21)
     before = attention.records.copy()
@@ -256,7 +257,7 @@ def test_a_slot_is_written_and_nothing_else(attention: Attention) -> None:
     assert same_bits(attention.records, before)
 
 
-def test_the_query(attention: Attention) -> None:
+def test_the_query(attention: Built) -> None:
     attention.grow(3)
     heads, softmax_scale = attention.heads, np.float32(attention.heads.num_channels**-0.5)
     for position in (0, 2):
@@ -274,7 +275,7 @@ def test_the_query(attention: Attention) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_said_and_not_kept(attention: Attention, bad: float) -> None:
+def test_what_is_not_finite_is_said_and_not_kept(attention: Built, bad: float) -> None:
     heads, rows = attention.heads, attention.text.rows.copy()
     attention.grow(LENGTH if attention.machine.is_local else 21)
     before = attention.records.copy()
@@ -297,7 +298,7 @@ def test_what_is_not_finite_is_said_and_not_kept(attention: Attention, bad: floa
 def test_garbage_stays_garbage() -> None:
     """A value that was not finite is finite in the cache: zero times it must be zero."""
     for kind in ("f16", "f32"):
-        attention = Attention("host", "group 3", kind)
+        attention = Built("host", "group 3", kind)
         rows = attention.text.rows.copy()
         rows[:, -1] = np.tile([np.nan, np.inf, -np.inf, 1e38], attention.heads.size // 4)
         for position in range(16):
@@ -320,7 +321,7 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("window", POSITIONS)
-def test_one_query(attention: Attention, window: int | None) -> None:
+def test_one_query(attention: Built, window: int | None) -> None:
     """With the cache just as long as it must be: what is behind is garbage, also its scales."""
     few = [16, 20] if window in (None, 5) else []
     for position in POSITIONS[window] if attention.machine.is_local else few:
@@ -330,9 +331,7 @@ def test_one_query(attention: Attention, window: int | None) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5, 17])
-def test_a_tile_of_queries_sees_what_each_sees_alone(
-    attention: Attention, window: int | None
-) -> None:
+def test_a_tile_of_queries_sees_what_each_sees_alone(attention: Built, window: int | None) -> None:
     tile = attention.heads.tile
     assert tile > 1
     attention.grow(LENGTH if attention.machine.is_local else 21)
@@ -344,10 +343,10 @@ def test_a_tile_of_queries_sees_what_each_sees_alone(
             assert same_bits(together[i], attention.attend(position + i, window=window)[0])
 
 
-def test_the_twin_is_attention(attention: Attention) -> None:
+def test_the_twin_is_attention(attention: Built) -> None:
     """The twin above follows the kernels; this follows the mathematics, in float64."""
     heads, known = attention.heads, attention.text
-    x = (known.rows + known.bias if heads.qkv_bias else known.rows).astype(np.float64)
+    x = (known.rows + known.bias if heads.attention.qkv_bias else known.rows).astype(np.float64)
     v = x[:, heads.num_heads + heads.num_kv_heads :]
     position, window = 60, 33
     seen = slice(position - window + 1, position + 1)
@@ -359,10 +358,10 @@ def test_the_twin_is_attention(attention: Attention) -> None:
         kv_head = head // heads.group
         scores = keys[seen, kv_head] @ known.q[position, head]
         scores = scores * heads.num_channels**-0.5
-        if heads.slopes:
-            scores = scores - heads.slopes[head] * (position - np.arange(LENGTH)[seen])
+        if heads.attention.slopes:
+            scores = scores - heads.attention.slopes[head] * (position - np.arange(LENGTH)[seen])
         p = np.exp(scores)
-        lost = np.exp(float(known.sinks[head])) if heads.sinks else 0.0
+        lost = np.exp(float(known.sinks[head])) if heads.attention.sinks else 0.0
         exact = p @ v[seen, kv_head] / (p.sum() + lost)
         got = attention.wanted(position, window=window)[0, head]
         error = np.abs(got - exact).max() / np.abs(v).max()

@@ -7,20 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.shapes import Heads
 
-HEADS = Heads(
-    num_heads=2,
-    num_kv_heads=2,
-    half=16,
-    rest=16,
-    num_channels=44,
-    cache="int8",
-    qkv_bias=True,
-    qk_norm=False,
-    eps=1e-5,
-)
+ATTENTION = Attention(num_heads=2, num_kv_heads=2, head_dim=44, rope=None, qkv_bias=True)
+HEADS = Heads(ATTENTION, 2, half=16, rest=16, num_channels=44, cache="int8", eps=1e-5)
 KEYS = slice(2 * HEADS.size, 4 * HEADS.size)
 
 
@@ -78,5 +70,6 @@ def test_turns_are_the_rope_tables_by_pair() -> None:
 
 def test_only_int8_keys_are_split() -> None:
     assert HEADS.splits_key_bias
-    for change in ({"cache": "f16"}, {"qkv_bias": False}, {"qk_norm": True}):
-        assert not replace(HEADS, **change).splits_key_bias
+    assert not replace(HEADS, cache="f16").splits_key_bias
+    for change in ({"qkv_bias": False}, {"qk_norm": "head"}):
+        assert not replace(HEADS, attention=replace(ATTENTION, **change)).splits_key_bias

@@ -150,7 +150,7 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
     def load(offset: Value) -> list[Value]:
         at = [offset + 64 * i for i in range(heads.size // 16)]
         x = [fn.load(row + a, FLOATS, 4) for a in at]
-        if heads.qkv_bias:
+        if heads.attention.qkv_bias:
             x = [value + fn.load(bias + a, FLOATS, 4) for value, a in zip(x, at, strict=True)]
         return x
 
@@ -179,8 +179,8 @@ def _emit_rope(module: object, heads: Heads, number: int) -> None:
         finish()
         return
     x = _rotated(fn, heads, load(keys), cos, sin, of_keys(0))
-    plain = load(keys if heads.v_is_k else keys + heads.num_kv_heads * head_bytes)
-    if heads.v_norm:
+    plain = load(keys if heads.attention.v_is_k else keys + heads.num_kv_heads * head_bytes)
+    if heads.attention.v_norm:
         scale = scale_of_head(heads, plain)
         plain = [value * scale for value in plain]
     if heads.has_narrow_values:
@@ -196,9 +196,9 @@ def _rotated(
     fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value, of_norm: HeadNorm
 ) -> list[Value]:
     """Return a head's vectors after rope and its norm, if any, which stands before or behind."""
-    if heads.norm_turned:
+    if heads.attention.norm_turned:
         return _normed(fn, heads, rotated(fn, heads, x, cos, sin), of_norm)
-    if heads.qk_norm:
+    if heads.attention.qk_norm:
         x = _normed(fn, heads, x, of_norm)
     return rotated(fn, heads, x, cos, sin)
 
@@ -361,17 +361,17 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
         for block, visible in blocks():
             for row, top, slope in zip(rows, tops, slopes, strict=True):
                 score = product = fn.load(row + block * 64, FLOATS, 4)
-                if heads.softcap:
-                    score = softcapped(score, heads.softcap)
-                if heads.slopes:
+                if heads.attention.softcap:
+                    score = softcapped(score, heads.attention.softcap)
+                if heads.attention.slopes:
                     before = lanes + (block.signed(I32) * 16).splat(16) - high_v + 1
                     score = fma(before.signed(F32), slope, score)
-                if heads.has_biases:
+                if heads.attention.bias_buckets:
                     score = score + fn.load(biases + block * 64, FLOATS, 4)
                 if score is not product:
                     fn.store(score, row + block * 64, 4)
                 top.set(maximum(visible(score, _LOWEST), top.get()))
-        if heads.sinks:
+        if heads.attention.sinks:
             of_rows = [fn.load(sinks + 4 * g, F32, 4).splat(16) for g in group]
             for top, sink in zip(tops, of_rows, strict=True):
                 top.set(maximum(sink, top.get()))
@@ -385,7 +385,7 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
                     p = visible(p * fn.load(values, FLOATS, 64), 0.0)
                     row_max.set(maximum(p, row_max.get()))
                 fn.store(p, row + block * 64, 4)
-        if heads.sinks:  # in one lane, as the sums have sixteen
+        if heads.attention.sinks:  # in one lane, as the sums have sixteen
             for sink, peak, total in zip(of_rows, highest, totals, strict=True):
                 total.set(total.get() + select(lanes < 1, exp(sink - peak), 0.0))
         factors = [fn.value(1.0, F32) for _ in group]
@@ -405,9 +405,9 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
 
 def _slopes(fn: Function, heads: Heads, kv_head: Value, group: Sequence[int]) -> list[Value]:
     """Return the slope of each of a group's heads, in all lanes; where there are none, zeros."""
-    if not heads.slopes:
+    if not heads.attention.slopes:
         return [fn.lanes(F32, [0.0] * 16) for _ in group]
-    of_all = fn.lanes(F32, heads.slopes)
+    of_all = fn.lanes(F32, heads.attention.slopes)
     first = kv_head.signed(I32) * heads.group
     return [of_all.lane_at(first + g).splat(16) for g in group]
 

@@ -139,7 +139,7 @@ def assembly(sizes: Sizes, kinds: Sequence[str], eps: float, target: Target) -> 
         emit_inputs(module, sizes, sizes.inputs, eps)
     if sizes.recurrence:
         emit_recurrent(module, sizes.recurrence, eps)
-    if sizes.max_rank:
+    if sizes.max_lora_rank:
         emit_lora(module, sizes.adapter_bytes)
     emit_step(module, sizes, kinds)
     emit_threads(module, is_x86, futex)

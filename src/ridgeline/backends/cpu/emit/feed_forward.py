@@ -62,7 +62,7 @@ def gated_mlp(
             whole = thread.shared("gate_up") + m * ffn.gate_up_stride
             row_parts.quantise(thread, "gated", whole, m, ffn.size, scope=scope)
         thread.barrier(scope)
-    if sizes.max_rank and not network.prefix:
+    if sizes.max_lora_rank and not network.prefix:
         _shrink_gated(thread, layer, rows)
     share_of_matmul(thread, i, layer, f"{network.prefix}down", y, x_bytes, "gated", gated)
 
@@ -112,7 +112,9 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Ne
         first, size = tiles[0] * TILE, (tiles[1] - tiles[0]) * TILE
         with fn.loop(num_rows) as m:
             at, out = m * stride + first * 4, thread.floats("gated", m, "shared") + first * 4
-            if sizes.activations == "rows" or (sizes.max_rank and sizes.activations != "floats"):
+            if sizes.activations == "rows" or (
+                sizes.max_lora_rank and sizes.activations != "floats"
+            ):
                 out = gate + at
             ups = up + m * up_stride + first * 4 if ffn.given else up + at
             row_parts.gate(thread, layer, first, gate + at, ups, out, size, ffn)

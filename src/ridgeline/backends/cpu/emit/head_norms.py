@@ -16,7 +16,7 @@ def qk_norms(
 ) -> tuple[Callable[[int], HeadNorm], Callable[[int], HeadNorm]]:
     """Return what says where the weights of a query's or key's norm are, and its scale if known."""
     head_bytes = heads.size * 4
-    if heads.qk_norm != "width":
+    if heads.attention.qk_norm != "width":
         return lambda g: (norms, None), lambda g: (norms + head_bytes, None)
     q_bytes, k_bytes = heads.num_heads * head_bytes, heads.num_kv_heads * head_bytes
     q_scale, k_scale = (

@@ -82,7 +82,7 @@ def _weights(fn: Function, base: Value, number: int, value_bytes: int) -> Value:
 def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, row: Value) -> None:
     """Multiply the floats at ``x``, of this row, by the A of each of the matrices that read it."""
     sizes, fn = thread.sizes, thread.fn
-    if not sizes.max_rank:
+    if not sizes.max_lora_rank:
         return
     with fn.when(thread.args["num_adapted"] > 0), _adapter_of(thread, layer, row) as words:
         for place, matrix in enumerate(matrices):
@@ -103,7 +103,7 @@ def expand(
     """Add to these tiles of a product what the adapters of its rows add."""
     sizes, fn = thread.sizes, thread.fn
     places = [group.index(matrix) for group in thread.kind.readers if matrix in group]
-    if not sizes.max_rank or not places:
+    if not sizes.max_lora_rank or not places:
         return
     with (
         fn.when(thread.args["num_adapted"] > 0),
@@ -120,7 +120,7 @@ def expand(
 
 def meet(thread: Thread, scope: str = "shared") -> None:
     """Wait for the other threads if they share ranks and there is any adapter in the step."""
-    if thread.sizes.max_rank and (thread.shares_ranks or scope == "shared"):
+    if thread.sizes.max_lora_rank and (thread.shares_ranks or scope == "shared"):
         with thread.fn.when(thread.args["num_adapted"] > 0):
             thread.barrier()
 

@@ -26,7 +26,7 @@ def rotated(fn: Function, heads: Heads, x: list[Value], cos: Value, sin: Value) 
 
 def store_query(fn: Function, heads: Heads, x: list[Value], query: Value, head: Value) -> None:
     """Store a head's query in its row, times the scale of scores."""
-    softmax_scale = heads.score_scale
+    softmax_scale = heads.attention.score_scale
     if not heads.is_quantised:
         for i, value in enumerate(x):
             fn.store(value * softmax_scale, query + head * (heads.size * 4) + 64 * i, 4)

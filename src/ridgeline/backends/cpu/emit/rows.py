@@ -88,11 +88,11 @@ def _emit_gate_attended(module: object, heads: Heads, number: int) -> None:
     x, gate, out, size = fn.args
     with fn.loop(size * 4, step=64) as at:
         value = fn.load(x + at, FLOATS, 4)
-        if heads.gated:
+        if heads.attention.gated:
             through = fn.load(gate + at, FLOATS, 4)
             value = value / (exp(-through) + 1.0) + through * 0.0  # not a number stays one
-        if heads.out_scale != 1.0:
-            value = value * heads.out_scale
+        if heads.attention.out_scale != 1.0:
+            value = value * heads.attention.out_scale
         fn.store(value, out + at, 4)
     fn.finish()
 

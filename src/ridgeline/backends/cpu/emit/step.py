@@ -117,7 +117,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     reach = select(window > 0, window, fn.i64(1 << 40))
     start = maximum(position - reach + 1, 0) >> 4 << 4  # of the first visible block
     end = position + count  # behind the last visible token of all
-    if not heads.causal:
+    if not heads.attention.causal:
         length = thread.index(args["text_lengths"] + first * 4)
         end = fn.lower(length, position + count - 1 + reach)
     num_blocks = (end - start + TOKENS - 1) >> 4
@@ -150,7 +150,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
             with fn.loop(queries) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
-                if not heads.causal:
+                if not heads.attention.causal:
                     high = fn.lower(length, at + reach) - start
                 of_head = args["relative_bias"] + kv_head * args["relative_bias_stride"]
                 of_heads(SOFTMAX).call(
@@ -193,7 +193,7 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             for matrix, column in thread.qkv():
                 out = thread.shared("qkv") + column
                 share_of_matmul(thread, i, layer, matrix, out, thread.kind.qkv * 4, "in", scope)
-            if thread.kind.heads.gated:
+            if thread.kind.heads.attention.gated:
                 gates, stride = args["mixed"], sizes.mixed_stride
                 share_of_matmul(thread, i, layer, "q_gate", gates, stride, "in", scope)
             shape = thread.kind.recurrence
@@ -380,7 +380,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
     for matrix, column in thread.qkv():
         out = thread.local("qkv") + column
         whole_matmul(thread, layer, matrix, high - low, out, kind.qkv * 4)
-    if kind.heads.gated:
+    if kind.heads.attention.gated:
         gates, stride = args["mixed"] + low * sizes.mixed_stride, sizes.mixed_stride
         whole_matmul(thread, layer, "q_gate", high - low, gates, stride)
     if kind.recurrence:

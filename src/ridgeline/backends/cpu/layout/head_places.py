@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.arch.model import ModelArch
+from ridgeline.arch.model import Layer, ModelArch
 from ridgeline.backends.cpu.layout.latent import latent_places
-from ridgeline.backends.cpu.layout.of_model import rotating_pairs
 from ridgeline.backends.cpu.layout.pack import Index
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
 
@@ -25,9 +24,20 @@ def head_places(
     rope_order, plain = _channels(heads, pairs)
     counts = heads.num_heads, heads.num_kv_heads
     q_rows, k_rows = (_heads(rope_order, count, heads) for count in counts)
-    values = rope_order if heads.v_is_k else plain
+    values = rope_order if heads.attention.v_is_k else plain
     o_columns, v_rows = (_heads(values, count, heads) for count in counts)
     return {"q": q_rows, "k": k_rows, "v": v_rows}, {"o": o_columns}
+
+
+def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
+    """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
+    attention = layer.attention
+    if attention is None:
+        return 0
+    if attention.rope:
+        return attention.rope.dim // 2
+    alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]
+    return max((rope.dim // 2 for rope in alike if rope), default=0)
 
 
 def _channels(heads: Heads, pairs: int) -> tuple[Index, Index]:

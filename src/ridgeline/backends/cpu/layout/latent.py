@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch.model import Attention
-from ridgeline.backends.cpu.layout.pack import Index, padded
+from ridgeline.backends.cpu.layout.pack import Index, padded, to_lanes
 
-_LANES = 16
 _MOST_TOGETHER = 4  # query heads that stand in a group
 Floats = NDArray[np.floating]
 
@@ -47,11 +46,6 @@ class LatentHeads:
     is_wide: bool
 
     @property
-    def projections(self) -> tuple[str, ...]:
-        """The matrices that read the layer's input."""
-        return ("q_a" if self.q_rank else "q", "kv_a")
-
-    @property
     def q_head(self) -> int:
         """Channels of a query head before it is absorbed."""
         return self.turning + self.nope
@@ -74,9 +68,9 @@ def latent_heads(mixer: Attention, dtype: str) -> LatentHeads | None:
     if latent is None:
         return None
     return LatentHeads(
-        turning=2 * _to_lanes(mixer.rope_dim // 2),
-        nope=_to_lanes(latent.nope_dim),
-        rank=_to_lanes(latent.kv_rank),
+        turning=2 * to_lanes(mixer.rope_dim // 2),
+        nope=to_lanes(latent.nope_dim),
+        rank=to_lanes(latent.kv_rank),
         value=padded(latent.v_dim),  # all heads together are what o reads
         num_channels=latent.kv_rank,
         q_rank=padded(latent.q_rank),
@@ -140,7 +134,3 @@ def _parts(mixer: Attention, heads: LatentHeads, rest: int, room: int) -> Index:
 def _of_heads(channels: Index, count: int, num_channels: int) -> Index:
     first = np.arange(count)[:, None] * num_channels
     return np.where(channels < 0, -1, channels + first).reshape(-1)
-
-
-def _to_lanes(count: int) -> int:
-    return -(-count // _LANES) * _LANES

@@ -55,8 +55,8 @@ def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> Pack
 
     Raises ValueError if its rank is larger than they have room for.
     """
-    if weights.rank > sizes.max_rank:
-        raise ValueError(f"rank {weights.rank}: these kernels have room for {sizes.max_rank}")
+    if weights.rank > sizes.max_lora_rank:
+        raise ValueError(f"rank {weights.rank}: these kernels have room for {sizes.max_lora_rank}")
     kinds, places = sizes.layers, [head_places(arch, sizes, i) for i in range(arch.num_layers)]
     words = np.zeros((arch.num_layers, len(ADAPTER)), np.int64)
     tiles: list[tuple[int, str, int, Floats, Floats]] = []

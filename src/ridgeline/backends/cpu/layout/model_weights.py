@@ -22,11 +22,18 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
 from ridgeline.backends.cpu.layout.cache_places import part_bytes
 from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.head_places import head_places
+from ridgeline.backends.cpu.layout.head_places import head_places, rotating_pairs
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.latent import per_head
-from ridgeline.backends.cpu.layout.of_model import model_sizes, rotating_pairs
-from ridgeline.backends.cpu.layout.pack import Index, PackedMatrix, pack, padded
+from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.pack import (
+    LANES,
+    Index,
+    PackedMatrix,
+    pack,
+    padded,
+    to_lanes,
+)
 from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
@@ -41,7 +48,6 @@ from ridgeline.models.tensors import Checkpoint
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows
-_LANES = 16
 _WORTH_KEEPING_BYTES = 8 << 20  # of a model's file; packing less takes a tenth of a second
 # What tensors are for.
 _PARTS = {
@@ -106,7 +112,7 @@ class Weights:
 
 def scores_stride(max_model_len: int) -> int:
     """Return the bytes from one row of scores to the next: whole vectors, off the page grid."""
-    return (-(-max_model_len // _LANES) * _LANES + 2 * _LANES) * 4
+    return (to_lanes(max_model_len) + 2 * LANES) * 4
 
 
 def logits_stride(vocab_size: int) -> int:
@@ -254,18 +260,18 @@ def _of_heads(
 ) -> dict[str, Packed]:
     """Return the biases and norms of a layer's heads, by canonical name."""
     vectors: dict[str, Packed] = {}
-    if heads.qkv_bias:
+    if heads.attention.qkv_bias:
         parts = [(f"{name}_bias", head_rows[name]) for name in heads.projections]
         biases = [_vector(checkpoint, prefix + name, len(rows), rows) for name, rows in parts]
         vectors[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
-    if heads.qkv_bias and heads.owns:
+    if heads.attention.qkv_bias and heads.owns:
         norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
         sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
         by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
         vectors[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
-    if heads.qk_norm:
+    if heads.attention.qk_norm:
         orders = [head_rows[name] for name in heads.projections[:2]]
-        if heads.qk_norm == "head":
+        if heads.attention.qk_norm == "head":
             orders = [order[: heads.size] for order in orders]  # the first head's
         norms = [
             _vector(checkpoint, prefix + n, len(order), order)
@@ -413,7 +419,7 @@ def vector_sizes(kind: LayerKind, *, norm_bias: bool) -> dict[str, int]:
         lengths |= {f"{name}_bias": hidden for name in kind.norm_names}
     if kind.o_bias and kind.heads.num_heads:
         lengths["o_bias"] = hidden
-    if kind.heads.sinks:
+    if kind.heads.attention.sinks:
         lengths["sinks"] = kind.heads.num_heads
     if ffn.bias:
         num = ffn.experts.num if ffn.experts else 1

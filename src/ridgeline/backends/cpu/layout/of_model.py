@@ -7,18 +7,18 @@ from dataclasses import replace
 from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
+from ridgeline.backends.cpu.layout.head_places import rotating_pairs
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
-from ridgeline.backends.cpu.layout.pack import padded
+from ridgeline.backends.cpu.layout.pack import padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
 
-_LANES = 16
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
-def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> Sizes:
-    """Return the padded widths of a model; ``max_rank`` is that of adapters.
+def model_sizes(arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0) -> Sizes:
+    """Return the padded widths of a model; ``max_lora_rank`` is that of adapters.
 
     Raises ValueError for layers that have no code.
     """
@@ -46,7 +46,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_rank: int = 0) -> S
         head_bias=arch.head_bias,
         logit_softcap=arch.logit_softcap,
         inputs=inputs,
-        max_rank=max_rank,
+        max_lora_rank=max_lora_rank,
     )
 
 
@@ -98,43 +98,30 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
     """Return the padded shape of a layer's heads, and the cache's format."""
     attention, pairs = layer.attention, rotating_pairs(arch, layer)
     if attention is None:
-        return Heads(
-            num_heads=0,
-            num_kv_heads=0,
-            half=0,
-            rest=0,
-            num_channels=0,
-            cache=cache,
-            qkv_bias=False,
-            qk_norm="",
-            eps=arch.norm_eps,
-        )
+        nothing = Attention(num_heads=0, num_kv_heads=0, head_dim=0, rope=None)
+        return Heads(nothing, 0, half=0, rest=0, num_channels=0, cache=cache, eps=arch.norm_eps)
     latent = latent_heads(attention, dtype)
     return Heads(
-        num_heads=attention.num_heads,
+        attention=_shared_code(attention),
         num_kv_heads=num_groups(attention.num_heads) if latent else attention.num_kv_heads,
-        half=_to_lanes(pairs),
-        rest=_to_lanes(attention.key_dim - 2 * pairs),
+        half=to_lanes(pairs),
+        rest=to_lanes(attention.key_dim - 2 * pairs),
         num_channels=attention.key_dim,
         cache=cache,
-        qkv_bias=attention.qkv_bias,
-        qk_norm=attention.qk_norm,
         eps=arch.norm_eps,
-        scale=attention.scale,
-        softcap=attention.softcap,
-        sinks=attention.sinks,
         grows=bool(attention.rope and attention.rope.query_growth),
-        norm_turned=attention.norm_turned,
-        causal=attention.causal,
-        owns=attention.kv_of is None,
-        v_norm=attention.v_norm,
-        v_is_k=attention.v_is_k,
-        gated=attention.gated,
-        out_scale=attention.out_scale,
-        slopes=attention.slopes,
-        has_biases=attention.bias_buckets > 0,
         latent=latent,
     )
+
+
+def _shared_code(attention: Attention) -> Attention:
+    """Return attention without what may differ between layers of one kind.
+
+    Windows, tables of rope and whose keys are read are words of a layer; a scale of what is read
+    stands in the norm before.
+    """
+    kv_of = None if attention.kv_of is None else 0
+    return replace(attention, window=None, rope=None, kv_of=kv_of, in_scale=1.0)
 
 
 def _check_layers(arch: ModelArch) -> None:
@@ -187,18 +174,3 @@ def _has_no_code(arch: ModelArch, layer: Layer) -> str:
         and arch.residual_scale != 1.0,
     }
     return next((feature for feature, is_there in has.items() if is_there), "")
-
-
-def rotating_pairs(arch: ModelArch, layer: Layer) -> int:
-    """Pairs of channels that rotate; in a layer without rope, those of layers with such heads."""
-    attention = layer.attention
-    if attention is None:
-        return 0
-    if attention.rope:
-        return attention.rope.dim // 2
-    alike = [one.rope for one in arch.attentions if one.head_dim == attention.head_dim]
-    return max((rope.dim // 2 for rope in alike if rope), default=0)
-
-
-def _to_lanes(count: int) -> int:
-    return -(-count // _LANES) * _LANES

@@ -31,6 +31,7 @@ from ridgeline.backends.cpu.layout.quantise import (
 from ridgeline.models.tensors import Tensor
 
 Index = NDArray[np.intp]
+LANES = 16  # of a kernel's vectors of floats
 _HALF = np.float16
 # Kinds of a file's blocks, and which stay as they are, by dtype.
 _KINDS = {
@@ -57,6 +58,11 @@ class PackedMatrix(NamedTuple):
         tile_bytes = self.data[0].nbytes
         num_records = tile_bytes // FORMATS[self.kind].record_bytes
         return KINDS.index(self.kind), len(self.data), num_records, tile_bytes
+
+
+def to_lanes(count: int) -> int:
+    """Return a number of channels with padding, so that whole vectors hold them."""
+    return -(-count // LANES) * LANES
 
 
 def padded(size: int) -> int:

@@ -106,7 +106,7 @@ def _part_bytes(
     if part in PLAIN:
         return "MLP", tensor.shape[0] * layer.hidden * 4
     if part in ("q_norm", "k_norm"):
-        return "norms", (rows[part[0]] if heads.qk_norm == "width" else heads.size) * 4
+        return "norms", (rows[part[0]] if heads.attention.qk_norm == "width" else heads.size) * 4
     if part in ("q_bias", "k_bias", "v_bias"):
         return "norms", rows[part[0]] * 4 * (2 if part == "k_bias" else 1)  # and its spread
     return "norms", vectors[part] * 4

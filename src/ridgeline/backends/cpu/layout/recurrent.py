@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
-from ridgeline.backends.cpu.layout.pack import Index, padded
+from ridgeline.backends.cpu.layout.pack import Index, padded, to_lanes
 
 Floats = NDArray[np.float32]
-LANES = 16
 RATES = 4  # floats that a head has beside its matrices: see ``vectors``
 # What is no matrix, and the vector that it is in; ``rates`` stand for all that is in them.
 TENSORS = {
@@ -103,8 +102,8 @@ def recurrence(mixer: Recurrent, hidden_size: int) -> Recurrence:
             return Recurrence(
                 mixer, hidden_size, tuple(columns.items()), beta + 2 * gates, conv_at=0,
                 channels=2 * keys + values, made_at=2 * keys, made=values,
-                num_heads=mixer.num_value_heads, rows=_to_lanes(mixer.key_dim),
-                head_width=_to_lanes(mixer.value_dim),
+                num_heads=mixer.num_value_heads, rows=to_lanes(mixer.key_dim),
+                head_width=to_lanes(mixer.value_dim),
             )  # fmt: skip
         case Ssm():
             inner = len(_heads(mixer.num_heads, mixer.head_dim))
@@ -113,8 +112,8 @@ def recurrence(mixer: Recurrent, hidden_size: int) -> Recurrence:
                 mixer, hidden_size, (("in", 0),),
                 2 * inner + 2 * shared + 2 * padded(mixer.num_heads), conv_at=inner,
                 channels=inner + 2 * shared, made_at=inner, made=inner,
-                num_heads=mixer.num_heads, rows=_to_lanes(mixer.state_dim),
-                head_width=_to_lanes(mixer.head_dim),
+                num_heads=mixer.num_heads, rows=to_lanes(mixer.state_dim),
+                head_width=to_lanes(mixer.head_dim),
             )  # fmt: skip
 
 
@@ -232,7 +231,7 @@ def _channels(shape: Recurrence) -> Index:
 
 def _heads(count: int, size: int, first: int = 0) -> Index:
     """Return which channel stands where in padded heads of ``size``, the first of them given."""
-    channels = np.full((count, _to_lanes(size)), -1)
+    channels = np.full((count, to_lanes(size)), -1)
     channels[:, :size] = first + np.arange(count * size).reshape(count, size)
     flat = channels.reshape(-1)
     return np.concatenate([flat, np.full(padded(len(flat)) - len(flat), -1)])
@@ -250,7 +249,3 @@ def _placed(values: Floats, index: Index | None, size: int = 0) -> Floats:
     out = np.zeros(max(size, len(index)), np.float32)
     out[: len(index)][index >= 0] = values[index[index >= 0]]
     return out
-
-
-def _to_lanes(count: int) -> int:
-    return -(-count // LANES) * LANES

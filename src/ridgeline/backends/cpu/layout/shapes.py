@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
@@ -31,28 +32,14 @@ class Heads:
     A layer without attention has none of anything.
     """
 
-    num_heads: int
-    num_kv_heads: int
+    attention: Attention  # but for what the code does not depend on: see ``of_model``
+    num_kv_heads: int  # of a latent the groups of query heads that read it together
     half: int  # padded number of rotating pairs
     rest: int  # padded number of channels that do not rotate
-    num_channels: int  # before padding
+    num_channels: int  # of a cached key, before padding
     cache: str  # int8, int8-int4, f16 or f32
-    qkv_bias: bool
-    qk_norm: str  # "", "head" or "width": see ``arch.model.Attention``
     eps: float
-    scale: float | None = None  # of scores, if it does not follow from the number of channels
-    softcap: float = 0.0  # of scores; 0 for none
-    sinks: bool = False  # each query head has a score without a value
     grows: bool = False  # queries are multiplied by a number of their position
-    norm_turned: bool = False  # the norm of queries and keys stands behind rope
-    causal: bool = True  # a token does not see those that follow it
-    owns: bool = True  # keys and values of its own
-    v_norm: bool = False
-    v_is_k: bool = False
-    gated: bool = False  # what is attended to goes through gates
-    out_scale: float = 1.0  # multiplies what is attended to
-    slopes: tuple[float, ...] = ()  # of each head: see ``arch.model.Attention``
-    has_biases: bool = False  # scores gain a number of the distance of two tokens
     latent: LatentHeads | None = None  # then each of ``num_kv_heads`` reads the same records
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
@@ -65,25 +52,24 @@ class Heads:
         return 2 * self.half + self.rest
 
     @property
-    def score_scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
-        return self.num_channels**-0.5 if self.scale is None else self.scale
+    def num_heads(self) -> int:
+        """Query heads; 0 without attention."""
+        return self.attention.num_heads
 
     @property
     def projections(self) -> tuple[str, ...]:
         """The matrices of queries, keys and values, in this order: see ``arch.model``."""
-        if not self.num_heads:
-            return ()
-        if self.latent:
-            return self.latent.projections
-        if not self.owns:
-            return ("q",)
-        return ("q", "k") if self.v_is_k else ("q", "k", "v")
+        return self.attention.projections if self.num_heads else ()
+
+    @property
+    def owns(self) -> bool:
+        """Whether keys and values are its own."""
+        return self.attention.kv_of is None
 
     @property
     def changes_attended(self) -> bool:
         """Whether something is done to what is attended to, before it is multiplied by o."""
-        return self.gated or self.out_scale != 1.0
+        return self.attention.gated or self.attention.out_scale != 1.0
 
     @property
     def group(self) -> int:
@@ -162,7 +148,7 @@ class Heads:
 
         With a norm after the bias, the two cannot be told apart.
         """
-        return self.qkv_bias and not self.qk_norm and self.is_quantised
+        return self.attention.qkv_bias and not self.attention.qk_norm and self.is_quantised
 
     @property
     def bias_factors_at(self) -> int:
@@ -238,7 +224,7 @@ class LayerKind:
         names = [*self.heads.projections]
         if self.heads.latent and self.heads.latent.q_rank:
             names.append("q_b")
-        if self.heads.gated:
+        if self.heads.attention.gated:
             names.append("q_gate")
         if self.recurrence:
             names += [name for name, _ in self.recurrence.columns]
@@ -283,7 +269,7 @@ class Sizes:
     head_bias: bool = False
     logit_softcap: float = 0.0
     inputs: Inputs | None = None
-    max_rank: int = 0  # of adapters; 0 leaves them out
+    max_lora_rank: int = 0  # of adapters; 0 leaves them out
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
     @property
@@ -318,7 +304,7 @@ class Sizes:
 
         All layers have one: a thread may project rows for the next while others read theirs.
         """
-        gates = [4 * (kind.attention + 48) for kind in self.kinds if kind.heads.gated]
+        gates = [4 * (kind.attention + 48) for kind in self.kinds if kind.heads.attention.gated]
         return max([*gates, self.recurrence.stride if self.recurrence else 0])
 
     @property
@@ -397,7 +383,7 @@ class Sizes:
     @property
     def rank_bytes(self) -> int:
         """Bytes of a row's products with one A."""
-        return -(-self.max_rank // RANK_STEP) * RANK_STEP * 4
+        return -(-self.max_lora_rank // RANK_STEP) * RANK_STEP * 4
 
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
@@ -424,7 +410,7 @@ class Sizes:
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
             **self._latent_bytes(),
-            **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_rank else {}),
+            **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_lora_rank else {}),
             **({"beside": ROW_BLOCK * self.hidden * 4} if self.has_both else {}),
         }
         offsets, at = {}, 0
