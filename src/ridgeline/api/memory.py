@@ -139,7 +139,11 @@ def process_memory(
         engine: whose tables and texts are counted.
         before: what the process had when loading began.
     """
-    lines = [MemoryLine(name, size, now, MEASURED, at) for name, (size, now, at) in parts.items()]
+    lines = [
+        MemoryLine(name, part.num_bytes, part.resident_bytes, MEASURED, part.is_mapped)
+        for name, part in parts.items()
+        if not part.device
+    ]
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in grown.items()]
     objects = {"engine.blocks": _blocks_bytes(engine), "engine.sequences": _sequences_bytes(engine)}
     lines += [MemoryLine(name, size, size, COMPUTED) for name, size in objects.items()]

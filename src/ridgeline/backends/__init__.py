@@ -19,7 +19,13 @@ def _reference() -> Backend:
     return reference
 
 
-_IMPORTS = {"cpu": _cpu, "reference": _reference}
+def _cuda() -> Backend:
+    from ridgeline.backends import cuda
+
+    return cuda
+
+
+_IMPORTS = {"cpu": _cpu, "reference": _reference, "cuda": _cuda}
 
 
 class _Backends(Mapping[str, Backend]):

@@ -34,6 +34,8 @@ class Setup:
         max_lora_rank: largest rank of adapters; 0 if there will be none.
         num_states: slots for states of recurrent layers.
         groups: of layers, each with a block table of its own; none is one of all layers.
+        fills_device: the cache gets what a device has left when all else is there: ``num_blocks``
+            is an estimate then, and the runner's own number counts.
     """
 
     dtype: str
@@ -47,6 +49,7 @@ class Setup:
     max_lora_rank: int = 0
     num_states: int = 0
     groups: tuple[CacheGroup, ...] = ()
+    fills_device: bool = False
 
 
 class Footprint(NamedTuple):
@@ -68,11 +71,13 @@ class Held(NamedTuple):
         num_bytes: that it may take: all bytes of its arrays.
         resident_bytes: that it takes now: those that are in memory.
         is_mapped: whether it is read from a file, whose pages the system may drop and read again.
+        device: that has the memory; none is the machine's own.
     """
 
     num_bytes: int
     resident_bytes: int
     is_mapped: bool = False
+    device: str = ""
 
 
 class BackendContext(NamedTuple):
@@ -134,9 +139,18 @@ class KeptAdapter(Protocol):
 
 
 class BackendRunner(Protocol):
-    """A ``core.step.Runner``, with methods for measurements."""
+    """A ``core.step.Runner``, with methods for measurements.
+
+    Attributes:
+        arch: the model.
+        num_blocks: of the cache.
+        looks_ahead: whether it starts the next step before it is asked for, so that sequences
+            should have room for one token more than they need.
+    """
 
     arch: ModelArch
+    num_blocks: int
+    looks_ahead: bool
 
     def execute(self, step: Step) -> StepOutput:
         """Copy, compute, sample."""
@@ -179,6 +193,12 @@ class Backend(Protocol):
     def packed_bytes(self, checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
         """Return the bytes of the weights as it would hold them, by part; none is read."""
 
+    def room_bytes(self, checkpoint: Checkpoint, setup: Setup) -> int | None:
+        """Return what a model may take of a device's memory; None where it takes the machine's.
+
+        Raises ValueError, which says what would fit, if the weights alone are larger.
+        """
+
     def new_runner(
         self, checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext
     ) -> BackendRunner:
@@ -186,6 +206,12 @@ class Backend(Protocol):
 
     def step_knots(self) -> tuple[int, ...]:
         """Return the numbers of tokens at which the time of a step may bend, rising."""
+
+    def least_prompt_tokens(self) -> int:
+        """Return how many tokens of prompts a step may always have beside those that decode.
+
+        Up to about this number a step takes little longer than without: weights are read anyway.
+        """
 
     def describe(self) -> str:
         """Return in a few words which instructions or library it computes with."""

@@ -16,7 +16,6 @@ from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.core.step import Runner
 from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, why_unwritable
 from ridgeline.engine_setup.progress import say
@@ -65,13 +64,13 @@ def _warn_of(home: Path) -> bool:
 def new_engine(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    runner: Runner,
+    runner: BackendRunner,
     listeners: Sequence[Callable[[Record], None]],
     speculation: Speculation | None,
 ) -> Engine:
     """Return an engine over ``runner`` with nothing to do yet; ``listeners`` get its records."""
     kv = KVCache(
-        config.num_blocks,
+        runner.num_blocks if config.fills_device else config.num_blocks,
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         states=new_states(config.max_num_seqs, config.num_checkpoints),
@@ -83,6 +82,7 @@ def new_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         speculation=speculation,
+        looks_ahead=runner.looks_ahead,
     )
     return Engine(
         scheduler,

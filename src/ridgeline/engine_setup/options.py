@@ -37,10 +37,10 @@ class Options:
     kv_cache_memory: int | str | None = flag_field(
         None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
     )
-    kv_cache_dtype: Literal["auto", "f32", "f16", "int8", "int8-int4"] = flag_field(
+    kv_cache_dtype: Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"] = flag_field(
         "auto",
         "What keys and values are stored in; int8-int4 has keys of 8 bits, values of 4. Default: "
-        "f32 with --dtype f32, else int8.",
+        "f32 with --dtype f32, else int8; bf16 on a GPU.",
     )
     dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
         "auto", "What the weights are computed in."
@@ -55,7 +55,9 @@ class Options:
     seed: int | None = flag_field(
         None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
     )
-    backend: Literal["auto", "cpu", "reference"] = flag_field("auto", "What computes.")
+    backend: Literal["auto", "cpu", "reference", "cuda"] = flag_field(
+        "auto", "What computes; cuda needs an NVIDIA GPU. Default: cpu."
+    )
     speculative_config: str | Mapping[str, Any] | None = flag_field(
         None,
         "How to guess tokens ahead, as JSON with vLLM's keys, or off. Answers stay the same. "

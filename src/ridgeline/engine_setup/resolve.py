@@ -5,13 +5,13 @@ What is built later receives the values it uses, not this object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.arch.cache_groups import cache_groups, one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import Setup
-from ridgeline.core.scheduling.policies import Policy
+from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.decoding.policies import POLICIES, Orca
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.room import fit
@@ -65,7 +65,7 @@ def resolve(
     model_len = _model_len(options, arch)
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
-    policy, notes = _policy(options, arch)
+    policy, notes = _policy(options, arch, backend.least_prompt_tokens())
     least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
     batched = options.max_num_batched_tokens or max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, least)
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
@@ -83,7 +83,10 @@ def resolve(
         ),
         arch,
     )
-    fitted = fit(options, backend, checkpoint, setup, _left_bytes(taken_bytes, most_bytes))
+    room_bytes = backend.room_bytes(checkpoint, setup)
+    setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
+    left_bytes = _left_bytes(room_bytes, taken_bytes, most_bytes)
+    fitted = fit(options, backend, checkpoint, setup, left_bytes)
     checkpoints = fitted.num_checkpoints
     num_states = 0 if checkpoints is None else fitted.max_num_seqs + checkpoints
     return EngineConfig(
@@ -99,6 +102,7 @@ def resolve(
         num_checkpoints=fitted.num_checkpoints,
         num_states=num_states,
         groups=groups,
+        fills_device=setup.fills_device,
         weights_bytes=fitted.weights_bytes,
         kv_bytes=fitted.kv_bytes,
         total_bytes=fitted.total_bytes,
@@ -112,9 +116,9 @@ def resolve(
     )
 
 
-def _left_bytes(taken_bytes: int, most_bytes: int | None) -> int:
-    """Return what a model may take of the memory that is there."""
-    left_bytes = available_bytes() - taken_bytes
+def _left_bytes(room_bytes: int | None, taken_bytes: int, most_bytes: int | None) -> int:
+    """Return what a model may take of the memory that is there: a device's, or the machine's."""
+    left_bytes = (available_bytes() if room_bytes is None else room_bytes) - taken_bytes
     return left_bytes if most_bytes is None else min(left_bytes, most_bytes)
 
 
@@ -128,9 +132,11 @@ def _model_len(options: Options, arch: ModelArch) -> int:
     return options.max_model_len or arch.max_position
 
 
-def _policy(options: Options, arch: ModelArch) -> tuple[Policy, list[str]]:
-    """Return the policy, and what is to be said of it."""
+def _policy(options: Options, arch: ModelArch, least: int) -> tuple[Policy, list[str]]:
+    """Return the policy, and what is to be said of it; ``least`` is what suits the backend."""
     policy = POLICIES[options.policy]
+    if isinstance(policy, SplitFuse):
+        policy = replace(policy, least=least)
     if arch.reads_whole and not policy.whole_prompts:
         return Orca(), ["policy orca: this model reads each text whole"]
     return policy, []

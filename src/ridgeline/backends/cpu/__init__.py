@@ -28,6 +28,7 @@ from ridgeline.backends.cpu.layout.shapes import (
 )
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import BackendContext, Setup
+from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.format_bytes import own_kv_dtype
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
 
 __all__ = [
-    "Rates", "Roof", "check", "describe", "footprint", "measure_read", "measure_roof", "new_runner",
-    "packed_bytes", "step_knots",
+    "Rates", "Roof", "check", "describe", "footprint", "least_prompt_tokens", "measure_read",
+    "measure_roof", "new_runner", "packed_bytes", "room_bytes", "step_knots",
 ]  # fmt: skip
 
 
@@ -64,6 +65,8 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     if setup.threads > MOST_THREADS:
         raise ValueError(f"--threads is {setup.threads}: at most {MOST_THREADS} can work together")
     dtype, kv_cache_dtype = setup.dtype, setup.kv_cache_dtype
+    if kv_cache_dtype == "bf16":
+        raise ValueError("--kv-cache-dtype bf16: the cpu backend has f16 in as many bytes")
     if kv_cache_dtype == "int8-int4" and any(a.latent for a in arch.attentions):
         raise ValueError("--kv-cache-dtype int8-int4: latent attention keeps no values; int8 runs")
     return replace(
@@ -96,6 +99,15 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContex
         announce=surroundings.announce,
         say=surroundings.say,
     )
+
+
+def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
+    """Return None: a model takes the machine's memory."""
+
+
+def least_prompt_tokens() -> int:
+    """Return what the policy takes by itself: it was found for processors."""
+    return SplitFuse.least
 
 
 def step_knots() -> tuple[int, ...]:

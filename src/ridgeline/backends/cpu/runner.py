@@ -54,6 +54,8 @@ _BATCHED = (
 class CpuRunner:
     """A ``core.step.Runner`` on compiled kernels. ``close()``, or dropping it, ends its threads."""
 
+    looks_ahead = False
+
     def __init__(
         self,
         checkpoint: Checkpoint,

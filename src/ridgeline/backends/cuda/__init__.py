@@ -1,1 +1,116 @@
-"""The cuda backend: steps on an NVIDIA GPU, with torch and Triton."""
+"""The cuda backend: NVIDIA GPUs, by kernels in Triton that torch launches.
+
+This module is its face; code outside imports nothing else of it. It imports torch when a model is
+loaded, not before: a machine without can plan, and is told what is missing. ``layer_spec`` says
+what is refused, ``sizes`` what a model takes, ``device`` what there is to compute on. ``model``
+has the layers as calls of operations, ``step`` a step's arrays and graphs, ``kernels`` the
+operations, and ``twins`` the same in torch, which say what kernels must give and run in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.backends.cuda import device, sizes
+from ridgeline.backends.cuda.layer_spec import missing
+from ridgeline.backends.cuda.sizes import footprint
+from ridgeline.backends.interface import BackendContext, Setup
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.kv_plan import gib
+
+if TYPE_CHECKING:
+    from ridgeline.backends.cuda.runner import CudaRunner
+
+__all__ = [
+    "check", "describe", "footprint", "least_prompt_tokens", "new_runner", "packed_bytes",
+    "room_bytes", "step_knots",
+]  # fmt: skip
+
+_LEAST_PROMPT_TOKENS = 512  # that are computed while the weights are read
+
+
+def check(setup: Setup, arch: ModelArch) -> Setup:
+    """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
+    device.check()
+    has_experts = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
+    packs = setup.dtype in ("int8", "int4")
+    what = missing(arch)
+    if setup.max_lora_rank:
+        what = what or "adapters (--lora)"
+    if packs and has_experts:
+        what = what or f"experts in {setup.dtype} (--dtype)"
+    if what:
+        raise ValueError(f"--backend cuda has no {what} yet: take --backend cpu")
+    dtype = "bf16" if setup.dtype == "auto" else setup.dtype
+    if dtype not in sizes.FORMATS:
+        raise ValueError(f"--dtype {dtype}: the cuda backend has {', '.join(sizes.FORMATS)}")
+    of_cache = "f32" if dtype == "f32" else "bf16"
+    if setup.kv_cache_dtype not in ("auto", of_cache):
+        raise ValueError(
+            f"--kv-cache-dtype {setup.kv_cache_dtype}: the cuda backend has {of_cache} with "
+            f"--dtype {dtype}"
+        )
+    if setup.block_size % 16:
+        raise ValueError(
+            f"--block-size is {setup.block_size}: the cuda backend needs a multiple of 16"
+        )
+    return replace(setup, dtype=dtype, kv_cache_dtype=of_cache)
+
+
+def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
+    """Return the bytes of the weights as this backend holds them, by part; none is read."""
+    return sizes.weights_bytes(checkpoint, setup.dtype)
+
+
+def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
+    """Return what a model may take of the device's memory; None where it takes that of the machine.
+
+    Raises ValueError, which names the largest format that fits, if the weights are larger.
+    """
+    room = device.room_bytes()
+    need = sum(packed_bytes(checkpoint, setup).values())
+    if room is None or need <= room:
+        return room
+    raise ValueError(too_large(checkpoint, setup.dtype, room))
+
+
+def too_large(checkpoint: Checkpoint, dtype: str, room: int) -> str:
+    """Return what to say of weights that do not fit into ``room`` bytes of a device."""
+    has_experts = any(isinstance(layer.ffn, Experts) for layer in checkpoint.arch.layers)
+    need = {form: sum(sizes.weights_bytes(checkpoint, form).values()) for form in sizes.FORMATS}
+    fitting = [form for form, size in need.items() if size <= room and size < need[dtype]]
+    if has_experts:
+        fitting = [form for form in fitting if form == "bf16"]
+    way_out = "take a smaller model, or --backend cpu"
+    if fitting:
+        best = max(fitting, key=lambda form: need[form])
+        way_out = f"--dtype {best} takes {gib(need[best])}"
+    return (
+        f"--backend cuda: the weights take {gib(need[dtype])} in {dtype}, and the GPU has "
+        f"{gib(room)} to give: {way_out}"
+    )
+
+
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
+    """Load a model onto the device."""
+    from ridgeline.backends.cuda.loading import load_runner
+
+    return load_runner(checkpoint, setup, surroundings)
+
+
+def step_knots() -> tuple[int, ...]:
+    """Return some sizes of graphs, and some above the largest."""
+    return (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 2049, 4096)
+
+
+def least_prompt_tokens() -> int:
+    """Return how many tokens of prompts beside others cost a step little: see ``interface``."""
+    return _LEAST_PROMPT_TOKENS
+
+
+def describe() -> str:
+    """Return which device and library it computes with, or what is missing."""
+    return device.describe()

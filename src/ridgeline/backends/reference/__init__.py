@@ -11,6 +11,7 @@ from ridgeline.backends.interface import BackendContext, Footprint, Setup
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
+from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.costs import state_bytes_per_seq, weight_bytes
@@ -30,6 +31,15 @@ def new_runner(
 ) -> ReferenceRunner:
     """Decode the weights and allocate the cache."""
     return ReferenceRunner(checkpoint, setup, surroundings.progress)
+
+
+def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:
+    """Return None: a model takes the machine's memory."""
+
+
+def least_prompt_tokens() -> int:
+    """Return what the policy takes by itself: it was found for processors."""
+    return SplitFuse.least
 
 
 def step_knots() -> tuple[int, ...]:

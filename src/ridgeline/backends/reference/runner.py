@@ -24,17 +24,16 @@ from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
 from ridgeline.backends.interface import Counters, Held, Setup, Traffic
+from ridgeline.backends.layer_weights import Norm, load_layer
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.reference.cache import KeysAndValues
 from ridgeline.backends.reference.inputs import LayerInputs
 from ridgeline.backends.reference.latent import expanded, queries_and_key
 from ridgeline.backends.reference.lora import Adapted
 from ridgeline.backends.reference.parts import (
-    Norm,
     beside_experts,
     feed_forward,
     linear,
-    load_layer,
     normalised,
     normalised_heads,
     rms_norm,
@@ -67,6 +66,8 @@ _Places = tuple[Ints, Ints, list[Tiles]]  # of tokens: positions, slots of the c
 
 class ReferenceRunner:
     """A ``core.step.Runner``: weights and paged K/V in float32."""
+
+    looks_ahead = False
 
     def __init__(
         self,

@@ -206,15 +206,26 @@ class KVCache:
         if self.states is not None:
             self.states.fork(parent, child)
 
+    def reserve_ahead(self, seq: Sequence, upto: int) -> None:
+        """Make tokens up to ``upto`` writable before they are needed, if as much stays free."""
+        if self._is_roomy(sum(self._missing(seq, upto))):
+            self.reserve(seq, upto)
+
+    def _missing(self, seq: Sequence, upto: int) -> list[int]:
+        """Return how many blocks more each table of a sequence needs for its tokens."""
+        return [max(0, self.blocks_for(upto) - len(t)) for t in (seq.table, *seq.others)]
+
+    def _is_roomy(self, num_blocks: int) -> bool:
+        return (len(self.pool.free) - num_blocks) * 8 >= len(self.pool.refs)
+
     def reserve_drafts(self, seq: Sequence, upto: int) -> bool:
         """Make tokens up to ``upto`` writable for drafts, if an eighth of all blocks stays free.
 
         Free blocks hold what later prompts may find, and drafts may be wrong. A state needs a slot
         in which it is kept as it is before them.
         """
-        most = self.blocks_for(upto)
-        need = [max(0, most - len(table)) for table in (seq.table, *seq.others)]
-        if any(need) and (len(self.pool.free) - sum(need)) * 8 < len(self.pool.refs):
+        need = self._missing(seq, upto)
+        if any(need) and not self._is_roomy(sum(need)):
             return False
         if self.states is not None and not self.states.keep(seq):
             return False

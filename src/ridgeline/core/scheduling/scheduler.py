@@ -86,10 +86,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         speculation: Speculation | None = None,
+        looks_ahead: bool = False,
     ) -> None:
         """Schedule at most these numbers of tokens in a step and of sequences at a time.
 
-        ``speculation`` adds drafts to steps that have room for them. Raises ValueError unless every
+        ``speculation`` adds drafts to steps that have room for them. ``looks_ahead`` keeps room for
+        one token more, for runners that go on before they are asked. Raises ValueError unless every
         running sequence can have a token in each step.
         """
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -101,6 +103,7 @@ class Scheduler:
         self.policy = policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.speculation = speculation
+        self.looks_ahead = looks_ahead
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, with the numbers, if it can never run."""
@@ -205,6 +208,8 @@ class Scheduler:
                     verdicts[seq.id] = Wait.BLOCKS
                     continue
             request = seq.request
+            if self.looks_ahead and end == seq.capacity < request.max_len:
+                kv.reserve_ahead(seq, end + 1)
             history, targets = _context(seq, start, end) if request.needs_context else ((), ())
             seeds = seq.seeds if num_tokens == pending else ()
             tokens = (seq.tokens[start],) if num_tokens == 1 else tuple(seq.tokens[start:end])

@@ -1,0 +1,168 @@
+"""Which GPU the backend computes on, and what is wrong where there is none.
+
+It imports torch where it is asked for a device: a machine without torch can say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
+_LEAST_TORCH = (2, 9)
+_LEAST_CAPABILITY = (8, 0)  # bf16 products
+_KEPT_SHARE = 0.02  # of the device's memory
+_CONTEXT_BYTES = 600 << 20  # of what the driver and graphs take
+_CPU = "take --backend cpu"
+
+Version = tuple[int, int]
+
+
+class Facts(NamedTuple):
+    """What is here of what the backend needs.
+
+    Attributes:
+        torch: its version; None if it is not installed.
+        has_triton: whether Triton is installed.
+        cuda: the version of CUDA that torch was built for; None of a build without.
+        driver: the newest version of CUDA that the driver knows; None if there is no driver.
+        gpu: the first GPU's name; None if none is to be seen.
+        capability: its compute capability.
+    """
+
+    torch: str | None = None
+    has_triton: bool = False
+    cuda: Version | None = None
+    driver: Version | None = None
+    gpu: str | None = None
+    capability: Version = (0, 0)
+
+
+def facts() -> Facts:
+    """Return what is here. torch is imported only if it can be of use."""
+    known = Facts(has_triton=_has("triton"), driver=_driver())
+    if not _has("torch"):
+        return known
+    try:
+        known = known._replace(torch=version("torch"))
+    except PackageNotFoundError:  # a folder of that name
+        return known
+    if _version(known.torch) < _LEAST_TORCH:
+        return known
+    import torch
+
+    if torch.version.cuda:
+        known = known._replace(cuda=_version(torch.version.cuda))
+        if not what_is_missing(known._replace(gpu="", capability=_LEAST_CAPABILITY)):
+            known = _with_gpu(known, torch)
+    return known
+
+
+def _with_gpu(known: Facts, torch: Any) -> Facts:
+    if not torch.cuda.is_available():
+        return known
+    capability = torch.cuda.get_device_capability(0)
+    return known._replace(gpu=torch.cuda.get_device_name(0), capability=capability)
+
+
+def what_is_missing(known: Facts) -> str | None:
+    """Return in one line why there is no device, and the way out; None if there is one."""
+    if known.torch is None:
+        return "torch is not installed: pip install 'ridgeline[gpu]'"
+    if _version(known.torch) < _LEAST_TORCH:
+        return (
+            f"torch {known.torch} is too old, and {_dotted(_LEAST_TORCH)} the least: pip install "
+            f"--upgrade 'ridgeline[gpu]'"
+        )
+    if known.cuda is None:
+        return (
+            f"torch {known.torch} is a build without CUDA: pip uninstall torch, then pip install "
+            f"'ridgeline[gpu]'; without a GPU, {_CPU}"
+        )
+    if not known.has_triton:
+        return (
+            f"Triton is not installed, which torch brings on Linux alone: pip install triton, or "
+            f"{_CPU}"
+        )
+    if known.driver is None:
+        return (
+            f"no NVIDIA driver was found: if nvidia-smi lists a GPU, let this process see it "
+            f"(containers need --gpus all); else {_CPU}"
+        )
+    if known.driver[0] < known.cuda[0]:
+        return (
+            f"the NVIDIA driver knows CUDA {_dotted(known.driver)}, and torch {known.torch} needs "
+            f"{_dotted(known.cuda)}: update the driver, or install a torch built for CUDA "
+            f"{known.driver[0]}"
+        )
+    if known.gpu is None:
+        return (
+            f"no GPU is to be seen: nvidia-smi lists those that are there, and "
+            f"CUDA_VISIBLE_DEVICES may hide them; without one, {_CPU}"
+        )
+    if known.capability < _LEAST_CAPABILITY:
+        return (
+            f"{known.gpu} has compute capability {_dotted(known.capability)}, and "
+            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) is the least: {_CPU}"
+        )
+    return None
+
+
+def uses_twins() -> bool:
+    """Whether all is to be computed on the CPU, by torch's twins of the kernels: in tests."""
+    return bool(os.environ.get(TWINS))
+
+
+def check() -> None:
+    """Raise ValueError, with the way out, unless there is a device to compute on."""
+    if uses_twins() and _has("torch"):
+        return
+    if why := what_is_missing(facts()):
+        raise ValueError(f"--backend cuda: {why}")
+
+
+def room_bytes() -> int | None:
+    """Return what can be had of the device's memory; None for twins, which live in RAM."""
+    if uses_twins():
+        return None
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+    return int(free_bytes - _KEPT_SHARE * total_bytes - _CONTEXT_BYTES)
+
+
+def describe() -> str:
+    """Return what it computes with, in a few words."""
+    if uses_twins():
+        return f"torch {version('torch')} on the CPU, for tests"
+    known = facts()
+    return what_is_missing(known) or f"{known.gpu}, torch {known.torch}"
+
+
+def _driver() -> Version | None:
+    """Return the newest version of CUDA that the NVIDIA driver knows, asked without torch."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _has(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _version(text: str | None) -> Version:
+    """Return the first two numbers of a version."""
+    major, minor, *_ = [*(text or "0").split("."), "0"]
+    return int(major), int(minor)
+
+
+def _dotted(number: Version) -> str:
+    return ".".join(map(str, number))

@@ -1,0 +1,106 @@
+"""A model is loaded onto a device, and the device's memory is shared out.
+
+What a step takes is measured: a step of the largest size is executed before the cache is made of
+what is left.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ridgeline.backends.cuda import device as devices
+from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.model import weights as weights_
+from ridgeline.backends.cuda.runner import CudaRunner
+from ridgeline.backends.cuda.step.graphs import Variant
+from ridgeline.backends.interface import BackendContext, Setup
+from ridgeline.backends.vectors import behind_pooling
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, Work
+from ridgeline.models.tensors import Checkpoint
+
+_PROBED_GRAPHS = (1, 64, 512)  # sizes, of which the others' memory is reckoned
+_SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
+
+
+def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
+    """Return a runner with its weights on the GPU; on a CPU with twins in place of kernels."""
+    on_cpu = devices.uses_twins()
+    device = torch.device("cpu" if on_cpu else "cuda:0")
+    ops: Any = twins
+    if not on_cpu:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
+        surroundings.announce()
+        from ridgeline.backends.cuda import kernels
+
+        ops = kernels
+    weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress)
+    runner = CudaRunner(checkpoint.arch, weights, setup, scorer=behind_pooling(checkpoint), ops=ops)
+    if setup.fills_device and not on_cpu:
+        _fill(runner, setup)
+    return runner
+
+
+def largest_step(setup: Setup, num_groups: int) -> Step:
+    """Return a step of as many tokens as there may be: single ones, and a prompt of the rest.
+
+    All write into the first blocks. What they compute means nothing.
+    """
+    sampling = Sampling(SamplingParams(temperature=0.8, top_p=0.9, seed=0), 1, ())
+    singles = min(setup.max_num_seqs, setup.max_num_batched_tokens) - 1
+    longest = min(setup.max_num_batched_tokens - singles, setup.max_model_len - 1)
+    work = []
+    for i in range(singles + 1):
+        count = longest if i == singles else 1
+        need = -(-count // setup.block_size)
+        tables = [tuple(range(need))] * num_groups
+        tokens = (0,) * count
+        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (), (), others=tuple(tables[1:]))
+        work.append(item)
+    return Step(tuple(work), (), (), (), ())
+
+
+def blocks_of_rest(
+    free_bytes: int, total_bytes: int, step_bytes: int, graph_bytes: int, block_bytes: int
+) -> int:
+    """Return how many blocks of the cache the device has room for beside steps and graphs."""
+    rest = free_bytes - int(_SPARE_SHARE * total_bytes) - step_bytes - graph_bytes
+    return max(rest, 0) // block_bytes
+
+
+def _fill(runner: CudaRunner, setup: Setup) -> None:
+    """Make the cache of what the device has left beside weights, a step and graphs."""
+    step = largest_step(setup, len(runner.groups))
+    needed = max(len(item.table) for item in step.work)
+    runner.resize(max(needed, 1))
+    runner.graphs.pads = False
+    runner.execute(step)  # compiles, and settles what is allocated once
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner.execute(step)
+    step_bytes = torch.cuda.max_memory_allocated() - before
+    runner.graphs.pads = True
+    torch.cuda.empty_cache()
+    graph_bytes = _graph_bytes(runner)
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    runner.resize(
+        blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, runner.cache.block_bytes)
+    )
+
+
+def _graph_bytes(runner: CudaRunner) -> int:
+    """Return what all graphs will take, reckoned from a few that are captured and dropped."""
+    sizes = [size for size in _PROBED_GRAPHS if size in runner.graphs.sizes]
+    free_before, _ = torch.cuda.mem_get_info()
+    for size in reversed(sizes):  # the others fit into the memory of the largest
+        runner.graphs.capture(size, Variant(folds=True, single=True))
+    free_bytes, _ = torch.cuda.mem_get_info()
+    taken = max(free_before - free_bytes, 0)
+    runner.graphs.forget()
+    torch.cuda.empty_cache()
+    largest = runner.graphs.sizes[-1] / sizes[-1]
+    return int(taken * max(largest, len(runner.graphs.sizes) / len(sizes)))

@@ -1,0 +1,1 @@
+"""A model on the device: its weights, its blocks of keys and values, its layers as calls."""

@@ -1,0 +1,56 @@
+"""Keys and values on the device: blocks of equal bytes, each of one group of layers.
+
+A layer's part of a block is ``[2, K, block_size, D]``: the keys of a head lie in one run,
+and a block in one piece.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ridgeline.arch.cache_groups import CacheGroup, places
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cuda.layer_spec import values_per_token
+
+
+class Cache:
+    """All blocks, and of each layer a view of its part of them.
+
+    Attributes:
+        blocks: all memory, ``[blocks, values]``.
+        group_of: the group of each layer.
+    """
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        num_blocks: int,
+        block_size: int,
+        groups: tuple[CacheGroup, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate zeros: blocks are read whole, and zero times what was there must be zero."""
+        width = block_size * values_per_token(arch, groups)
+        self.blocks = torch.zeros((num_blocks, width), dtype=dtype, device=device)
+        self.group_of = places(groups, arch)
+        self._of_layer: dict[int, torch.Tensor] = {}
+        for group in groups:
+            begin = 0
+            for i in group.layers:
+                mixer = arch.layers[i].known_attention
+                shape = (2, mixer.num_kv_heads, block_size, mixer.head_dim)
+                end = begin + math.prod(shape)
+                self._of_layer[i] = self.blocks[:, begin:end].view(num_blocks, *shape)
+                begin = end
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return int(self.blocks[0].nbytes)
+
+    def of(self, layer: int, owner: int | None) -> torch.Tensor:
+        """Return what a layer reads, ``[blocks, 2, K, block_size, D]``: its own, or its owner's."""
+        return self._of_layer[layer if owner is None else owner]

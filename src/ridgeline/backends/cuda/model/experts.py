@@ -1,0 +1,124 @@
+"""Mixtures of experts on the device: who meets whom, and products with each expert's matrices.
+
+Pairs of a token and an expert are sorted by expert, and cut into tiles of one expert. A row's sum
+has one order, and a token's experts are added up in the order of their numbers: the same bits in
+any batch. All shapes follow from the number of tokens, so that a graph can hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.arch.model import Experts
+from ridgeline.backends.layer_weights import FeedForwardWeights
+
+_TILES = ((32, 16), (128, 64))  # pairs of an expert up to which a tile has so many rows
+_MOST_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Meetings:
+    """The pairs of a step.
+
+    Attributes:
+        order: pairs, numbered by token, in the order of their experts.
+        offsets: where the pairs of each expert begin, and their end.
+        tile_expert: the expert of each tile; -1 for none.
+        tile_begin: its first row, among pairs in that order.
+        per_token: experts of a token.
+        rows: of a tile.
+    """
+
+    order: Tensor
+    offsets: Tensor
+    tile_expert: Tensor
+    tile_begin: Tensor
+    per_token: int
+    rows: int
+
+
+def mixture(x: Tensor, weights: FeedForwardWeights, experts: Experts, ops: Any) -> Tensor:
+    """Return the weighted sum of what each token's experts make of it, float32."""
+    w: Any = weights
+    logits = ops.product(x, w.router, w.router_bias, torch.float32)
+    chosen, shares = route(logits, w, experts)
+    met = meet(chosen, experts.num)
+    inner = ops.grouped_product(x, w.gate_up, w.gate_up_bias, met, True)
+    inner = ops.gate(inner, experts.activation, experts.gated, 1.0)
+    made = ops.grouped_product(inner, w.down, w.down_bias, met, False)
+    by_expert = made.reshape(len(x), experts.per_token, -1)
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for i in range(experts.per_token):
+        out += shares[:, i, None] * by_expert[:, i].float()
+    if w.shared is not None and experts.shared is not None:
+        shared = experts.shared
+        inner = ops.product(x, w.shared.gate_up, w.shared.gate_up_bias, None)
+        inner = ops.gate(inner, shared.activation, shared.gated, shared.gate_scale)
+        dense = ops.product(inner, w.shared.down, w.shared.down_bias, torch.float32)
+        if w.shared_scale is not None:
+            dense = torch.sigmoid(ops.product(x, w.shared_scale, None, torch.float32)) * dense
+        out += dense
+    return out
+
+
+def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Return each token's experts, by rising number, and their weights.
+
+    Of experts with equal shares the first is chosen (``arch.model.Experts``).
+    """
+    is_sigmoid = experts.router == "sigmoid"
+    shares = torch.sigmoid(logits) if is_sigmoid else torch.softmax(logits, 1)
+    wanted = shares if w.choice_bias is None else shares + w.choice_bias
+    if experts.num_groups > 1:
+        wanted = _in_best_groups(wanted, experts, best=2 if is_sigmoid else 1)
+    chosen = _largest(wanted, experts.per_token).sort(1).values
+    weights = shares.gather(1, chosen)
+    if experts.normalised:
+        total = weights[:, 0].clone()
+        for i in range(1, experts.per_token):  # one order
+            total += weights[:, i]
+        weights = weights / total[:, None]
+    weights = weights * experts.scale
+    return chosen, weights if w.expert_scales is None else weights * w.expert_scales[chosen]
+
+
+def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:
+    """Return shares at minus infinity outside of the groups whose ``best`` shares sum to most."""
+    by_group = wanted.unflatten(1, (experts.num_groups, -1))
+    top = by_group.sort(2, descending=True).values[..., :best]
+    of_group = top[..., 0] if best == 1 else top[..., 0] + top[..., 1]
+    hidden = torch.ones_like(of_group, dtype=torch.bool)
+    hidden = hidden.scatter(1, _largest(of_group, experts.groups_met), False)
+    return by_group.masked_fill(hidden[..., None], float("-inf")).flatten(1)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return where the largest values of each row are; of equal ones the first."""
+    return torch.sort(-values, dim=1, stable=True).indices[:, :count]
+
+
+def meet(chosen: Tensor, num: int) -> Meetings:
+    """Sort the pairs of ``chosen`` ``[tokens, per_token]`` by expert, and cut them into tiles."""
+    flat = chosen.reshape(-1)
+    pairs, device = len(flat), chosen.device
+    rows = next((rows for most, rows in _TILES if pairs <= most * num), _MOST_ROWS)
+    counts = (flat[:, None] == torch.arange(num, device=device)).sum(0)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    tiles = (counts + rows - 1) // rows
+    ends = tiles.cumsum(0)
+    number = torch.arange(pairs // rows + num, device=device)
+    expert = torch.searchsorted(ends, number, right=True)
+    known = expert.clamp(max=num - 1)
+    begin = offsets[known] + (number - (ends - tiles)[known]) * rows
+    return Meetings(
+        order=torch.sort(flat, stable=True).indices,
+        offsets=offsets,
+        tile_expert=torch.where(expert < num, known, -1),
+        tile_begin=begin,
+        per_token=chosen.shape[1],
+        rows=rows,
+    )

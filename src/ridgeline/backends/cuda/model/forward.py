@@ -1,0 +1,234 @@
+"""A model as calls of operations: from token ids to final states.
+
+It knows neither kernels nor steps: what it calls are kernels on a GPU, and their twins on a CPU.
+The residual stream is float32; all else is as wide as the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.arch.model import Attention, Experts, ModelArch
+from ridgeline.backends.cuda.layer_spec import head_spec
+from ridgeline.backends.cuda.model.cache import Cache
+from ridgeline.backends.cuda.model.experts import mixture
+from ridgeline.backends.cuda.model.weights import Weights
+from ridgeline.backends.cuda.packed import Packed
+from ridgeline.backends.cuda.step.batch import Kind, Span
+from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
+from ridgeline.models.rope.tables import query_scales, rope_tables
+
+
+@dataclass(slots=True)
+class Plan:
+    """Attention's work list on the device, for one kind of layers.
+
+    Attributes:
+        items: the list (``step.batch``), of which ``num_items`` [1] count.
+        folds: partial results to fold, of which ``num_folds`` [1] count.
+        part_a: room for partial results.
+        part_ml: the same, for their greatest scores and sums of weights.
+        programs: of a launch; they stride over the items.
+        rows: of queries in a program.
+        folds_at_most: how many folds a launch must have programs for.
+        spans: of the step's items, and ``row_of`` their tables: what twins read.
+    """
+
+    items: Tensor
+    num_items: Tensor
+    folds: Tensor
+    num_folds: Tensor
+    part_a: Tensor
+    part_ml: Tensor
+    programs: int
+    rows: int
+    folds_at_most: int = 0
+    spans: Sequence[Span] = ()
+    row_of: Sequence[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the layers read of a step; ``tables`` are ``[groups, rows, width]``.
+
+    ``poison`` is what they write: which tokens have keys or values that are not finite.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    table_rows: Tensor
+    tables: Tensor
+    poison: Tensor
+    plans: Mapping[Kind, Plan]
+
+
+class Model:
+    """Weights and tables of angles. ``kinds`` are those of the layers' attention."""
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        weights: Weights,
+        ops: Any,
+        dtype: torch.dtype,
+        max_model_len: int,
+        group_of: Sequence[int],
+    ) -> None:
+        """Take weights, operations, and the groups of layers."""
+        self.arch, self.weights, self.ops, self.dtype = arch, weights, ops, dtype
+        device, mixers = weights.embed.device, arch.attentions
+        self._specs = [head_spec(mixer, arch.norm_eps) for mixer in mixers]
+        self._angles = {
+            rope: tuple(torch.from_numpy(t).to(device) for t in rope_tables(rope, max_model_len))
+            for rope in dict.fromkeys(mixer.rope for mixer in mixers)
+            if rope
+        }
+        self._growth = {
+            rope: torch.from_numpy(query_scales(rope, max_model_len)).to(device)
+            for rope in self._angles
+            if rope.query_growth
+        }
+        self._slopes = [
+            torch.tensor(mixer.slopes, dtype=torch.float32, device=device) if mixer.slopes else None
+            for mixer in mixers
+        ]
+        self.kinds = [
+            Kind(group, mixer.num_heads // mixer.num_kv_heads, mixer.window or 0)
+            for group, mixer in zip(group_of, mixers, strict=True)
+        ]
+
+    def tables(self) -> list[Tensor]:
+        """Return the tables that are kept beside the weights."""
+        angles = [table for both in self._angles.values() for table in both]
+        return [*angles, *self._growth.values(), *(s for s in self._slopes if s is not None)]
+
+    def __call__(self, given: Inputs, cache: Cache) -> Tensor:
+        """Return the normed final states, ``[tokens, hidden]``."""
+        arch, x = self.arch, self._first(given)
+        delta: Tensor | None = None  # what the part before added, not yet in the stream,
+        post: Norm | None = None  # and the norm that it goes through first
+        for i, (layer, w) in enumerate(zip(arch.layers, self.weights.layers, strict=True)):
+            norms, replaces = w.norms, layer.norms == "within"
+            x, row = self._enter(x, delta, post, norms.get("attn_norm"), replaces)
+            mixed, post = self._attention(i, row, w, given, cache), norms.get("attn_post_norm")
+            if layer.is_parallel:
+                if "mlp_norm" in norms:
+                    row = self._enter(x, None, None, norms["mlp_norm"])[1]
+                x = self._enter(x, mixed, post, None)[0]
+            else:
+                x, row = self._enter(x, mixed, post, norms.get("mlp_norm"), replaces)
+            delta, post = self._feed_forward(row, w, layer.ffn), norms.get("mlp_post_norm")
+            if w.out_scale is not None:
+                x = x if delta is None else self._enter(x, delta, post, None)[0]
+                x, delta = x * w.out_scale, None
+        return self._enter(x, delta, post, self.weights.norm)[1]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits behind final states, float32."""
+        arch, w = self.arch, self.weights
+        out = self._product(hidden, w.head, w.head_bias, torch.float32)
+        if arch.logit_scale != 1.0:
+            out = out * arch.logit_scale
+        if arch.logit_softcap:
+            out = arch.logit_softcap * torch.tanh(out / arch.logit_softcap)
+        return out
+
+    def _first(self, given: Inputs) -> Tensor:
+        """Return what the first layer reads, float32: ``backends.inputs`` says it for numpy."""
+        arch, w = self.arch, self.weights
+        x = w.embed[given.tokens.long()].float()
+        if w.embed_norm is not None:
+            x = self._normed(x, w.embed_norm, torch.float32)
+        if arch.embed_scale != 1.0:
+            x = x * arch.embed_scale
+        if w.positions is not None:
+            x = x + w.positions[given.positions.long() + arch.position_offset]
+        return x
+
+    def _product(
+        self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        is_packed = isinstance(weight, Packed)
+        call = self.ops.packed_product if is_packed else self.ops.product
+        out: Tensor = call(x, weight, bias, dtype)
+        return out
+
+    def _normed(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        arch = self.arch
+        return self.ops.norm(x, norm.weight, norm.bias, arch.norm_eps, arch.norm, dtype)
+
+    def _enter(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        post: Norm | None,
+        norm: Norm | None,
+        replaces: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Add to the residual stream, then norm it: return the stream and the normed rows.
+
+        If the norm ``replaces`` the stream, both are its rows.
+        """
+        arch = self.arch
+        dtype = torch.float32 if replaces else self.dtype
+        if delta is None:
+            row = x.to(dtype) if norm is None else self._normed(x, norm, dtype)
+        else:
+            behind = None if post is None else (post.weight, post.bias)
+            weight, bias = (None, None) if norm is None else (norm.weight, norm.bias)
+            row = self.ops.add_norm(
+                x, delta, arch.residual_scale, behind, weight, bias, arch.norm_eps, arch.norm, dtype
+            )
+        return (row, row.to(self.dtype)) if replaces else (x, row)
+
+    def _attention(self, i: int, x: Tensor, w: LayerWeights, given: Inputs, cache: Cache) -> Tensor:
+        mixer, spec, ops, kind = self.arch.attentions[i], self._specs[i], self.ops, self.kinds[i]
+        attention: Any = w.attention
+        row = x if mixer.in_scale == 1.0 else x * mixer.in_scale
+        qkv = self._product(row, attention.qkv, attention.qkv_bias, None)
+        if mixer.qk_norm == "width":
+            qkv = self._normed_widths(qkv, mixer, attention)
+        cos, sin = self._angles[mixer.rope] if mixer.rope else (None, None)
+        own, table = cache.of(i, mixer.kv_of), given.tables[kind.group]
+        q_norm, k_norm = (attention.q_norm, attention.k_norm) if spec.qk_norm else (None, None)
+        q = ops.rope_and_cache(
+            qkv, own, table, given.positions, given.table_rows, cos, sin, q_norm, k_norm,
+            given.poison, spec,
+        )  # fmt: skip
+        if mixer.rope in self._growth:
+            q = (q * self._growth[mixer.rope][given.positions.long(), None, None]).to(q.dtype)
+        out = ops.attend(q, own, table, given.plans[kind], self._slopes[i], attention.sinks, spec)
+        out = out.reshape(len(x), -1)
+        if attention.gate is not None:
+            gate = self._product(x, attention.gate, None, torch.float32)
+            out = (out * torch.sigmoid(gate)).to(out.dtype)
+        out = self._product(out, attention.o, attention.o_bias, None)
+        return out if mixer.out_scale == 1.0 else out * mixer.out_scale
+
+    def _normed_widths(self, qkv: Tensor, mixer: Attention, w: AttentionWeights) -> Tensor:
+        """Return products whose queries are normed over all heads together, and keys too."""
+        q, k, rest = qkv.tensor_split([mixer.q_size, mixer.q_size + mixer.kv_size], 1)
+        eps = self.arch.norm_eps
+        q, k = (
+            self.ops.norm(part.contiguous(), weight, None, eps, "rms", qkv.dtype)
+            if weight is not None
+            else part
+            for part, weight in ((q, w.q_norm), (k, w.k_norm))
+        )
+        return torch.cat([q, k, rest], 1)
+
+    def _feed_forward(self, row: Tensor, w: LayerWeights, ffn: Any) -> Tensor | None:
+        if w.ffn is None:
+            return None
+        if isinstance(ffn, Experts):
+            return mixture(row, w.ffn, ffn, self.ops)
+        network: Any = w.ffn
+        inner = self._product(row, network.gate_up, network.gate_up_bias, None)
+        inner = self.ops.gate(inner, ffn.activation, ffn.gated, ffn.gate_scale)
+        out = self._product(inner, network.down, network.down_bias, None)
+        return out if ffn.out_scale == 1.0 else out * ffn.out_scale

@@ -1,0 +1,330 @@
+"""A ``core.step.Runner`` on torch: a step becomes arrays, one copy, launches, and tokens.
+
+It keeps weights, the cache and buffers, and nothing about requests. Steps whose items all draw
+plainly take the short way: the device draws, and the next step is launched before this one's tokens
+are read (``step.ahead``). All others go through ``sampler.step_output``, as in every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ridgeline.arch.cache_groups import one_group
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.model.cache import Cache
+from ridgeline.backends.cuda.model.forward import Inputs, Model
+from ridgeline.backends.cuda.model.weights import DTYPES, Weights
+from ridgeline.backends.cuda.step.ahead import Ahead, next_work
+from ridgeline.backends.cuda.step.batch import Batch
+from ridgeline.backends.cuda.step.draws import Draws
+from ridgeline.backends.cuda.step.graphs import Graphs, Variant
+from ridgeline.backends.cuda.step.staged import StagedSteps
+from ridgeline.backends.cuda.step.staging import Pending
+from ridgeline.backends.interface import Counters, Held, KeptAdapter, Setup, Traffic
+from ridgeline.backends.memory_use import held
+from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
+from ridgeline.backends.states import HiddenStates
+from ridgeline.backends.vectors import Projections, Scorer, pooled
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import StepRecord
+from ridgeline.core.scheduling.speculate import max_draws
+from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.models.adapters import AdapterWeights
+
+Floats = NDArray[np.float32]
+
+
+class _Launched(NamedTuple):
+    """A plain step under way: what it draws, and the same on its way to the host.
+
+    Behind the ``num_draws`` tokens lies whether each one's logits are finite, then whether any of
+    the step's keys or values is not.
+    """
+
+    picked: torch.Tensor
+    pending: Pending
+    num_draws: int
+
+    def tokens(self) -> list[int] | None:
+        """Wait for the tokens; return None if anything is not as it should be."""
+        found, n = self.pending.get(), self.num_draws
+        is_sound = min(found[: 2 * n], default=1) >= 0 and all(found[n : 2 * n]) and not found[-1]
+        return found[:n] if is_sound else None
+
+
+class CudaRunner:
+    """Weights, blocks of keys and values, and what a step needs.
+
+    Attributes:
+        groups: of layers, each with a block table of its own.
+        num_ahead: items that were there when they were asked for.
+        num_in_vain: those that were computed ahead, and nobody asked for.
+    """
+
+    looks_ahead = True
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        weights: Weights,
+        setup: Setup,
+        *,
+        scorer: Sequence[Scorer | Projections] = (),
+        ops: Any = twins,
+        pads: bool | None = None,
+    ) -> None:
+        """Allocate the cache and buffers beside the weights, on their device.
+
+        Args:
+            arch: of the model.
+            weights: on a device.
+            setup: with all that was open decided.
+            scorer: what pooled states go through, if anything.
+            ops: kernels, or their twins.
+            pads: whether steps are padded as graphs need it; None: on a GPU.
+        """
+        self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
+        self.device = weights.embed.device
+        self.block_size = setup.block_size
+        self.runs_ahead = True
+        self.num_ahead = self.num_in_vain = 0
+        self.groups = setup.groups or one_group(arch)
+        self.resize(setup.num_blocks)
+        dtype, most = DTYPES[setup.dtype], setup.max_num_batched_tokens
+        self.model = Model(arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of)
+        self._steps = StagedSteps(setup, len(self.groups), self.model.kinds, arch, self.device)
+        num_draws = max_draws(setup.max_num_seqs)
+        self._draws = Draws(setup.max_num_seqs + 1, num_draws, ops, self.device)
+        self._poison = torch.zeros(most, dtype=torch.int32, device=self.device)
+        self._scorer = scorer
+        self._ahead: Ahead | None = None
+        self.graphs = Graphs(self._run, self.device, most, pads)
+
+    def resize(self, num_blocks: int) -> None:
+        """Make the cache anew, with so many blocks: what it held is lost."""
+        setup = self._setup
+        self.num_blocks = num_blocks
+        vars(self).pop("cache", None)  # freed first: there may be no room for both
+        dtype = DTYPES[setup.kv_cache_dtype]
+        self.cache = Cache(self.arch, num_blocks, setup.block_size, self.groups, dtype, self.device)
+        self._states = HiddenStates(num_blocks, setup.block_size, self.arch.hidden_size)
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def execute(self, step: Step) -> StepOutput:
+        """Copy blocks, run the model once over all tokens, write K/V, draw."""
+        with torch.inference_mode():
+            if step.copies:
+                pairs = torch.tensor(step.copies, device=self.device)
+                self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
+            ahead, self._ahead = self._ahead, None
+            return self._compute(step) if ahead is None else self._complete(step, ahead)
+
+    def _complete(self, step: Step, ahead: Ahead) -> StepOutput:
+        """Return a step's output, of which some may have been computed ahead."""
+        places = ahead.places(step, self.block_size)
+        known = [at for at in places if at >= 0]
+        self.num_ahead += len(known)
+        self.num_in_vain += len(ahead.work) - len(known)
+        if len(known) == len(step.work):
+            self._run_ahead(step, ahead.picked, places)
+        found = _Launched(ahead.picked, ahead.pending, len(ahead.work)).tokens() if known else []
+        if found is None:  # the usual way says which request is at fault
+            self._ahead = None
+            return self._compute(step)
+        if self._ahead is not None:
+            self._ahead.tokens = [found[at] for at in places]
+        tokens: list[tuple[int, ...]] = [(found[at],) if at >= 0 else () for at in places]
+        rest = [i for i, at in enumerate(places) if at < 0]
+        if not rest:
+            return StepOutput(tuple(tokens))
+        others = step._replace(work=tuple(step.work[i] for i in rest))
+        return _merged(tokens, rest, self._compute(others, goes_on=False))
+
+    def _compute(self, step: Step, *, goes_on: bool = True) -> StepOutput:
+        """Run a step; ``goes_on`` lets the one after it start."""
+        batch = self._arrange(step.work)
+        if self._draws.are_plain(step.work, batch.row_of):
+            output = self._compute_plain(step, batch, goes_on=goes_on)
+            if output is not None:
+                return output
+            batch = self._arrange(step.work)  # another step may be staged now
+        self._steps.send()
+        hidden = self._launch(batch)
+
+        def head(asks: list[LogitsRequest]) -> list[Sampled]:
+            if not asks:
+                return []
+            rows = hidden[[ask.token for ask in asks]]
+            return self._draws.answers(self.model.logits(rows), asks)
+
+        def states(tokens: range) -> Floats:
+            found: Floats = hidden[list(tokens)].float().numpy(force=True)
+            return found
+
+        output = finish(step.work, head, lambda: self._damaged(batch))
+        output = self._states.compare(step, output, states)
+        return pooled(step, output, states, *self._scorer)
+
+    def _compute_plain(self, step: Step, batch: Batch, *, goes_on: bool) -> StepOutput | None:
+        """Draw one token for each item that has a seed; None if anything is not finite."""
+        drawing = [i for i, item in enumerate(step.work) if item.seeds]
+        launched = self._start(step.work, batch, drawing)
+        if goes_on and len(drawing) == len(batch.tokens):
+            self._run_ahead(step, launched.picked, range(len(drawing)))
+        found = launched.tokens()
+        if found is None:
+            self._ahead = None
+            return None
+        if self._ahead is not None:
+            self._ahead.tokens = found
+        tokens: list[tuple[int, ...]] = [()] * len(step.work)
+        for i, token in zip(drawing, found, strict=True):
+            tokens[i] = (token,)
+        return StepOutput(tuple(tokens))
+
+    def _run_ahead(self, step: Step, picked: torch.Tensor, places: Sequence[int]) -> None:
+        """Launch what will probably be asked for next.
+
+        Its tokens are at ``places`` of what another step draws.
+        """
+        setup = self._setup
+        work = next_work(step, setup.block_size, setup.max_model_len) if self.runs_ahead else None
+        if work is None:
+            return
+        batch = self._arrange(work)
+        if self._draws.are_plain(work, batch.row_of):
+            launched = self._start(work, batch, range(len(work)), picked, places)
+            self._ahead = Ahead(work, launched.picked, launched.pending)
+
+    def _start(
+        self,
+        work: tuple[Work, ...],
+        batch: Batch,
+        drawing: Sequence[int],
+        picked: torch.Tensor | None = None,
+        places: Sequence[int] = (),
+    ) -> _Launched:
+        """Launch the layers and the draws of the items ``drawing``.
+
+        Their tokens may still lie on the device, at ``places`` of ``picked``.
+        """
+        ends = np.array([first + count for first, count, _ in batch.spans]) - 1
+        ends = ends[drawing]
+        there = self._steps.send(head_rows=ends, places=places)
+        if picked is not None:
+            there["tokens"][: len(places)] = picked[there["places"][: len(places)].long()]
+        hidden = self._launch(batch)
+        n = len(drawing)
+        poison = self._poison[: len(batch.tokens)].amax()[None]
+        if not n:
+            return _Launched(poison[:0], Pending(poison), 0)
+        logits = self.model.logits(hidden[there["head_rows"][:n].long()])
+        rows = np.array(batch.row_of)[drawing]
+        seeds = [work[i].seeds[0] for i in drawing]
+        drawn, finite = self._draws.of_items(logits, rows, seeds, batch.positions[ends] + 1)
+        return _Launched(drawn, Pending(torch.cat([drawn, finite, poison])), n)
+
+    def _arrange(self, work: tuple[Work, ...]) -> Batch:
+        batch, fresh = self._steps.arrange(work, self.graphs.padded)
+        self._draws.note(work, fresh)
+        return batch
+
+    def _launch(self, batch: Batch) -> torch.Tensor:
+        """Run the layers over what is staged; return final states of at least its tokens."""
+        folds = any(len(of_kind.folds) for of_kind in batch.lists.values())
+        variant = Variant(folds, single=len(batch.tokens) == len(batch.spans))
+        return self.graphs.run(self.graphs.padded(len(batch.tokens)), variant)
+
+    def _run(self, size: int, variant: Variant, is_captured: bool) -> torch.Tensor:
+        self._poison[:size] = 0
+        plans = self._steps.plans(variant, is_captured=is_captured)
+        there = self._steps.staging.device
+        given = Inputs(
+            there["tokens"][:size],
+            there["positions"][:size],
+            there["table_rows"][:size],
+            self._steps.tables,
+            self._poison,
+            plans,
+        )
+        return self.model(given, self.cache)
+
+    def _damaged(self, batch: Batch) -> list[tuple[int, int]]:
+        """Return the items whose keys or values are not finite, with the first such token."""
+        poison = self._poison[: len(batch.tokens)].numpy(force=True)
+        if not poison.any():
+            return []
+        of_items = [poison[first : first + count] for first, count, _ in batch.spans]
+        return [(i, int(of_item.argmax())) for i, of_item in enumerate(of_items) if of_item.any()]
+
+    # --- what a backend's face asks for ----------------------------------------------------------
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
+
+        The cache holds one text, whose blocks go round the groups of layers.
+        """
+        count = len(self.groups)
+        need = -(-(start + len(tokens)) // self.block_size)
+        table, *others = (tuple(range(group, need * count, count)) for group in range(count))
+        sampling = Sampling(SamplingParams(), 0, ())
+        work = Work((-1, 0), start, tuple(tokens), table, (), sampling, (), ())
+        self._ahead = None
+        with torch.inference_mode():
+            batch = self._arrange((work._replace(others=tuple(others)),))
+            self._steps.send()
+            hidden = self._launch(batch)[: len(tokens)]
+            logits: Floats = self.model.logits(hidden).numpy(force=True)
+        return logits
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
+        """Raise ValueError: there are none here yet."""
+        raise ValueError("--backend cuda has no adapters (--lora) yet: take --backend cpu")
+
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
+        """Return nothing: kernels on a device are not counted."""
+        return {}
+
+    def memory(self) -> dict[str, Held]:
+        """Return what every tensor takes that is kept from step to step."""
+        of_weights = self.weights.by_name()
+        parts: dict[str, list[Any]] = {f"weights.{name}": of_weights[name] for name in of_weights}
+        parts["weights.rope"] = self.model.tables()
+        parts["kv_cache"] = [self.cache.blocks]
+        parts["scratch.attention"] = self._steps.partial_results
+        parts["scratch.step"] = [
+            self._steps.staging.array, self._steps.tables, self._draws.staging.array, self._poison,
+        ]  # fmt: skip
+        by_name = {name: self._held(arrays) for name, arrays in parts.items()}
+        by_name["states"] = held([self._states.array])
+        if self._scorer:
+            by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
+        return by_name
+
+    def _held(self, tensors: Sequence[torch.Tensor]) -> Held:
+        if self.device.type == "cpu":
+            return held(tensor.view(torch.uint8).numpy() for tensor in tensors if tensor.numel())
+        places = {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors}
+        size = sum(num_bytes for _, num_bytes in places)
+        return Held(size, size, device=str(self.device))
+
+    def profile(self, announce: Callable[[], None]) -> Counters:
+        """Raise ValueError: nothing counts inside kernels."""
+        raise ValueError("the cuda backend counts no cycles: use --backend cpu")
+
+
+def _merged(tokens: list[tuple[int, ...]], rest: Sequence[int], output: StepOutput) -> StepOutput:
+    """Return the output of a whole step; ``rest`` are the items that ``output`` is about."""
+    for i, drawn in zip(rest, output.tokens, strict=True):
+        tokens[i] = drawn
+    by_item: Iterable[Any] = (
+        {rest[i]: found for i, found in field.items()} for field in output[1:]
+    )
+    return StepOutput(tuple(tokens), *by_item)

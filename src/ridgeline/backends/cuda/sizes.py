@@ -1,0 +1,80 @@
+"""What a model takes on a device: its weights, the largest step, a token in the cache.
+
+It imports no torch: plans and refusals are made on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ridgeline.arch.cache_groups import one_group
+from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.backends.cuda.layer_spec import values_per_token
+from ridgeline.backends.interface import Footprint, Setup
+from ridgeline.core.scheduling.speculate import max_draws
+from ridgeline.models.tensors import Checkpoint
+
+FORMATS = ("bf16", "f32", "int8", "int4")
+MOST_SLOTS = 4096  # partial results of attention in a step
+_PACKED_INPUTS = 64  # a packed matrix has a multiple of them
+_PACKED_BYTES = {8: 1 + 2 / 32, 4: 1 / 2 + 4 / 32}  # of a weight, with its part of the scales
+
+
+def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> int:
+    """Return in how many bits a tensor is packed, by its canonical name; 0 if it is not.
+
+    A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. The
+    embedding, of which few rows are read, routers and matrices of odd widths are not packed.
+    """
+    kept = name in ("embed", "positions") or name.endswith(("router", "shared_scale"))
+    if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
+        return 0
+    return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
+
+
+def weights_bytes(checkpoint: Checkpoint, dtype: str) -> Mapping[str, int]:
+    """Return the bytes of the weights on the device, by part."""
+    found: dict[str, float] = {}
+    for name, shape in checkpoint.arch.matrix_shapes().items():
+        bits = packed_bits(name, shape, dtype, checkpoint.tensors[name].dtype)
+        is_wide = len(shape) < 2 or name == "positions" or dtype == "f32"
+        part = _part_of(name, len(shape))
+        of_weight = _PACKED_BYTES[bits] if bits else 4 if is_wide else 2
+        found[part] = found.get(part, 0) + math.prod(shape) * of_weight
+    return {part: int(size) for part, size in found.items()}
+
+
+def _part_of(name: str, num_axes: int) -> str:
+    if name in ("embed", "positions"):
+        return "embedding"
+    if num_axes < 2:
+        return "norms"
+    if name == "head":
+        return "head"
+    last = name.rpartition(".")[2]
+    return "attention" if last in ("q", "k", "v", "o", "q_gate") else "mlp"
+
+
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return what a setup takes beside the weights: the largest step, and a token in the cache.
+
+    A runner on a GPU measures the step: this is what is reckoned with before it is loaded.
+    """
+    wide = 4 if setup.dtype == "f32" else 2
+    q_size = max(mixer.q_size for mixer in arch.attentions)
+    kv_size = max(mixer.kv_size for mixer in arch.attentions)
+    inner = max(map(_inner_size, (layer.ffn for layer in arch.layers)))
+    of_token = 12 * arch.hidden_size + wide * (4 * arch.hidden_size + 4 * q_size + 2 * kv_size)
+    of_token += wide * 3 * inner
+    logits = 2 * 4 * max_draws(setup.max_num_seqs) * arch.vocab_size
+    step_bytes = setup.max_num_batched_tokens * of_token + MOST_SLOTS * 4 * q_size + logits
+    in_cache = 4 if setup.kv_cache_dtype == "f32" else 2
+    return Footprint(step_bytes, in_cache * values_per_token(arch, setup.groups or one_group(arch)))
+
+
+def _inner_size(ffn: object) -> int:
+    """Return the inner values of a token in a feed-forward network."""
+    if isinstance(ffn, Experts):
+        return ffn.size * ffn.per_token + (ffn.shared.size if ffn.shared else 0)
+    return int(getattr(ffn, "size", 0))

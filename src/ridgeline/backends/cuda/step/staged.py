@@ -1,0 +1,138 @@
+"""Where a step lies on the device: its tokens, block tables and work lists, in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cuda.model.forward import Plan
+from ridgeline.backends.cuda.sizes import MOST_SLOTS
+from ridgeline.backends.cuda.step.batch import (
+    FOLD,
+    ITEM,
+    Batch,
+    Cut,
+    Kind,
+    Tables,
+    arrange,
+)
+from ridgeline.backends.cuda.step.graphs import Variant
+from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
+from ridgeline.backends.interface import Setup
+from ridgeline.core.step import Work
+
+_MOST_CHANGES = 4096  # entries of tables that travel with a step; more of them go in a copy of all
+_TWINS = 2  # processors of a CPU: twins need none
+
+
+class StagedSteps:
+    """Arrays of steps on the host and on the device.
+
+    Attributes:
+        staging: what travels with each step.
+        tables: block tables on the device, ``[groups, rows, width]``.
+        partial_results: of attention, for layers of any kind: they run one after another.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        num_groups: int,
+        kinds: Sequence[Kind],
+        arch: ModelArch,
+        device: torch.device,
+    ) -> None:
+        """Make room for the largest step, whose layers have attention of these kinds."""
+        most, width = setup.max_num_batched_tokens, -(-setup.max_model_len // setup.block_size) + 1
+        self._kinds = list(dict.fromkeys(kinds))
+        self._host_tables = Tables(num_groups, setup.max_num_seqs + 1, width)
+        shape = self._host_tables.array.shape
+        self.tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        shapes = {
+            **dict.fromkeys(("tokens", "positions", "table_rows"), (most,)),
+            **dict.fromkeys(("head_rows", "places"), (setup.max_num_seqs + 1,)),
+            "changes": (2, _MOST_CHANGES),
+        }
+        for n in range(len(self._kinds)):
+            shapes |= {f"counts{n}": (2,), f"folds{n}": (MOST_SLOTS, FOLD)}
+            shapes[f"items{n}"] = (most + MOST_SLOTS, ITEM)
+        parts = {name: Part(shape, torch.int32) for name, shape in shapes.items()}
+        self.staging = Staging(parts, device)
+        mixers = arch.attentions
+        channels = max(mixer.num_heads * mixer.head_dim for mixer in mixers)
+        heads = max(mixer.num_heads for mixer in mixers)
+        self.partial_results = [
+            torch.zeros(MOST_SLOTS * size, dtype=torch.float32, device=device)
+            for size in (channels, 2 * heads)
+        ]
+        self._processors = _TWINS
+        if device.type == "cuda":
+            self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._batch: Batch | None = None
+
+    def arrange(
+        self, work: tuple[Work, ...], padded: Callable[[int], int]
+    ) -> tuple[Batch, list[tuple[int, int]]]:
+        """Write a step into the host's arrays; return it, and items whose rows are new to them."""
+        single = all(len(item.tokens) == 1 for item in work)
+        cuts = {kind: Cut(rows_of(kind.shared, single), SPLIT) for kind in self._kinds}
+        batch = self._batch = arrange(work, self._host_tables, cuts)
+        host, count = self.staging.host, len(batch.tokens)
+        size = padded(count)
+        for name, fill in (("tokens", 0), ("positions", 0), ("table_rows", -1)):
+            host[name][:count] = getattr(batch, name)
+            host[name][count:size] = fill
+        for n, kind in enumerate(self._kinds):
+            items, folds = batch.lists[kind]
+            host[f"counts{n}"][:] = len(items), len(folds)
+            host[f"items{n}"][: len(items)] = items
+            host[f"folds{n}"][: len(folds)] = folds
+        return batch, self._host_tables.fresh
+
+    def send(self, head_rows: Any = (), places: Sequence[int] = ()) -> Mapping[str, torch.Tensor]:
+        """Start the copy of the step that was arranged; return its arrays on the device.
+
+        ``head_rows`` are tokens whose logits are wanted, ``places`` of tokens that lie there.
+        """
+        host, there = self.staging.host, self.staging.device
+        host["head_rows"][: len(head_rows)] = head_rows
+        host["places"][: len(places)] = places
+        changed, table = self._host_tables.take_changes(), self._host_tables.array
+        count = len(changed)
+        travels = count <= _MOST_CHANGES
+        if travels and count:
+            host["changes"][0, :count] = changed
+            host["changes"][1, :count] = table.reshape(-1)[changed]
+        self.staging.send()
+        if not travels:
+            self.tables.copy_(torch.from_numpy(table))
+        elif count:
+            index, value = there["changes"][:, :count]
+            self.tables.view(-1)[index.long()] = value
+        return there
+
+    def plans(self, variant: Variant, *, is_captured: bool) -> dict[Kind, Plan]:
+        """Return attention's work lists; a graph that is captured is for any number of folds."""
+        assert self._batch is not None
+        there, batch, plans = self.staging.device, self._batch, dict[Kind, Plan]()
+        for n, kind in enumerate(self._kinds):
+            counts, rows = there[f"counts{n}"], rows_of(kind.shared, variant.single)
+            most_folds = len(there[f"folds{n}"]) if variant.folds else 0
+            plans[kind] = Plan(
+                items=there[f"items{n}"],
+                num_items=counts[:1],
+                folds=there[f"folds{n}"],
+                num_folds=counts[1:],
+                part_a=self.partial_results[0],
+                part_ml=self.partial_results[1],
+                programs=PROGRAMS_PER_PROCESSOR[rows] * self._processors,
+                rows=rows,
+                folds_at_most=most_folds if is_captured else len(batch.lists[kind].folds),
+                spans=batch.spans,
+                row_of=batch.row_of,
+            )
+        return plans
