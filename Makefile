@@ -10,13 +10,15 @@ export PROMPT
 BIN := .venv/bin
 WITH_SERVER := examples/openai_client.py examples/tool_calls.py
 PARITY := .venv-parity/bin
+GPU := .venv-gpu/bin
 STEP := sh tools/step.sh
 TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
 # By name, not those with most tests first: at the end one process would wait for the other's longest.
 REST := $(TWO) --no-loadscope-reorder --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+SAME_ANSWER := tests/engine/test_same_answer.py tests/engine/test_same_answer_of_families.py
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve demo test test-full test-parity test-parity-full test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
+.PHONY: help serve demo test test-full test-gpu test-gpu-full test-parity test-parity-full test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean
 
 help:
 	@echo "make serve        serve a model over HTTP, as OpenAI's clients expect   (MODEL=, PORT=)"
@@ -25,6 +27,7 @@ help:
 	@echo "make test FILE=tests/core/scheduling/test_scheduler.py   only the tests of a file or folder"
 	@echo "make test ROOM=planner   lint, and the tests of a room and of all that imports it"
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
+	@echo "make test-gpu     the cuda backend on a CPU: twins of kernels, Triton's interpreter (own environment, with torch)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
 	@echo "make test-parity-full  the same with every key of every config flipped in turn, and llama.cpp beside us (an hour)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
@@ -51,6 +54,12 @@ setup: .venv/ready
 	@$(STEP) "Creating .venv-parity" $(PYTHON) -m venv .venv-parity
 	@$(STEP) "Installing transformers and torch" $(PARITY)/python $(PIP) install -r requirements-parity.txt
 	@$(STEP) "Installing Ridgeline" $(PARITY)/python $(PIP) install -e .
+	@touch $@
+
+.venv-gpu/ready: requirements-gpu.txt pyproject.toml
+	@$(STEP) "Creating .venv-gpu" $(PYTHON) -m venv .venv-gpu
+	@$(STEP) "Installing torch and Triton" $(GPU)/python $(PIP) install -r requirements-gpu.txt
+	@$(STEP) "Installing Ridgeline" $(GPU)/python $(PIP) install -e .
 	@touch $@
 
 .venv-parity/ready-full: requirements-parity-full.txt .venv-parity/ready
@@ -124,6 +133,16 @@ examples: .venv/ready-test
 test-clients: .venv/ready .venv-clients/ready
 	@UV=$(CURDIR)/.venv-clients/bin/uv $(BIN)/python -m tests.clients $(CLIENT)
 
+# Each process has one thread, and so many files at a time. Triton is told before it is imported.
+test-gpu: .venv-gpu/ready
+	@export OMP_NUM_THREADS=1 TRITON_INTERPRET=1; \
+		$(STEP) "The cuda backend on a CPU" $(GPU)/python -m pytest -q $(TWO) tests/gpu && \
+		$(STEP) "The same answers" $(GPU)/python -m pytest -q $(TWO) -m "not full" -k cuda $(SAME_ANSWER)
+
+test-gpu-full: .venv-gpu/ready
+	@export OMP_NUM_THREADS=1; \
+		$(STEP) "The same answers of all models" $(GPU)/python -m pytest -q $(TWO) -k cuda $(SAME_ANSWER)
+
 test-parity: .venv-parity/ready
 	@$(STEP) "Parity with transformers" $(PARITY)/python -m pytest -q tests/parity
 
@@ -136,6 +155,6 @@ test-parity-full: .venv-parity/ready-full
 	@$(PARITY)/python -m tests.parity.full
 
 clean:
-	rm -rf .venv .venv-clients .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-clients .venv-gpu .venv-parity .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	rm -rf "$${RIDGELINE_HOME:-$$HOME/.cache/ridgeline}/kernels-of-tests"
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

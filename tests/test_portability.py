@@ -23,6 +23,7 @@ system, machine, missing, commands = json.loads(sys.argv[1])
 import ridgeline
 
 names = [found.name for found in pkgutil.walk_packages(ridgeline.__path__, "ridgeline.")]
+names = [name for name in names if not name.startswith("ridgeline.backends.cuda.")]  # need torch
 for name in names:  # and with each all that it needs of others
     importlib.import_module(name)
 for name in [name for name in sys.modules if name.partition(".")[0] == "ridgeline"]:

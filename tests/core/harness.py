@@ -134,6 +134,7 @@ def make_scheduler(
     checkpoints: int | None = None,
     every: int = 8,
     windows: tuple[int | None, ...] = (None,),
+    looks_ahead: bool = False,
 ) -> Scheduler:
     states = None if checkpoints is None else States(seats, checkpoints, every=every)
     kv = KVCache(
@@ -145,7 +146,12 @@ def make_scheduler(
         windows=windows,
     )
     return Scheduler(
-        kv, policy, max_num_batched_tokens=budget, max_num_seqs=seats, speculation=speculation
+        kv,
+        policy,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        speculation=speculation,
+        looks_ahead=looks_ahead,
     )
 
 

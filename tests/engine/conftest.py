@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ridgeline.backends.cuda.device import TWINS
 from tests.llama2c import convert
 from tests.real_models import SHARED_MODELS, shared_files
 
@@ -22,6 +24,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "cpu-int8-row": {"backend": "cpu", "dtype": "int8-row"},
     "cpu-int8-int4": {"backend": "cpu", "kv_cache_dtype": "int8-int4"},  # keys 8, values 4 bits
     "cpu-int8-f16": {"backend": "cpu", "dtype": "int8", "kv_cache_dtype": "f16"},
+    "cuda": {"backend": "cuda", "dtype": "f32", "kv_cache_dtype": "f32"},  # on torch's twins
 }
 
 
@@ -45,6 +48,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             together = "together" in item.name and backend == "cpu-int8-row"
             if not (backend in (*OFTEN, *FOR_EACH[name]) or together):
                 item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def on_twins() -> None:
+    """Let the cuda backend compute on the CPU."""
+    os.environ[TWINS] = "1"
+
+
+def skip_without_torch(options: dict[str, Any]) -> None:
+    """Skip a test of the cuda backend where its library is not installed."""
+    if options["backend"] == "cuda":
+        pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -20,6 +20,7 @@ from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
+from tests.engine.conftest import skip_without_torch
 from tests.engine.tiny_families import write_family
 from tests.parity.tiny_configs import CONFIGS, NEWER, VOCAB
 
@@ -30,13 +31,15 @@ FORMATS: dict[str, dict[str, Any]] = {
     "f32": {"backend": "cpu", "dtype": "f32", "kv_cache_dtype": "f32"},
     "int8": {"backend": "cpu", "dtype": "int8", "kv_cache_dtype": "int8"},
     "reference": {"backend": "reference"},
+    "cuda": {"backend": "cuda", "dtype": "f32"},
 }
-TOLERANCE = {"reference": 1e-4}  # of logprobs; all others must agree bit for bit
+TOLERANCE = {"reference": 1e-4, "cuda": 1e-4}  # of logprobs; all others must agree bit for bit
 # One of each kind of structure, which ``make test`` runs; the rest is of the full matrix.
 OFTEN = {
     ("gemma3", "auto"), ("gpt-oss", "auto"), ("gemma4", "int8"), ("deepseek-v3", "auto"),
     ("qwen3.5-moe", "auto"), ("falcon-h1", "int8"), ("lfm2-moe", "f32"), ("neox", "int8"),
     ("nemotron-h-moe", "int8"), ("bloom", "auto"), ("phimoe", "auto"),
+    ("bloom", "cuda"), ("exaone4", "cuda"), ("gpt-oss", "cuda"), ("qwen2-moe", "cuda"),
 }  # fmt: skip
 ON_REFERENCE_ALONE = ("gemma4-keys",)
 ON_CPU = [name for name in CONFIGS | NEWER if name not in ON_REFERENCE_ALONE]
@@ -132,7 +135,7 @@ CASES = [
     for name in CONFIGS | NEWER
     for form in FORMATS
     for often in [(name, form) in OFTEN]
-    if form == "reference" or name not in ON_REFERENCE_ALONE
+    if form in ("reference", "cuda") or name not in ON_REFERENCE_ALONE
 ]
 
 
@@ -155,7 +158,13 @@ def ask(llm: LLM, indexes: list[int]) -> list[RequestOutput]:
 
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
-    engines = open_engines(name, form)
+    skip_without_torch(FORMATS[form])
+    try:
+        engines = open_engines(name, form)
+    except ValueError as refusal:
+        if form != "cuda":
+            raise
+        pytest.skip(str(refusal))
     wanted, everyone = engines.alone, list(range(len(REQUESTS)))
 
     together = engines.new()

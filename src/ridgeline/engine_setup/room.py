@@ -88,6 +88,7 @@ def fit(
             states.num_seqs, max(1, _DEFAULT_KV_BYTES // one_sequence(setup.max_model_len))
         ),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
+        takes_all=setup.fills_device,
     )
     kv_bytes = plan.num_blocks * kv_bytes_per_block
     return Fitted(

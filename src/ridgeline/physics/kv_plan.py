@@ -38,6 +38,7 @@ def fit_kv_cache(
     blocks_of: Callable[[int], int],
     max_num_seqs: int,
     other_bytes_per_block: int = 0,
+    takes_all: bool = False,
 ) -> KVPlan:
     """Size the KV cache from the memory that is there; make it smaller rather than refuse.
 
@@ -53,10 +54,10 @@ def fit_kv_cache(
         block_size: tokens per block.
         wanted_kv_bytes: the user's ``--kv-cache-memory``; None leaves the choice to us.
         wanted_model_len: longest sequence that the user wants, tokens.
-        blocks_of: from the length of a sequence, tokens, to the most blocks that it holds at once;
-            windows make them fewer.
+        blocks_of: from a sequence's tokens to the most blocks that it holds; windows make it fewer.
         max_num_seqs: sequences that may run at once.
         other_bytes_per_block: what is kept beside the keys and values of a block.
+        takes_all: then the cache gets all that is left, of a device that nothing else needs.
 
     Raises:
         ValueError: not even one sequence of two blocks fits.
@@ -75,8 +76,8 @@ def fit_kv_cache(
             "limit of the container, lower --max-num-batched-tokens, or take a smaller model"
         )
     if wanted_kv_bytes is None:
-        half = min(max_num_seqs * blocks_per_seq, room_blocks // 2)
-        num_blocks = max(half, min(blocks_per_seq, room_blocks))
+        most = room_blocks if takes_all else min(max_num_seqs * blocks_per_seq, room_blocks // 2)
+        num_blocks = max(most, min(blocks_per_seq, room_blocks))
     else:
         num_blocks = min(wanted_kv_bytes // kv_bytes_per_block, room_blocks)
         if num_blocks < min_blocks:
@@ -87,7 +88,6 @@ def fit_kv_cache(
     max_model_len = wanted_model_len
     if num_blocks < blocks_per_seq:
         max_model_len = min(wanted_model_len, _longest(blocks_of, num_blocks, block_size))
-
     given_up, flags = [], []
     if wanted_kv_bytes is not None and num_blocks < wanted_kv_bytes // kv_bytes_per_block:
         given_up.append(f"not {gib(wanted_kv_bytes)}")
@@ -101,10 +101,10 @@ def fit_kv_cache(
         reason = f"of {gib(available_bytes)} available, weights and steps take the rest; change"
     else:
         reason = "more would not fit in --kv-cache-memory; raise it or change"
-    num_tokens = num_blocks // blocks_of(1) * block_size
     note = (
-        f"KV cache of {gib(num_blocks * kv_bytes_per_block)} ({num_tokens:,} "
-        f"tokens), {', '.join(given_up)}: {reason} {' and '.join(flags)}"
+        f"KV cache of {gib(num_blocks * kv_bytes_per_block)} "
+        f"({num_blocks // blocks_of(1) * block_size:,} tokens), {', '.join(given_up)}: "
+        f"{reason} {' and '.join(flags)}"
     )
     return KVPlan(num_blocks, max_model_len, (note,))
 

@@ -412,3 +412,29 @@ def test_room_is_what_the_queues_leave_of_a_step() -> None:
     assert scheduler.room()[:4] == (2, -8, 3, 10)
     run_step(scheduler)  # the second, and 22 tokens of the first
     assert scheduler.room()[:4] == (2, 16, 3, 12)
+
+
+# --- a runner that goes on before it is asked ---------------------------------------------------
+
+
+def test_looking_ahead_keeps_room_for_one_token_more() -> None:
+    scheduler = make_scheduler(looks_ahead=True)
+    add(scheduler, 6, max_tokens=4)
+    tables = [len(run_step(scheduler).work[0].table) for _ in range(4)]
+    assert tables == [2, 2, 3, 3]  # of 6, 7, 8 and 9 tokens: the third comes with the eighth
+    plain = make_scheduler()
+    add(plain, 6, max_tokens=4)
+    assert [len(run_step(plain).work[0].table) for _ in range(4)] == [2, 2, 2, 3]
+
+
+def test_looking_ahead_keeps_no_room_behind_an_answers_end() -> None:
+    scheduler = make_scheduler(looks_ahead=True)
+    add(scheduler, 6, max_tokens=2)
+    assert [len(run_step(scheduler).work[0].table) for _ in range(2)] == [2, 2]
+
+
+@pytest.mark.parametrize(("num_blocks", "wanted"), [(3, 2), (4, 3)])
+def test_looking_ahead_leaves_an_eighth_of_all_blocks(num_blocks: int, wanted: int) -> None:
+    scheduler = make_scheduler(num_blocks, looks_ahead=True)
+    add(scheduler, 8, max_tokens=4)
+    assert len(run_step(scheduler).work[0].table) == wanted

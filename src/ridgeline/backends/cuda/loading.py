@@ -7,6 +7,7 @@ what is left.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -34,9 +35,7 @@ def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendConte
     if not on_cpu:
         os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
         surroundings.announce()
-        from ridgeline.backends.cuda import kernels
-
-        ops = kernels
+        ops = import_module("ridgeline.backends.cuda.kernels")  # compiles: on a GPU alone
     weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress)
     runner = CudaRunner(checkpoint.arch, weights, setup, scorer=behind_pooling(checkpoint), ops=ops)
     if setup.fills_device and not on_cpu:

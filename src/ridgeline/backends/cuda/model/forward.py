@@ -7,7 +7,7 @@ The residual stream is float32; all else is as wide as the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,37 +19,10 @@ from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
-from ridgeline.backends.cuda.step.batch import Kind, Span
+from ridgeline.backends.cuda.step.batch import Kind
+from ridgeline.backends.cuda.step.plan import Plan
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
 from ridgeline.models.rope.tables import query_scales, rope_tables
-
-
-@dataclass(slots=True)
-class Plan:
-    """Attention's work list on the device, for one kind of layers.
-
-    Attributes:
-        items: the list (``step.batch``), of which ``num_items`` [1] count.
-        folds: partial results to fold, of which ``num_folds`` [1] count.
-        part_a: room for partial results.
-        part_ml: the same, for their greatest scores and sums of weights.
-        programs: of a launch; they stride over the items.
-        rows: of queries in a program.
-        folds_at_most: how many folds a launch must have programs for.
-        spans: of the step's items, and ``row_of`` their tables: what twins read.
-    """
-
-    items: Tensor
-    num_items: Tensor
-    folds: Tensor
-    num_folds: Tensor
-    part_a: Tensor
-    part_ml: Tensor
-    programs: int
-    rows: int
-    folds_at_most: int = 0
-    spans: Sequence[Span] = ()
-    row_of: Sequence[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,12 @@ one stream: a block that was given away meanwhile is written later by its new ow
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ridgeline.backends.cuda.step.staging import Pending
 from ridgeline.core.step import SeqId, Step, Wait, Work
+
+if TYPE_CHECKING:
+    from ridgeline.backends.cuda.step.staging import Pending
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.cuda.model.forward import Plan
 from ridgeline.backends.cuda.sizes import MOST_SLOTS
 from ridgeline.backends.cuda.step.batch import (
     FOLD,
@@ -20,6 +19,7 @@ from ridgeline.backends.cuda.step.batch import (
     arrange,
 )
 from ridgeline.backends.cuda.step.graphs import Variant
+from ridgeline.backends.cuda.step.plan import Plan
 from ridgeline.backends.cuda.step.staging import Part, Staging
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
 from ridgeline.backends.interface import Setup

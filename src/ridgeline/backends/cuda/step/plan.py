@@ -1,0 +1,38 @@
+"""Attention's work on the device, as the model hands it to the operation that attends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ridgeline.backends.cuda.step.batch import Span
+
+
+@dataclass(slots=True)
+class Plan:
+    """Attention's work list on the device, for one kind of layers.
+
+    Attributes:
+        items: the list (``step.batch``), of which ``num_items`` [1] count.
+        folds: partial results to fold, of which ``num_folds`` [1] count.
+        part_a: room for partial results.
+        part_ml: the same, for their greatest scores and sums of weights.
+        programs: of a launch; they stride over the items.
+        rows: of queries in a program.
+        folds_at_most: how many folds a launch must have programs for.
+        spans: of the step's items, and ``row_of`` their tables: what twins read.
+    """
+
+    items: Tensor
+    num_items: Tensor
+    folds: Tensor
+    num_folds: Tensor
+    part_a: Tensor
+    part_ml: Tensor
+    programs: int
+    rows: int
+    folds_at_most: int = 0
+    spans: Sequence[Span] = ()
+    row_of: Sequence[int] = field(default_factory=list)

@@ -1,0 +1,93 @@
+"""What the backend cannot compute yet is refused by name, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.backends import cuda
+from ridgeline.backends.cuda import device
+from ridgeline.backends.cuda.layer_spec import head_spec, missing
+from tests.tiny import ARCHS, ENCODERS, LATENT, PLAIN, RECURRENT, changed, new_setup
+
+EXPERTS = Experts(4, 2, 64)
+
+
+@pytest.mark.parametrize("arch", ENCODERS.values(), ids=list(ENCODERS))
+def test_encoders(arch: ModelArch) -> None:
+    assert "encoders" in str(missing(arch))
+
+
+@pytest.mark.parametrize("arch", LATENT.values(), ids=list(LATENT))
+def test_latent_attention(arch: ModelArch) -> None:
+    assert "latent attention (DeepSeek)" in str(missing(arch))
+
+
+@pytest.mark.parametrize("arch", RECURRENT.values(), ids=list(RECURRENT))
+def test_recurrent_layers(arch: ModelArch) -> None:
+    assert "recurrent layers" in str(missing(arch))
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({"head_dim": 512}, "heads of 512 channels"),
+        ({"num_heads": 130, "num_kv_heads": 2}, "more than 64 query heads"),
+        ({"norm_turned": True, "qk_norm": "width"}, "normed behind rope"),
+        ({"ffn": replace(EXPERTS, router="sparsemixer")}, "chosen one by one"),
+        ({"ffn": replace(EXPERTS, scales_input=True)}, "multiply what they read"),
+        ({"ffn": replace(EXPERTS, beside=PLAIN.layers[0].ffn)}, "beside a dense network"),
+    ],
+)
+def test_parts_of_layers(facts: dict[str, object], what: str) -> None:
+    if "ffn" in facts:
+        layers = tuple(replace(layer, **facts) for layer in PLAIN.layers)
+        arch = replace(PLAIN, layers=layers)
+    else:
+        arch = changed(PLAIN, **facts)
+    assert what in str(missing(arch))
+
+
+def test_plain_layers_and_experts_are_computed() -> None:
+    assert missing(PLAIN) is None
+    assert missing(replace(PLAIN, layers=(replace(PLAIN.layers[0], ffn=EXPERTS),))) is None
+    assert sum(missing(arch) is None for arch in ARCHS.values()) >= len(ARCHS) - 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"dtype": "int8-row"}, "--dtype int8-row"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
+        ({"dtype": "f32", "kv_cache_dtype": "bf16"}, "--kv-cache-dtype bf16"),
+        ({"block_size": 8}, "--block-size is 8"),
+        ({"max_lora_rank": 8}, "adapters"),
+    ],
+)
+def test_settings_are_refused_by_their_flags(
+    changes: dict[str, object], flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "check", lambda: None)  # a machine that has a GPU
+    with pytest.raises(ValueError, match=flag):
+        cuda.check(new_setup(**{"dtype": "auto", "kv_cache_dtype": "auto"} | changes), PLAIN)
+
+
+def test_what_is_open_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "check", lambda: None)
+    for dtype, wanted in (
+        ("auto", ("bf16", "bf16")),
+        ("f32", ("f32", "f32")),
+        ("int4", ("int4", "bf16")),
+    ):
+        setup = cuda.check(new_setup(dtype=dtype, kv_cache_dtype="auto"), PLAIN)
+        assert (setup.dtype, setup.kv_cache_dtype) == wanted
+
+
+def test_a_spec_says_when_heads_are_normed() -> None:
+    mixer = PLAIN.layers[0].known_attention
+    assert head_spec(mixer, 1e-5).qk_norm == 0
+    assert head_spec(replace(mixer, qk_norm="head"), 1e-5).qk_norm == 1
+    assert head_spec(replace(mixer, qk_norm="head", norm_turned=True), 1e-5).qk_norm == 2
+    assert head_spec(replace(mixer, qk_norm="width"), 1e-5).qk_norm == 0
