@@ -28,6 +28,10 @@ _IS_PRESENT = bytes(byte >> 7 for byte in range(256))
 _ARENA_BYTES = 64 << 20  # of glibc, for what a thread allocates
 
 
+class DeviceLost(OSError):
+    """A device that computes has failed for good: this process can use it no more."""
+
+
 class Memory(NamedTuple):
     """What a process uses: all that is in memory, and of it what no file on disk backs."""
 

@@ -34,6 +34,7 @@ class MemoryLine(NamedTuple):
         resident_bytes: that it takes now.
         how: "measured" by pages or by growth, or "computed" from the sizes of objects.
         is_mapped: whether it is read from a file: the system may take such memory back at any time.
+        device: that has the memory; none is the machine's own, of which alone sums are made.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MemoryLine(NamedTuple):
     resident_bytes: int
     how: str
     is_mapped: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,16 @@ class ProcessMemory:
     def part_bytes(self, name: str) -> int:
         """Return what all lines of a name, or with this beginning, have in memory."""
         of_name = (line for line in self.lines if f"{line.name}.".startswith(f"{name}."))
-        return sum(line.resident_bytes for line in of_name)
+        return sum(line.resident_bytes for line in of_name if not line.device)
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """What is used of each device's memory, by all processes: the sum of its lines."""
+        used = dict.fromkeys((line.device for line in self.lines if line.device), 0)
+        for line in self.lines:
+            if line.device:
+                used[line.device] += line.resident_bytes
+        return used
 
     @property
     def grown_bytes(self) -> int:
@@ -65,11 +76,17 @@ class ProcessMemory:
         """What may still grow, and why it does not come back, in sentences."""
         notes = []
         caches = [line for line in self.lines if line.name.endswith("kv_cache")]
-        reserved, used = _sizes(caches)
-        notes.append(
-            f"The KV cache takes memory as its blocks are first used, and keeps it for the next "
-            f"texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory)."
-        )
+        reserved, used = _sizes([line for line in caches if not line.device])
+        if reserved:
+            notes.append(
+                f"The KV cache takes memory as its blocks are first used, and keeps it for the "
+                f"next texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory)."
+            )
+        for device, size in self.device_bytes.items():
+            notes.append(
+                f"Of the memory of {device} {_mb(size)} are used, by all processes; the KV cache "
+                f"has all of its blocks from the start (--kv-cache-memory)."
+            )
         mapped = [line for line in self.lines if line.is_mapped]
         if mapped:
             size, read = _sizes(mapped)
@@ -97,6 +114,7 @@ class ProcessMemory:
                 "resident_bytes": line.resident_bytes,
                 "how": line.how,
                 "mapped": line.is_mapped,
+                **({"device": line.device} if line.device else {}),
             }
             for line in self.lines
         ]
@@ -139,11 +157,11 @@ def process_memory(
         engine: whose tables and texts are counted.
         before: what the process had when loading began.
     """
-    lines = [
-        MemoryLine(name, part.num_bytes, part.resident_bytes, MEASURED, part.is_mapped)
+    held = [
+        MemoryLine(name, part.num_bytes, part.resident_bytes, MEASURED, part.is_mapped, part.device)
         for name, part in parts.items()
-        if not part.device
     ]
+    lines = [line for line in held if not line.device]
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in grown.items()]
     objects = {"engine.blocks": _blocks_bytes(engine), "engine.sequences": _sequences_bytes(engine)}
     lines += [MemoryLine(name, size, size, COMPUTED) for name, size in objects.items()]
@@ -160,6 +178,7 @@ def process_memory(
     at_start = min(before.resident_bytes, total - named)
     remainder = {"process.before": at_start, "process.other": total - named - at_start}
     lines += [MemoryLine(name, size, size, MEASURED) for name, size in remainder.items()]
+    lines += [line for line in held if line.device]
     return ProcessMemory(
         tuple(line for line in lines if line.num_bytes or line.name in remainder), total
     )

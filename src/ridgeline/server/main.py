@@ -13,7 +13,7 @@ from pathlib import Path
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
-from ridgeline.machine import raise_file_limit
+from ridgeline.machine import DeviceLost, raise_file_limit
 from ridgeline.server.answering import Answering
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.keys import Keys
@@ -58,13 +58,25 @@ class Running:
             answering.metrics.count_http,
         )
         self._drain: asyncio.Task[None] | None = None
+        self._lost: DeviceLost | None = None
+        self.bridge.on_lost = self._end_without_device
 
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
-        """Serve until a signal, or ``stop``, ends it."""
+        """Serve until a signal, or ``stop``, ends it.
+
+        Raises DeviceLost if the device that computes failed for good.
+        """
         self._answering.start()
         self.server.on_started = announce
         await self.server.serve_on(listener)
         await self._answering.stop()
+        if self._lost is not None:
+            raise self._lost
+
+    def _end_without_device(self, why: str) -> None:
+        """End: who started this process can start another."""
+        self._lost = DeviceLost(why)
+        self.stop()
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -98,7 +110,8 @@ def serve(
 ) -> None:
     """Serve a model until a signal ends it.
 
-    Raises OSError or ValueError if the address, the keys or the model cannot be had.
+    Raises OSError or ValueError if the address, the keys or the model cannot be had, and
+    DeviceLost if a device fails for good.
     """
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)

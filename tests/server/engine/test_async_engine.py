@@ -19,6 +19,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
+from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.request_stream import RequestStream, StreamError
 from tests.api.test_llm import POISON
 from tests.server.serving import Served, eventually, serving
@@ -422,3 +423,24 @@ def test_under_pressure_of_memory_every_answer_is_right(model: Path) -> None:
         assert [answer_of(one) for one in found] == wanted
         assert served.metrics()["ridgeline:num_preemptions_total"] > 0
         served.assert_idle()
+
+
+def test_a_device_that_is_lost_ends_the_server_with_its_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "the GPU failed: unspecified launch failure"
+    ends: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda end: ends.append(end.exc_value))
+
+    def before(step: Step) -> None:
+        raise DeviceLost(line)
+
+    with serving(model) as served:
+        served.valve.before = before
+        status, answer, _ = served.call(COMPLETE, LONG)
+        assert (status, answer["error"]["message"]) == (503, line)
+        served.thread.join(60)
+        assert not served.thread.is_alive()
+    (end,) = ends
+    assert isinstance(end, DeviceLost)
+    assert str(end) == line

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
+from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 
 PLAIN = Sampling(SamplingParams(), 1, ())
@@ -44,6 +45,20 @@ def test_exactly_the_guilty_fail_and_everything_stays_in_its_place(
     assert [output.logprobs[i][0].token for i in good] == [100 + i for i in good]
     assert output.prompt_logprobs == output.logprobs
     assert runner.done == good  # each once, in order
+
+
+def test_a_device_that_is_lost_is_not_asked_again() -> None:
+    class Lost(Brittle):
+        def execute(self, step: Step) -> StepOutput:
+            self.done.append(len(step.work))
+            raise DeviceLost("the GPU failed")
+
+    work = tuple(Work((i, 0), 0, (i,), (i,), (0,), PLAIN, (), ()) for i in range(4))
+    runner, errors = Lost(set()), list[BaseException]()
+    with pytest.raises(DeviceLost, match="the GPU failed"):
+        BisectingRunner(runner, errors.append).execute(Step(work, (), (), (), ()))
+    assert runner.done == [4]
+    assert not errors
 
 
 def test_a_step_with_copies_is_not_repeated() -> None:

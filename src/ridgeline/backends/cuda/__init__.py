@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ridgeline.arch.model import Experts, ModelArch
-from ridgeline.backends.cuda import device, sizes
+from ridgeline.backends.cuda import cards, device, sizes
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.sizes import footprint
 from ridgeline.backends.interface import BackendContext, Setup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ridgeline.backends.cuda.runner import CudaRunner
 
 __all__ = [
-    "check", "describe", "footprint", "least_prompt_tokens", "new_runner", "packed_bytes",
+    "cards", "check", "describe", "footprint", "least_prompt_tokens", "new_runner", "packed_bytes",
     "room_bytes", "step_knots",
 ]  # fmt: skip
 

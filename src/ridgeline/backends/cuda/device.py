@@ -11,6 +11,8 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from ridgeline.backends.interface import Held
+
 TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
 _LEAST_TORCH = (2, 9)
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
@@ -132,6 +134,26 @@ def room_bytes() -> int | None:
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(0)
     return int(free_bytes - _KEPT_SHARE * total_bytes - _CONTEXT_BYTES)
+
+
+def rest_of_device(
+    device: str, named_bytes: int, allocated_bytes: int, reserved_bytes: int, used_bytes: int
+) -> dict[str, Held]:
+    """Return what is used of a device beside what has a name, so that all of it sums up.
+
+    Args:
+        device: its name.
+        named_bytes: of tensors that have a line.
+        allocated_bytes: of all tensors, those of graphs among them.
+        reserved_bytes: that torch took of the device.
+        used_bytes: of the device, as it says itself, by all processes.
+    """
+    sizes = {
+        "scratch.graphs": allocated_bytes - named_bytes,
+        "torch.reserve": reserved_bytes - allocated_bytes,
+        "device.context": used_bytes - reserved_bytes,
+    }
+    return {name: Held(max(size, 0), max(size, 0), device=device) for name, size in sizes.items()}
 
 
 def describe() -> str:

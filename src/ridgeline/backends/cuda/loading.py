@@ -7,7 +7,6 @@ what is left.
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,7 +34,9 @@ def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendConte
     if not on_cpu:
         os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
         surroundings.announce()
-        ops = import_module("ridgeline.backends.cuda.kernels")  # compiles: on a GPU alone
+        from ridgeline.backends.cuda import kernels  # Triton: on a GPU alone
+
+        ops = kernels
     weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress)
     runner = CudaRunner(checkpoint.arch, weights, setup, scorer=behind_pooling(checkpoint), ops=ops)
     if setup.fills_device and not on_cpu:

@@ -7,7 +7,8 @@ are read (``step.ahead``). All others go through ``sampler.step_output``, as in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
@@ -35,6 +37,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 
 Floats = NDArray[np.float32]
@@ -118,8 +121,12 @@ class CudaRunner:
     # --- a step ----------------------------------------------------------------------------------
 
     def execute(self, step: Step) -> StepOutput:
-        """Copy blocks, run the model once over all tokens, write K/V, draw."""
-        with torch.inference_mode():
+        """Copy blocks, run the model once over all tokens, write K/V, draw.
+
+        Raises DeviceLost if the device failed for good, and MemoryError if it has too little
+        memory for this step.
+        """
+        with _errors_named(), torch.inference_mode():
             if step.copies:
                 pairs = torch.tensor(step.copies, device=self.device)
                 self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
@@ -303,6 +310,15 @@ class CudaRunner:
             self._steps.staging.array, self._steps.tables, self._draws.staging.array, self._poison,
         ]  # fmt: skip
         by_name = {name: self._held(arrays) for name, arrays in parts.items()}
+        if self.device.type == "cuda":
+            free_bytes, total_bytes = torch.cuda.mem_get_info()
+            by_name |= rest_of_device(
+                str(self.device),
+                sum(part.num_bytes for part in by_name.values()),
+                torch.cuda.memory_allocated(),
+                torch.cuda.memory_reserved(),
+                total_bytes - free_bytes,
+            )
         by_name["states"] = held([self._states.array])
         if self._scorer:
             by_name[f"weights.{self._scorer[0].part}"] = held(self._scorer[0].arrays)
@@ -318,6 +334,24 @@ class CudaRunner:
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside kernels."""
         raise ValueError("the cuda backend counts no cycles: use --backend cpu")
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Turn torch's errors of a device into those that others know."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise MemoryError(
+            "the GPU has too little memory for a step: lower --max-num-batched-tokens or "
+            "--kv-cache-memory"
+        ) from error
+    except torch.AcceleratorError as error:
+        first, *_ = str(error).splitlines()
+        raise DeviceLost(
+            f"the GPU failed, and this process cannot use it again: {first}"
+        ) from error
 
 
 def _merged(tokens: list[tuple[int, ...]], rest: Sequence[int], output: StepOutput) -> StepOutput:

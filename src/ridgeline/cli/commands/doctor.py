@@ -22,6 +22,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.known import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import BACKENDS
+from ridgeline.backends.cuda import cards
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -88,6 +89,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
+    yield from cards.lines()
     name, backend = next(iter(BACKENDS.items()))
     yield "backend", f"{name} ({backend.describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
@@ -142,6 +144,8 @@ def _report_memory(console: Console, model: str) -> None:
     table.add_section()
     cells = [_mb(sum(loaded.values())), _mb(memory.resident_bytes)]
     table.add_row("all of this process", "", *cells, "", style="bold")
+    for device, size in memory.device_bytes.items():
+        table.add_row(f"all of {device}", "", "", _mb(size), "", style="bold")
     console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
     console.print(table)
     for note in memory.notes:
@@ -186,6 +190,7 @@ def problems(home: Path) -> Iterator[str]:
                 f"{calibration.model}: steps take {abs(calibration.total_error or 0.0):.0%} other "
                 "than foreseen, and not by speed alone: ridgeline calibrate, when nothing else runs"
             )
+    yield from cards.problems()
     if problem := why_unwritable(home):
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 

@@ -34,6 +34,7 @@ from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event
 from ridgeline.foresight.simulator.forecast import state_of
+from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
@@ -58,6 +59,7 @@ class AsyncEngine(EngineClient):
         self._turn_began_s: float | None = None  # a turn is a step and all around it
         self.before_step: Callable[[], object] | None = None  # called in the engine's thread
         self.on_submit: Callable[[RequestStream], None] = lambda stream: None  # on the loop
+        self.on_lost: Callable[[str], None] = lambda why: None  # too: there is no device any more
         engine.runner = BisectingRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
@@ -240,6 +242,10 @@ class AsyncEngine(EngineClient):
         while goes_on:
             try:
                 goes_on = self._turn()
+            except DeviceLost as lost:
+                goes_on, self.error = False, str(lost)
+                self.call(self.abandon_all, StreamError(self.error, 503))
+                self.call(self.on_lost, self.error)
             except BaseException:  # panics of compiled libraries are no Exceptions
                 _log.exception("the engine failed; all its requests end")
                 goes_on = self._clear()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ridgeline.core.step import Runner, Step, StepOutput
+from ridgeline.machine import DeviceLost
 
 Value = TypeVar("Value")
 
@@ -33,10 +34,12 @@ class BisectingRunner:
     def execute(self, step: Step) -> StepOutput:
         """Execute a step; an exception becomes the error of the item that causes it.
 
-        Raises StepLost if that cannot be found out.
+        Raises StepLost if that cannot be found out, and DeviceLost if no step can run any more.
         """
         try:
             return self._runner.execute(step)
+        except DeviceLost:
+            raise
         except BaseException as error:  # panics of compiled libraries are no Exceptions
             if step.copies or step.state_copies:
                 raise StepLost from error
