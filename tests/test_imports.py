@@ -120,10 +120,13 @@ def test_a_backend_is_imported_when_it_is_named() -> None:
         "import sys; from ridgeline.backends import BACKENDS\n"
         "of = lambda: [name for name in BACKENDS if f'ridgeline.backends.{name}' in sys.modules]\n"
         "before, _ = of(), BACKENDS['reference']; print(before, of(), len(BACKENDS))\n"
-        "print('cuda' in BACKENDS)"
+        "print('gpu' in BACKENDS, BACKENDS['cuda'].__name__, 'torch' in sys.modules)"
     )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.split("\n")[:2] == ["[] ['reference'] 2", "False"]
+    assert seen.stdout.split("\n")[:2] == [
+        "[] ['reference'] 3",
+        "False ridgeline.backends.cuda False",
+    ]
 
 
 def test_a_lane_has_the_room_and_all_that_imports_it() -> None:

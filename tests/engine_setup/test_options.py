@@ -89,7 +89,7 @@ def test_a_size_that_no_machine_has_is_refused_in_a_short_line(size: Any) -> Non
         ("policy", "fastest"),
         ("dtype", "f64"),
         ("kv_cache_dtype", None),
-        ("backend", "cuda"),  # not offered before it exists
+        ("backend", "gpu"),  # not offered before it exists
         ("max_num_seqs", 0),
         ("max_num_seqs", 2.0),
         ("max_num_seqs", True),

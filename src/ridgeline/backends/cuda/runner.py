@@ -110,7 +110,7 @@ class CudaRunner:
         self.graphs = Graphs(self._run, self.device, most, pads)
 
     def resize(self, num_blocks: int) -> None:
-        """Make the cache anew, with so many blocks: what it held is lost."""
+        """Make the cache anew, with another number of blocks: what it held is lost."""
         setup = self._setup
         self.num_blocks = num_blocks
         vars(self).pop("cache", None)  # freed first: there may be no room for both
@@ -254,12 +254,12 @@ class CudaRunner:
         plans = self._steps.plans(variant, is_captured=is_captured)
         there = self._steps.staging.device
         given = Inputs(
-            there["tokens"][:size],
-            there["positions"][:size],
-            there["table_rows"][:size],
-            self._steps.tables,
-            self._poison,
-            plans,
+            tokens=there["tokens"][:size],
+            positions=there["positions"][:size],
+            table_rows=there["table_rows"][:size],
+            tables=self._steps.tables,
+            poison=self._poison,
+            plans=plans,
         )
         return self.model(given, self.cache)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.arch.model import Experts
 from ridgeline.backends.layer_weights import FeedForwardWeights
 
-_TILES = ((32, 16), (128, 64))  # pairs of an expert up to which a tile has so many rows
+_TILES = ((32, 16), (128, 64))  # up to this many pairs of an expert, rows of a tile
 _MOST_ROWS = 128
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ahead:
-    """A step under way that nobody has asked for yet.
+    """A step under way that was not asked for yet.
 
     Attributes:
         work: its items, with tokens that were not known when it was launched.

@@ -1,6 +1,6 @@
 """Draws on the device: what of ``backends.sampler.rule`` its kernel knows, and for whom.
 
-It knows temperature, top-k, top-p, min-p and the draw. Whoever asks for more, such as penalties or
+It knows temperature, top-k, top-p, min-p and the draw. Who asks for more, such as penalties or
 a grammar, is answered by the rule itself, of logits that are copied.
 """
 

@@ -1,4 +1,4 @@
-"""Layers as CUDA graphs, one for so many tokens: single tokens, pieces and prompts replay the same.
+"""Layers as CUDA graphs, one for each size of steps: single tokens and prompts replay the same.
 
 A step is padded to the size of a graph; tokens of the padding have no table, and write nothing. On
 a CPU the same padding can be done, and the layers just run.
