@@ -21,8 +21,7 @@ from threadpoolctl import threadpool_info
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.known import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
-from ridgeline.backends import BACKENDS
-from ridgeline.backends.cuda import cards
+from ridgeline.backends import BACKENDS, cuda
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -89,7 +88,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
-    yield from cards.lines()
+    yield from cuda.cards.lines()
     name, backend = next(iter(BACKENDS.items()))
     yield "backend", f"{name} ({backend.describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
@@ -190,7 +189,7 @@ def problems(home: Path) -> Iterator[str]:
                 f"{calibration.model}: steps take {abs(calibration.total_error or 0.0):.0%} other "
                 "than foreseen, and not by speed alone: ridgeline calibrate, when nothing else runs"
             )
-    yield from cards.problems()
+    yield from cuda.cards.problems()
     if problem := why_unwritable(home):
         yield f"{home} cannot be written ({problem}): set RIDGELINE_HOME to a directory of yours"
 
