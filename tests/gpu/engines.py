@@ -29,7 +29,8 @@ def runners(folder: Path, name: str, **settings: Any) -> tuple[Any, Any, Setup]:
     checkpoint = load_checkpoint(write_family(folder / name, name))
     shape = {"block_size": BLOCK, "threads": 1, "max_model_len": LONGEST, "max_num_seqs": 8}
     shape |= {"max_num_batched_tokens": 64, "num_blocks": 80, "num_states": 4}
-    setup = Setup("f32", "f32", **shape | {"groups": cache_groups(checkpoint.arch)} | settings)
+    shape |= {"dtype": "f32", "kv_cache_dtype": "f32", "groups": cache_groups(checkpoint.arch)}
+    setup = Setup(**shape | settings)
     setup = cuda.check(setup, checkpoint.arch)
     plain = reference.new_runner(checkpoint, setup, NOWHERE)
     return cuda.new_runner(checkpoint, setup, NOWHERE), plain, setup
