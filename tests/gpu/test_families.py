@@ -52,10 +52,11 @@ def test_most_families_are_computed(computed: dict[str, bool]) -> None:
     assert sum(computed.values()) >= 15
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("bf16", 0.03), ("int8", 0.05), ("int4", 0.4)])
+@pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995), ("int4", 0.85)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_narrow_formats_are_near(name: str, dtype: str, most: float, tmp_path: Path) -> None:
+def test_narrow_formats_are_near(name: str, dtype: str, least: float, tmp_path: Path) -> None:
     mine, plain, _ = runners(tmp_path, name, dtype=dtype, kv_cache_dtype="bf16")
     got, wanted = (one.prompt_logits(IDS[:40]) for one in (mine, plain))
-    error = np.abs(got - wanted).max() / np.abs(wanted).max()
-    assert 1e-4 < error < most
+    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+    cosines = (got * wanted).sum(axis=1) / lengths
+    assert least < cosines.min() < 1 - 1e-7

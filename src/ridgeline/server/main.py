@@ -59,7 +59,7 @@ class Running:
         )
         self._drain: asyncio.Task[None] | None = None
         self._lost: DeviceLost | None = None
-        self.bridge.on_lost = self._end_without_device
+        self.async_engine.on_lost = self._end_without_device
 
     async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it.
