@@ -167,12 +167,14 @@ def _spelt(names: Mapping[str, str | None]) -> dict[str, str | None]:
     return spelt
 
 
+_OUTER, _LAYER = _spelt(gguf.OUTER), _spelt(gguf.LAYER)
+
+
 def _half_of_gguf(fields: Changes) -> dict[str, Any]:
     """Return what the fields of a family for Hugging Face's files say of GGUF files."""
     half = {name: fields[name] for name in _IN_ALL_FILES if name in fields}
-    names, in_file = _spelt(gguf.OUTER), _spelt(gguf.LAYER)
-    half["outer"] = {part: name for part, name in names.items() if part in fields["outer"]}
-    half["layer"], half["prefix"] = in_file, gguf.PREFIX
+    half["outer"] = {part: name for part, name in _OUTER.items() if part in fields["outer"]}
+    half["layer"], half["prefix"] = {**_LAYER}, gguf.PREFIX
     half["facts"] = _facts_in_gguf(fields)
     half["ropes"] = {k: v for k, v in fields.get("ropes", {}).items() if k in _ROPES_IN_ALL_FILES}
     match fields.get("windows"):
