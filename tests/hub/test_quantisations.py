@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from ridgeline.hub.quantisations import gguf_models, pick
@@ -46,6 +48,15 @@ def test_parts_are_one_model_if_all_are_there() -> None:
     assert model.files == tuple(sorted(parts))
     assert model.size == 6
     assert gguf_models(dict.fromkeys(list(parts)[:2], 1)) == []
+
+
+def test_a_name_that_says_many_parts_costs_nothing() -> None:
+    tracemalloc.start()
+    try:
+        assert gguf_models({"m-Q4_K_M-00001-of-99999.gguf": 1}) == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 # Q4_K_M, UD-Q4_K_XL, IQ4_NL, Q8_0, F16: between the name and an optional "-00001-of-00003".
@@ -64,12 +65,12 @@ def gguf_models(sizes: Mapping[str, int]) -> list[GgufModel]:
             continue
         files: tuple[str, ...] = (file,)
         if part and int(part[2]) > 1:
-            head = file[: -len(part[0])]
-            files = tuple(
-                f"{head}-{i:05}-of-{part[2]}{part[0][-5:]}" for i in range(1, int(part[2]) + 1)
-            )
-        if all(other in sizes for other in files):
-            models.append(GgufModel(tag_of(name), files, sum(sizes[other] for other in files)))
+            head, count = file[: -len(part[0])], int(part[2])
+            names = (f"{head}-{i:05}-of-{part[2]}{part[0][-5:]}" for i in range(1, count + 1))
+            files = tuple(takewhile(sizes.__contains__, names))
+            if len(files) < count:
+                continue
+        models.append(GgufModel(tag_of(name), files, sum(sizes[other] for other in files)))
     return sorted(models, key=lambda model: (-model.size, model.files))
 
 

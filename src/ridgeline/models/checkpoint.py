@@ -63,7 +63,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: not a GGUF file; {_way_out(path.suffix)}")
 
     metadata, raw = read_gguf_parts(path)
-    path = part_paths(path)[0]
+    path = next(part_paths(path))
     facts = Facts(metadata, str(path))
     is_dense = facts.text("general.architecture") == "gemma-embedding"
     names = [name for name in _DENSE if is_dense and name in raw]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_parts_are_one_model(tmp_path: Path, tiny_gguf: Path) -> None:
     ],
 )
 def test_parts_are_told_by_their_names(name: str, count: int) -> None:
-    paths = part_paths(Path("/x") / name)
+    paths = list(part_paths(Path("/x") / name))
     assert len(paths) == count
     assert Path("/x") / name in paths
 
@@ -62,6 +63,17 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(ModelFileError, match=r"m-00002-of-00003\.gguf is missing beside it"):
         load_checkpoint(paths[0])
+
+
+def test_a_name_that_says_many_parts_costs_nothing(tmp_path: Path) -> None:
+    path = write_parts(tmp_path)[0].rename(tmp_path / "m-00001-of-99999.gguf")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=r"m-00002-of-99999\.gguf is missing beside it"):
+            load_checkpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The first part has the model's metadata; each part describes the tensors that it
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,18 @@ from ridgeline.models.tensors import ModelFileError, Tensor
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.I)
 
 
-def part_paths(path: Path) -> list[Path]:
-    """Return the files of the model that ``path`` belongs to, in order; ``[path]`` if it is one.
+def part_paths(path: Path) -> Iterator[Path]:
+    """Yield the files of the model that ``path`` belongs to, in order; ``path`` if it is one.
 
-    They are told by the name alone; whether they are there is not looked at.
+    They are told by the name alone, which may say 99,999; whether they are there is not looked at.
     """
     match = _PART.fullmatch(path.name)
     count = int(match["count"]) if match else 1
     if not match or count < 2:
-        return [path]
-    names = (f"{match['name']}-{i:05}-of-{count:05}{match['suffix']}" for i in range(1, count + 1))
-    return [path.with_name(name) for name in names]
+        yield path
+        return
+    for i in range(1, count + 1):
+        yield path.with_name(f"{match['name']}-{i:05}-of-{count:05}{match['suffix']}")
 
 
 def read_gguf_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -38,12 +40,13 @@ def read_gguf_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         ModelFileError: a part is missing, belongs to another model, or is damaged.
     """
-    paths = part_paths(path)
-    if missing := [part.name for part in paths if not part.is_file()]:
-        raise ModelFileError(
-            f"{path}: {missing[0]} is missing beside it ({len(paths)} parts belong together); "
-            f"fetch it too"
-        )
+    paths = []
+    for part in part_paths(path):
+        if not part.is_file():
+            raise ModelFileError(
+                f"{path}: {part.name} is missing beside it; all parts belong together: fetch it too"
+            )
+        paths.append(part)
     metadata, tensors = read_gguf(paths[0])
     facts = Facts(metadata, str(paths[0]))
     count = facts.integer("split.count", 0, low=0)
