@@ -28,7 +28,8 @@ from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.packed import Packed
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-OPCODES = ("HGMMA", "HMMA", "DFMA", "LDL", "STL")  # the last two are spilled registers
+# Of matrix units, the copy engine, loads that nobody waits for, and spilled registers.
+OPCODES = ("HGMMA", "HMMA", "UTMALDG", "LDGSTS", "DFMA", "LDL", "STL")
 BF16, F16, F32, I32, I64 = (
     torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,
 )  # fmt: skip

@@ -43,10 +43,16 @@ def _ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(out, acc.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a hundred tokens meet every edge."""
     monkeypatch.setattr(tiles, "SPLIT", 32)
     monkeypatch.setattr(tiles, "keys_per_tile", lambda D: 16)
 
 
+@pytest.mark.usefixtures("_small_tiles")
 @pytest.mark.parametrize(
     "how", [{}, {"window": 40}, {"has_sinks": True, "softcap": 9.0}, {"has_slopes": True}], ids=str
 )
@@ -62,6 +68,20 @@ def test_attention_has_the_same_bits_however_a_text_is_cut(how: dict[str, Any]) 
                 assert torch.equal(found, wanted[start:end]), (rows, start, end, shares)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("D", [128, 256])
+def test_attention_s_own_tiles_give_the_same_bits_in_both_instances(D: int) -> None:
+    whole = attention_case(F16, (8, 2, D), [(590, 620)], window=0)
+    wanted = kernels.attend(*whole.given(tiles.PROMPT_ROWS))
+    near(wanted, whole.stated(), 2e-3)
+    for at in (590, 619):
+        alone = whole.piece(at, at + 1)
+        for shares in (True, False):
+            found = kernels.attend(*alone.given(tiles.DECODE_ROWS, shares=shares))
+            assert torch.equal(found[0], wanted[at - 590])
+
+
+@pytest.mark.usefixtures("_small_tiles")
 def test_attention_has_the_same_bits_beside_any_others() -> None:
     case = attention_case(F32, (4, 2, 16))
     together = kernels.attend(*case.given(16))

@@ -50,6 +50,9 @@ def complaints(found: dict[str, Any], spilled: dict[tuple[str, int], int]) -> li
         is_narrow = which in NARROW or (case, found["warps"]) in NARROW
         if not found["HMMA" if is_narrow else "HGMMA"] or (not is_narrow and found["HMMA"]):
             said.append(f"HGMMA {found['HGMMA']}, HMMA {found['HMMA']}")
+        loads = "UTMALDG" if kernel == "streamed_kernel" else "LDGSTS"
+        if not found[loads]:
+            said.append(f"no {loads}: products wait for their loads")
     if kernel in DRAWS and found["DFMA"]:
         said.append("fused multiply-adds")
     return [f"{case}, {kernel}: {what}" for what in said]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Attention. A program has so many rows: queries times the query heads of a key head.
+# Attention. Rows of a program are queries, times the query heads of a key head.
 DECODE_ROWS = 16  # for single tokens, where few rows keep a processor's memory busy
 PROMPT_ROWS = 64  # for prompts: what a warpgroup multiplies at a time
 SPLIT = 256  # keys of a partial result: it decides bits

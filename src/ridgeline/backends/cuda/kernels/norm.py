@@ -59,6 +59,8 @@ def add_norm(x, delta, scale, post, weight, bias, eps, kind, dtype):
 
 def _launch(x, delta, scale, post, weight, bias, eps, kind, dtype, *, has_norm):
     size = x.shape[-1]
+    assert x.dim() == 2 or x.is_contiguous()
+    assert delta is None or delta.is_contiguous()
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     post_weight, post_bias = post or (None, None)
     padded = triton.next_power_of_2(size)
