@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 
-from ridgeline import LLM
+from ridgeline import LLM, StructuredOutputsParams
 from ridgeline.backends.interface import Setup
 from ridgeline.core.params import SamplingParams
 from tests.gpu.engines import IDS, Answers, answers, engine_over, runners, take_events
@@ -139,10 +139,12 @@ def test_a_real_model_says_what_the_reference_says() -> None:
     prompts = ["The capital of France is", "def fibonacci(n):", "2 + 2 ="]
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=3, max_tokens=8)
+    words = StructuredOutputsParams(regex="( [a-z]{1,8}){3}")
+    formed = SamplingParams(temperature=0.8, seed=4, max_tokens=12, structured_outputs=words)
     found = {}
     for backend in ("reference", "cuda"):
         options = {"dtype": "f32", "max_model_len": 64, "threads": 1, "kv_cache_memory": "32MiB"}
         with LLM(path, backend=backend, speculative_config="off", **options) as llm:
-            outs = llm.generate(prompts * 2, [greedy] * 3 + [drawn] * 3)
+            outs = llm.generate(prompts * 2, [greedy] * 3 + [drawn] * 2 + [formed])
             found[backend] = [list(out.outputs[0].token_ids) for out in outs]
     assert found["cuda"] == found["reference"]

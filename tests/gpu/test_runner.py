@@ -1,0 +1,172 @@
+"""A runner's own account: memory, the largest step, what a step costs the host, and errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
+
+import torch
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends import cuda
+from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.loading import blocks_of_rest, largest_step
+from ridgeline.backends.cuda.model.weights import build
+from ridgeline.backends.cuda.runner import CudaRunner
+from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.scheduling.policies import Load, SplitFuse
+from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.machine import DeviceLost
+from tests.gpu.engines import NOWHERE, runners
+from tests.tiny import PLAIN, checkpoint, new_setup
+
+
+def runner_of(arch: ModelArch, **settings: Any) -> CudaRunner:
+    setup = cuda.check(new_setup(**{"num_blocks": 40} | settings), arch)
+    return cuda.new_runner(checkpoint(arch), setup, NOWHERE)
+
+
+def test_every_tensor_is_named_once_in_the_ledger() -> None:
+    runner = runner_of(PLAIN)
+    named = sum(part.num_bytes for part in runner.memory().values())
+    places, ahead, seen = set(), [runner], set()
+    while ahead:
+        found = ahead.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            places.add((storage.data_ptr(), storage.nbytes()))
+        elif isinstance(found, dict):
+            ahead += found.values()
+        elif isinstance(found, list | tuple | set):
+            ahead += found
+        elif type(found).__module__.startswith("ridgeline"):
+            slots = [s for c in type(found).__mro__ for s in getattr(c, "__slots__", ())]
+            ahead += [getattr(found, slot, None) for slot in slots]
+            ahead += vars(found).values() if hasattr(found, "__dict__") else ()
+    assert named == sum(size for _, size in places)
+
+
+def test_what_is_reckoned_of_weights_and_cache_is_what_they_take() -> None:
+    for dtype in ("f32", "bf16"):
+        runner = runner_of(PLAIN, dtype=dtype, kv_cache_dtype="auto")
+        memory = runner.memory()
+        of_weights = [part.num_bytes for name, part in memory.items() if name.startswith("weights")]
+        setup = cuda.check(new_setup(dtype=dtype, kv_cache_dtype="auto"), PLAIN)
+        reckoned = cuda.packed_bytes(checkpoint(PLAIN), setup)
+        assert sum(reckoned.values()) == sum(of_weights) - memory["weights.rope"].num_bytes
+        of_token = cuda.footprint(PLAIN, setup).kv_bytes_per_token
+        assert memory["kv_cache"].num_bytes == 40 * 16 * of_token
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_the_largest_step_runs_in_the_blocks_that_it_names(name: str, tmp_path: Path) -> None:
+    runner, _, setup = runners(tmp_path, name)
+    step = largest_step(setup, len(runner.groups))
+    assert sum(len(item.tokens) for item in step.work) == setup.max_num_batched_tokens
+    assert len(step.work) == setup.max_num_seqs
+    runner.resize(max(len(item.table) for item in step.work))
+    output = runner.execute(step)
+    assert not output.errors
+    assert all(len(tokens) == 1 for tokens in output.tokens)
+    runner.resize(setup.num_blocks)
+    assert runner.cache.blocks.shape[0] == setup.num_blocks
+
+
+def test_the_cache_gets_what_is_left() -> None:
+    gib = 1 << 30
+    assert blocks_of_rest(60 * gib, 100 * gib, 3 * gib, 5 * gib, gib) == 50
+    assert blocks_of_rest(5 * gib, 100 * gib, 3 * gib, 5 * gib, gib) == 0
+
+
+def test_parts_of_a_copy_are_apart_and_aligned() -> None:
+    parts = {
+        "a": Part((3,), torch.int32),
+        "b": Part((2, 2), torch.int64),
+        "c": Part((1,), torch.float64),
+    }
+    staging = Staging(parts, torch.device("cpu"))
+    for value, (name, part) in enumerate(parts.items()):
+        assert staging.device[name].data_ptr() % 16 == 0
+        assert staging.host[name].shape == part.shape
+        staging.host[name][:] = value
+    staging.send()
+    assert [staging.device[name].unique().tolist() for name in parts] == [[0], [1], [2]]
+
+
+def test_a_step_of_256_sequences_takes_few_calls_of_python() -> None:
+    """Counted with a device that does nothing: of scheduling, a step ahead, and folding."""
+    arch = PLAIN
+    setup = cuda.check(
+        new_setup(max_model_len=512, max_num_seqs=256, max_num_batched_tokens=2048, num_blocks=64),
+        arch,
+    )
+    shapes = arch.matrix_shapes()
+    weights = build(arch, lambda name: torch.zeros(shapes[name]), "f32", torch.device("cpu"))
+    ops = SimpleNamespace(**{name: getattr(twins, name) for name in dir(twins)})
+
+    def draw(logits: Any, row_of: Any, *rest: Any, **more: Any) -> Any:
+        return torch.full(row_of.shape, 5, dtype=torch.int32), torch.ones_like(row_of).int()
+
+    ops.draw = draw
+    runner = CudaRunner(arch, weights, setup, ops=ops)
+    hidden = torch.zeros(2048, arch.hidden_size)
+    runner.graphs.run = lambda size, variant: hidden
+    runner.model.logits = lambda rows: rows
+    kv = KVCache(256 * 20, 16, enable_prefix_caching=True)
+    scheduler = Scheduler(
+        kv, SplitFuse(), max_num_batched_tokens=2048, max_num_seqs=256, looks_ahead=True
+    )
+    engine = Engine(scheduler, runner, iter(range(10**9)).__next__, max_model_len=512)
+    for i in range(256):
+        prompt = tuple((i * 7 + j) % 90 for j in range(100))
+        params = SamplingParams(temperature=0.8, top_p=0.9, seed=i, max_tokens=200)
+        engine.add(prompt, params)
+    load = Load(is_read=False)
+    while any(s.num_generated < 2 for r in engine.requests.values() for s in r.sequences):
+        engine.step(load)
+    num_calls, num_steps = 0, 32
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for _ in range(num_steps):
+            engine.step(load)
+    finally:
+        sys.setprofile(None)
+    assert runner.num_ahead >= 256 * (num_steps - 1)
+    assert num_calls / num_steps <= 6_500
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "--max-num-batched-tokens"),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"), DeviceLost,
+         "cannot use it again: CUDA error: unspecified launch failure$"),
+    ],
+)  # fmt: skip
+def test_errors_of_a_device_are_one_line(error: Exception, becomes: type, words: str) -> None:
+    runner = runner_of(PLAIN)
+
+    def fails(*given: Any) -> None:
+        raise error
+
+    runner.graphs.run = fails
+    setup = new_setup(num_blocks=40)
+    with pytest.raises(becomes, match=words):
+        runner.execute(largest_step(setup, 1))
