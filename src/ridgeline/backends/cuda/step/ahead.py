@@ -69,7 +69,9 @@ def next_work(step: Step, block_size: int, max_model_len: int) -> tuple[Work, ..
     found = []
     for item in step.work:
         start = item.start + 1
-        if len(item.tokens) != 1 or not item.seeds or start + 1 >= max_model_len:
+        if len(item.tokens) != 1 or not item.seeds or not is_plain(item):
+            return None
+        if start + 1 >= max_model_len:
             return None
         if start // block_size >= min(map(len, (item.table, *item.others))):
             return None
