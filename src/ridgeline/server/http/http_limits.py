@@ -9,13 +9,14 @@ It sees bytes and connections, never what they mean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ridgeline.server.http.errors import ApiError
 
@@ -54,6 +55,25 @@ class _Parser(httptools.HttpRequestParser):
                 unparsed = unparsed[stop.args[0] :]
                 protocol.parser = parser = _Parser(protocol)
                 parser.feed_data(head + b"\r\n")
+
+
+def _unframed(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """Return a ``send`` for HTTP/1.0, which has no chunks (RFC 9112, 6.1).
+
+    A body of unknown length ends with its connection.
+    """
+    send = cycle.send
+
+    async def unframed(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            if b"content-length" not in names:
+                cycle.chunked_encoding, cycle.keep_alive = False, False
+        elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return unframed
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -140,6 +160,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(*fault)
         if not self._is_ignored:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = _unframed(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body of a request that was started."""

@@ -29,7 +29,7 @@ _DELTAS = {
 class MessageShape:
     """Anthropic's message object."""
 
-    stream_type = SSE
+    stream_type, ping = SSE, b"event: ping\n" + sse({"type": "ping"})
 
     def __init__(
         self, answers: Answers, body: ChatRequest, request_id: str, model: str, fingerprint: str

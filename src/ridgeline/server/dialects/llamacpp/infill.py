@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
-from ridgeline.server.dialects.openai.reply import SSE, sse
+from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
@@ -84,7 +84,7 @@ class InfillRequest(CompletionRequest):
 class LlamaCppShape:
     """llama.cpp's objects. A stream ends with one that has everything but the text."""
 
-    stream_type = SSE
+    stream_type, ping = SSE, PING
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ NS_PER_MS = 1_000_000
 class OllamaShape:
     """Ollama's objects."""
 
-    stream_type = "application/x-ndjson"
+    stream_type, ping = "application/x-ndjson", b""  # each line is an object: there is no ping
 
     def __init__(
         self,

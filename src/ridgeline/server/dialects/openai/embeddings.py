@@ -181,7 +181,7 @@ class Vectors:
 class VectorShape:
     """An answer made of vectors, which comes whole."""
 
-    stream_type = "application/json"
+    stream_type, ping = "application/json", b""
 
     def __init__(self, vectors: Vectors, make: Callable[[Vectors], dict[str, Any]]) -> None:
         """Write what ``make`` makes of the vectors once all are there."""

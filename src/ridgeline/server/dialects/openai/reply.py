@@ -6,6 +6,7 @@ A reply runs its stream, and ends it when the client is gone, reads nothing, or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +35,9 @@ from ridgeline.server.http.request_model import Strict
 from ridgeline.server.http.turns import Turns
 
 SSE = "text/event-stream; charset=utf-8"
+PING = b": ping\n\n"  # a comment: clients pass over it
+_HEAD_S = 1.0  # a stream without an event gets its head: until then an error has a status
+_PING_S = 3.0  # of silence; proxies and clients give up after five and more
 _JSON = {"content-type": "application/json"}
 _MANY_PROMPTS, _MANY_TOKENS = 8, 1 << 10  # an answer with more takes milliseconds to write
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
@@ -45,9 +49,11 @@ class Shape(Protocol):
 
     Attributes:
         stream_type: content type of a stream.
+        ping: what says that a stream lives while nothing comes.
     """
 
     stream_type: str
+    ping: bytes  # says that a stream lives
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -95,7 +101,7 @@ class Results(Protocol):
 class OpenAiShape:
     """OpenAI's objects."""
 
-    stream_type = SSE
+    stream_type, ping = SSE, PING
 
     def __init__(
         self,
@@ -191,7 +197,7 @@ class Reply(Response):
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self._dialect = dialect
-        self._has_begun = False
+        self._has_begun, self._sent_s = False, 0.0
         self._is_streamed = bool(getattr(body, "stream", False))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,6 +205,7 @@ class Reply(Response):
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
         self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
+        keeper: asyncio.Future[None] | None = None
         try:
             if self._promising is not None:
                 self._note["promise"] = "refused"
@@ -206,6 +213,8 @@ class Reply(Response):
                 if self._stream.is_over:
                     raise ClientGone
             self._engine.submit(self._stream)
+            if self._is_streamed:
+                keeper = asyncio.ensure_future(self._keep_alive(send))
             await (self._send_chunks(send) if self._is_streamed else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
@@ -217,6 +226,8 @@ class Reply(Response):
             await self._fail(send, error)
         finally:
             watcher.cancel()
+            if keeper is not None:
+                keeper.cancel()
             self._engine.abandon(self._stream, ClientGone())
             self._limits.charge(tenant, self._answers.num_tokens)
             self._note_lengths(tenant, self._answers.records)
@@ -225,6 +236,19 @@ class Reply(Response):
     async def _watch(self, receive: Receive) -> None:
         await client_left(receive)
         self._engine.abandon(self._stream, ClientGone())
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Send the head of a stream that has no event for a second, and pings while it has none."""
+        await asyncio.sleep(_HEAD_S)
+        with contextlib.suppress(TimeoutError):  # who does not read is cut with the next event
+            if not self._has_begun:
+                await self._send(send, b"", self._of_stream)
+            while True:
+                silent_s = asyncio.get_running_loop().time() - self._sent_s
+                if silent_s >= _PING_S and self._shape.ping:
+                    await self._send(send, self._shape.ping, self._of_stream)
+                    silent_s = 0.0
+                await asyncio.sleep(max(_PING_S - silent_s, 0.1))
 
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
@@ -242,7 +266,7 @@ class Reply(Response):
         return sum(map(len, self._stream.prompts)) + self._answers.num_tokens
 
     async def _send_chunks(self, send: Send) -> None:
-        while batch := await self._stream.events():  # the first may be an error, before any header
+        while batch := await self._stream.events():
             frames: list[bytes] = []
             try:
                 for one in batch:
@@ -270,7 +294,7 @@ class Reply(Response):
     async def _send(
         self, send: Send, data: bytes, headers: dict[str, str], *, more_body: bool = True
     ) -> None:
-        if self._log_content:
+        if self._log_content and data != self._shape.ping:
             self._content += data
         async with asyncio.timeout(self._stall_timeout_s):
             if not self._has_begun:
@@ -281,6 +305,7 @@ class Reply(Response):
                     pairs.append((b"content-length", str(len(data)).encode()))
                 await send({"type": "http.response.start", "status": 200, "headers": pairs})
             await send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self._sent_s = asyncio.get_running_loop().time()
 
     def _finish_note(self) -> None:
         self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))

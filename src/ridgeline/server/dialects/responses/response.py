@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
-from ridgeline.server.dialects.openai.reply import SSE, sse
+from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.engine.request_stream import StreamEvent
@@ -28,7 +28,7 @@ _PART = {"text": "output_text", "reasoning": "reasoning_text"}
 class ResponseShape:
     """OpenAI's response object."""
 
-    stream_type = SSE
+    stream_type, ping = SSE, PING
 
     def __init__(
         self,
