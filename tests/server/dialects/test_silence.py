@@ -106,8 +106,8 @@ def test_what_fails_behind_the_head_is_told_as_the_last_event(served: Served) ->
 def test_a_client_that_leaves_while_it_waits_is_seen(served: Served) -> None:
     go_on = hold(served, after=0)
     with asked(served, "/v1/completions", ROUTES["/v1/completions"][0]):
-        assert served.running..num_streams == 1
-    eventually(lambda: not served.running..num_streams)
+        assert served.running.async_engine.num_streams == 1
+    eventually(lambda: not served.running.async_engine.num_streams)
     go_on.set()
 
 
