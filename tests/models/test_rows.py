@@ -23,6 +23,7 @@ BASE = row(
     facts={
         "hidden_size": integer("hidden_size"),
         "vocab_size": integer("vocab_size"),
+        "mixer.num_heads": integer("num_attention_heads"),
         "mixer.qkv_bias": flag("attention_bias"),
         "ffn.activation": choice("hidden_act", among={"a": "silu", "b": "relu"}, default="b"),
         "layer.norms": "behind",
@@ -86,7 +87,9 @@ def test_the_half_for_gguf_files_has_their_names_and_keys() -> None:
     assert (in_gguf.layer["q"], in_gguf.layer["k_bias"]) == ("attn_q.weight", "attn_k.bias")
     assert in_gguf.facts == {
         "hidden_size": integer("embedding_length"),
-        "mixer.qkv_bias": has("attn_q.bias"),
+        "mixer.num_heads": integer("attention.head_count"),
+        "mixer.qkv_bias": has("attn_q.bias"),  # each if the file has it
+        "mixer.o_bias": has("attn_output.bias"),
         "ffn.activation": const("relu"),  # no key says it: the default
         "layer.norms": const("behind"),
         "mixer.sinks": const(True),

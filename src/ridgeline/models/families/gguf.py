@@ -73,7 +73,7 @@ BIASES = {
     "mixer.qkv_bias": has("attn_q.bias"),
     "mixer.o_bias": has("attn_output.bias"),
 }
-FACTS = BIASES | {
+FACTS = {
     "hidden_size": integer("embedding_length"),
     "norm_eps": number("attention.layer_norm_rms_epsilon"),
     "mixer.num_heads": integer("attention.head_count"),

@@ -196,12 +196,13 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
 def _facts_in_gguf(fields: Changes) -> dict[str, Reader]:
     """Return the readers of a family's facts: by a key of GGUF, or what is so of all its models.
 
-    These files name no activation, and the like: it is the default.
+    These files name no activation, and the like: it is the default. Attention has the biases that
+    the file has.
     """
     known = gguf.FACTS | (gguf.FACTS_OF_EXPERTS if fields.get("has_experts") else {})
     if fields["facts"].get("norm") == const("layer"):
         known |= gguf.FACTS_OF_LAYER_NORM
-    facts = {}
+    facts = dict(gguf.BIASES) if "mixer.num_heads" in fields["facts"] else {}
     for name, reader in fields["facts"].items():
         if name.startswith("dense.") and not _first_are_dense(fields):
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.gguf import BIASES as BIASES_IN_GGUF
 from ridgeline.models.families.gguf import QKV
 from ridgeline.models.families.hf import (
     BEHIND,
@@ -82,7 +81,6 @@ ROWS = (
         text_defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 0},
         in_gguf=_TURNED
         | {
-            "facts": BIASES_IN_GGUF,
             "windows": "none",
             "rope_keys": "rope.scaling.yarn_log_multiplier",
         },
@@ -104,7 +102,6 @@ ROWS = (
         facts={"mixer.qkv_bias": True},
         windows="switch",
         default_window=4096,
-        in_gguf={"facts": {"mixer.o_bias": has("attn_output.bias")}},
     ),
     row(  # their first configs describe both halves side by side
         "qwen2_vl",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.gguf import BIASES as BIASES_IN_GGUF
 from ridgeline.models.families.gguf import DENSE as DENSE_IN_GGUF
 from ridgeline.models.families.gguf import ROUTERS
 from ridgeline.models.families.hf import (
@@ -46,7 +45,6 @@ ROWS = (
         windows="all",
         has_experts=True,
         in_gguf={
-            "facts": BIASES_IN_GGUF,
             "interleaved": True,
         },
     ),
@@ -130,7 +128,6 @@ ROWS = (
         in_gguf={
             "facts": {
                 "mixer.qkv_bias": True,
-                "mixer.o_bias": has("attn_output.bias"),
                 "ffn.normalised": False,
             }
         },
@@ -449,8 +446,6 @@ ROWS = (
             "facts": {
                 # As in llama.cpp: Scout's queries and keys are normed, Maverick's are not.
                 "mixer.qk_norm": numbered("expert_count", among={16: "head", 128: ""}, default=16),
-                "mixer.qkv_bias": None,
-                "mixer.o_bias": None,
                 "shared.size": integer("expert_feed_forward_length"),
                 "dense.size": integer("feed_forward_length"),
                 "chunk.size": integer("attention.chunk_size", default=8192),

@@ -7,7 +7,6 @@ which no key says.
 
 from __future__ import annotations
 
-from ridgeline.models.families.gguf import BIASES as BIASES_IN_GGUF
 from ridgeline.models.families.gguf import QKV
 from ridgeline.models.families.hf import (
     ALL_BIASES,
@@ -33,7 +32,7 @@ from ridgeline.models.families.table import (
 )
 
 _PLAIN_MLP = {"ffn.gated": const(False)}
-_BIASES_IN_GGUF = BIASES_IN_GGUF | {"ffn.bias": has("ffn_up.bias")}
+_MLP_BIAS_IN_GGUF = {"ffn.bias": has("ffn_up.bias")}
 _DENSE_4H = {"up": "mlp.dense_h_to_4h.", "down": "mlp.dense_4h_to_h."}
 ROWS = (
     row(
@@ -66,7 +65,7 @@ ROWS = (
         interleaved=True,
         refuse="use_qk_norm",
         unused="model_max_length",
-        in_gguf={"facts": {"logit_scale": number("logit_scale"), "mixer.o_bias": None}},
+        in_gguf={"facts": {"logit_scale": number("logit_scale")}},
     ),
     row(
         "cohere2",
@@ -102,7 +101,7 @@ ROWS = (
         defaults={"partial_rotary_factor": 0.5},
         refuse="mlp_bias",
         in_gguf={
-            "facts": _BIASES_IN_GGUF,
+            "facts": _MLP_BIAS_IN_GGUF,
             "unused": "attention.layer_norm_rms_epsilon",  # converters write it twice
         },
     ),
@@ -248,7 +247,7 @@ ROWS = (
         },
         in_gguf={
             "layer": {"mlp_norm": "attn_norm."},
-            "facts": _BIASES_IN_GGUF
+            "facts": _MLP_BIAS_IN_GGUF
             | {
                 "layer.norms": has("attn_norm_2.weight", yes="beside, own", no="beside"),
                 "mixer.qkv_bias": has("attn_qkv.bias"),

@@ -7,7 +7,6 @@ of Qwen3.5 in the order in which key heads serve them by turns.
 
 from __future__ import annotations
 
-from ridgeline.models.families.gguf import BIASES as BIASES_IN_GGUF
 from ridgeline.models.families.gguf import ROUTERS
 from ridgeline.models.families.hf import (
     BIASES,
@@ -104,8 +103,7 @@ ROWS = (
                 "conv": "shortconv.conv.",
                 "out": "shortconv.out_proj.",
             },
-            "facts": BIASES_IN_GGUF
-            | {
+            "facts": {
                 "recurrent.kernel": integer("shortconv.l_cache"),
             },
         },
@@ -170,7 +168,6 @@ ROWS = (
         unused="full_attention_interval",
         in_gguf={
             "layer": {"mlp_norm": "post_attention_norm."},
-            "facts": BIASES_IN_GGUF,
             "attention_layers": "full_attention_interval",
             "unused": "rope.dimension_sections",  # of pictures; of text all are alike
         },
@@ -321,8 +318,7 @@ ROWS = (
         unused="mamba_chunk_size mamba_d_ssm mamba_expand num_logits_to_keep attn_layer_indices",
         must={"time_step_limit": NO_LIMITS, "mamba_use_mlp": True},
         in_gguf={
-            "facts": BIASES_IN_GGUF
-            | {
+            "facts": {
                 "recurrent.gated_norm": False,  # whether it is before the gate is not said
             },
             "instead": {"mlp_norm": "ffn_norm"},  # which llama.cpp has without a suffix
@@ -410,7 +406,6 @@ ROWS = (
             "facts": {
                 "mixer.num_kv_heads": integer("attention.head_count_kv"),
                 "mixer.head_dim": integer("attention.key_length"),
-                **BIASES_IN_GGUF,
             },
             "unused": "attention.layer_norm_epsilon attention.value_length",
             "must": {"rope.scaling.finetuned": False},
