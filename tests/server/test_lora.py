@@ -118,6 +118,7 @@ def test_loading_and_unloading(served: Served, folder: Path) -> None:
         ({"lora_name": "x", "lora_path": "/etc"}, 403, "--allow-lora-loading"),
         ({"lora_name": "x", "lora_path": "nothing"}, 400, "nothing: no such adapter"),
         ({"lora_name": "x", "lora_path": "."}, 400, ".: "),
+        ({"lora_name": "x", "lora_path": ""}, 400, ".: "),
         ({"lora_name": "x", "lora_path": "c\0"}, 400, "no path can have"),
         ({"lora_name": "x", "lora_path": "c" * 10_000}, 400, ""),
         ({"lora_name": "x", "lora_path": "c/" * 1900}, 400, ""),

@@ -110,7 +110,7 @@ class Loras:
         try:
             await asyncio.to_thread(self._adapters.load, name, target)
         except (ValueError, OSError) as error:
-            text = self._told(error, target, path)
+            text = self._told(error, target, path or ".")
             raise ApiError(400, text, param="lora_path", code="invalid_value") from None
         self._created[name] = int(time.time())
 
