@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
+from ridgeline.server.deadlines import admission
 from tests.server.serving import Served, eventually, serving
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -52,6 +53,12 @@ def knowing(model: Path) -> Iterator[Served]:
 @pytest.fixture(autouse=True)
 def at_pace(knowing: Served) -> None:
     knowing.valve.before = pace
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round has time for its forecasts, however busy the machine is."""
+    monkeypatch.setattr(admission, "_ROUND_S", 60.0)
 
 
 def pace(step: Step) -> None:
@@ -169,7 +176,7 @@ def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served
     assert found == [200] * 6
 
 
-def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
+def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served, patient: None) -> None:
     before = outcomes(knowing)
     gate = threading.Event()
     served_steps: list[Step] = []
@@ -201,7 +208,7 @@ def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served) -> None:
     assert outcomes(knowing)["kept"] == before["kept"]
 
 
-def test_a_verdict_does_not_wait_for_the_step_under_way(knowing: Served) -> None:
+def test_a_verdict_does_not_wait_for_the_step_under_way(knowing: Served, patient: None) -> None:
     """While a step never ends, what cannot be kept is foreseen and refused all the same."""
     held, gate, steps = threading.Event(), threading.Event(), list[Step]()
 
