@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from ridgeline.backends import cuda
 from ridgeline.engine_setup.home import default_home
 from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.machine import available_bytes
@@ -70,7 +72,7 @@ def find_devices(ids: str) -> Chosen:
     for typed in (part.strip() for part in ids.split(",")):
         name = typed.lower()
         if name == HERE:
-            chosen.append(this_machine())
+            chosen += [this_machine(), *cards_here()]
         elif name == ALL:
             rented = [d for d in devices().values() if d.is_rented]
             chosen += sorted(rented, key=lambda device: device.usable_bytes)
@@ -155,6 +157,29 @@ def this_machine() -> Device:
         source="the kernel" if roof is None else "the kernel, and its measured roof",
         confidence="high",
     )
+
+
+def cards_here() -> list[Device]:
+    """Return this machine's GPUs that the catalogue knows, with the memory that is free on one.
+
+    Of devices that a card's name may mean, or its beginning, the one with the card's memory is it.
+    """
+    cards = cuda.cards.found()
+    here: dict[str, Device] = {}
+    for card in cards:
+        words = _words(card.name)
+        begun = ("".join(words[:count]) for count in range(len(words), 0, -1))
+        meant = next((found for name in begun if (found := _by_name().get(name))), [])
+        sizes = {one.id: abs(one.usable_bytes - card.total_bytes) for one in meant}
+        device = min(meant, key=lambda one: sizes[one.id], default=None)
+        if device is not None and sizes[device.id] < card.total_bytes / 10:
+            here[device.id] = replace(
+                device,
+                usable_bytes=card.free_bytes,
+                is_measured=True,
+                max_ranks=sum(other.name == card.name for other in cards),
+            )
+    return list(here.values())
 
 
 def prices_of(

@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.backends.cuda import cards
 from ridgeline.cli.commands import doctor
+from ridgeline.planner.catalogue import find_devices
 
 GPU = "NVIDIA H100 80GB HBM3, 580.159, 81559, 80000, "
 SCRIPT = """#!/bin/sh
@@ -52,3 +53,31 @@ def test_a_machine_without_a_gpu_hears_nothing_of_it(
     install(tmp_path, monkeypatch, "", answer)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
     assert not [*cards.lines(), *cards.problems()]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [
+        ("NVIDIA H100 80GB HBM3, 580.159, 81559, 80000", "h100-sxm"),
+        ("NVIDIA H200, 580.159, 143771, 140000", "h200-sxm"),
+        ("NVIDIA A100-SXM4-40GB, 550.54, 40960, 40000", "a100-40-sxm"),
+        ("NVIDIA GeForce RTX 4090, 550.54, 24564, 20000", "rtx4090"),
+        ("NVIDIA L4, 550.54, 23034, 20000", "l4"),
+    ],
+)
+def test_a_plan_for_here_knows_the_card(
+    gpu: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, f"{gpu}, Enabled")
+    machine, card = find_devices("here").devices
+    assert machine.id == "here"
+    assert card.usable_bytes == int(gpu.rpartition(",")[2]) << 20
+    assert card.id == device
+    assert card.max_ranks == 1
+
+
+def test_a_card_that_the_catalogue_lacks_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "NVIDIA Quadro X, 550.54, 9000, 900, Enabled")
+    assert [one.id for one in find_devices("here").devices] == ["here"]

@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 def lines() -> Iterator[tuple[str, str]]:
     """Yield what there is to compute on, name and text; nothing where there is no GPU."""
-    cards = _cards()
+    cards = found()
     for card in cards:
         sizes = f"{gib(card.free_bytes)} usable of {gib(card.total_bytes)}"
         yield "gpu", f"{card.name}, {sizes}, driver {card.driver}"
@@ -38,7 +38,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 def problems() -> Iterator[str]:
     """Yield what keeps the GPUs from being used well, and what to do about it."""
-    cards = _cards()
+    cards = found()
     if cards and (why := what_is_missing(facts())):
         yield f"the GPU cannot be used: {why}"
     for card in cards:
@@ -56,7 +56,8 @@ def problems() -> Iterator[str]:
         )
 
 
-def _cards() -> list[Card]:
+def found() -> list[Card]:
+    """Return the GPUs of this machine; none where nvidia-smi is not there, or fails."""
     return [
         Card(name, driver, _mib(total), _mib(free), persistence == "Enabled")
         for name, driver, total, free, persistence in _ask(f"--query-gpu={_FIELDS}")
