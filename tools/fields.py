@@ -56,7 +56,9 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
         *(ollama.ChatAsked, ollama.GenerateAsked, ollama.Options, ollama.Message, ollama.Call),
     ),
     "`/api/show`, `/api/embed`": (ollama.ShowAsked, ollama.EmbedAsked),
-    "`/infill`": (infill.InfillRequest, infill.ExtraFile),
+    "`/infill`, `/completion`": (
+        *(infill.InfillRequest, infill.ExtraFile, infill.LlamaCppRequest),
+    ),
     "`/v1/embeddings`, `/v1/rerank`, `/v1/score`": (
         *(embeddings.EmbeddingsRequest, embeddings.RerankRequest, embeddings.ScoreRequest),
     ),

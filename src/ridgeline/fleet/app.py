@@ -52,6 +52,8 @@ POSTS = (  # their bodies name a model
     "/v1/score",
     "/score",
     "/infill",
+    "/completion",
+    "/apply-template",
     "/tokenize",
     "/detokenize",
     "/api/chat",
@@ -275,7 +277,7 @@ def new_app(router: Router) -> FastAPI:
 
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
-    for path in ("/openapi.json", "/tokenizer_info"):
+    for path in ("/openapi.json", "/tokenizer_info", "/props"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
     for path in ("/v1/live", "/v1/memory", "/v1/requests/{name}/explain"):
         app.router.routes.append(Route(path, live, methods=["GET"]))

@@ -16,17 +16,15 @@ from ridgeline.server.dialects.anthropic.protocol import CountTokensRequest, Mes
 from ridgeline.server.dialects.anthropic.request import ANTHROPIC
 from ridgeline.server.dialects.anthropic.request import chat_request as anthropic_request
 from ridgeline.server.dialects.anthropic.response import MessageShape
-from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppShape
+from ridgeline.server.dialects.llamacpp.routes import add_llamacpp
 from ridgeline.server.dialects.ollama.routes import add_ollama
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
-    INFILL_CHUNKS,
     MESSAGE_ERRORS,
     MESSAGE_EVENTS,
     RESPONSE_EVENTS,
     ChatCompletion,
     Completion,
-    Infilled,
     MessageObject,
     ResponseObject,
     documented,
@@ -38,6 +36,7 @@ from ridgeline.server.dialects.openai.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeChatRequest,
+    TokenizeRequest,
 )
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
@@ -74,6 +73,7 @@ def new_app(service: Service) -> FastAPI:
     add_embeddings(app, service)
     add_explain(app, service)
     add_ollama(app, service)
+    add_llamacpp(app, service)
     add_lora(app, service.loras, service.check_open)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
@@ -128,17 +128,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             _, prompt = await service.prompts.of_converted(convert)
             return {"input_tokens": len(prompt)}
 
-    @app.post("/infill", responses=ERRORS | documented(Infilled, INFILL_CHUNKS))
-    async def infill(body: InfillRequest, request: Request) -> Response:
-        """Fill in what stands at the cursor of a text, as llama.cpp does."""
-        service.check_open(body.model)
-        prompt, is_truncated = await service.prompts.of_cursor(body)
-        new_shape = partial(LlamaCppShape, is_truncated=is_truncated)
-        param = "input_prefix"
-        return await service.reply(
-            request, body, [prompt], param, is_middle=True, new_shape=new_shape
-        )
-
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     text = service.text
@@ -150,16 +139,19 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if isinstance(body, TokenizeChatRequest):
             ids = await service.prompts.of_chat(body)
         else:
-            add_bos = None if body.add_special_tokens in (None, True) else False
-            ids = await service.prompts.of_text(body.prompt, add_bos=add_bos)
+            add_bos = None if body.adds_special else False
+            ids = await service.prompts.of_text(body.text, add_bos=add_bos)
 
         def answer() -> Response:
             strings = [text.spell(token) for token in ids] if body.return_token_strs else None
+            tokens: list[Any] = list(ids)
+            if isinstance(body, TokenizeRequest) and body.with_pieces:
+                tokens = [{"id": token, "piece": text.spell(token)} for token in ids]
             return JSONResponse(
                 {
                     "count": len(ids),
                     "max_model_len": service.max_model_len,
-                    "tokens": ids,
+                    "tokens": tokens,
                     "token_strs": strings,
                 }
             )
@@ -172,7 +164,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         ids = await service.prompts.of_text(body.tokens, param="tokens")
         decode = partial(text.tokenizer.decode, ids, skip_special=False)
-        return {"prompt": await service.work.prompts.run(decode)}
+        found = await service.work.prompts.run(decode)
+        return {"prompt": found, "content": found}  # as vLLM and llama.cpp call it
 
     @app.get("/tokenizer_info", responses=ERRORS)
     async def tokenizer_info() -> dict[str, Any]:

@@ -95,12 +95,30 @@ class Prompts:
         ids = await self._in_thread("messages", render)
         return requests[0], ids
 
+    async def text_of_chat(self, request: Rendering) -> str:
+        """Return the prompt that ``of_chat`` tokenises; raises ApiError."""
+        try:
+            return await self._work.prompts.run(lambda: self._written(request))
+        except ValueError as error:
+            raise _bad("messages", str(error)) from None
+
+    def _written(self, request: Rendering) -> str:
+        messages, options = self._messages_and_options(request)
+        with self._text.chat_template.written_as(request.chat_template) as template:
+            return template.render_text(messages, **options)
+
     def _rendered(self, request: Rendering) -> list[int]:
+        messages, options = self._messages_and_options(request)
+        with self._text.chat_template.written_as(request.chat_template) as template:
+            return template.render_ids(messages, **options)
+
+    def _messages_and_options(
+        self, request: Rendering
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         options = request.template_options() | self._effort(request.effort)
         messages = [message.plain() for message in request.messages]
         self._check_bytes([messages, options], "messages")
-        with self._text.chat_template.written_as(request.chat_template) as template:
-            return template.render_ids(messages, **options)
+        return messages, options
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""

@@ -334,4 +334,4 @@ def test_tokenize_and_back(served: Served) -> None:
     assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 128)
     assert "".join(found["token_strs"]) == "The cat"
     _, back, _ = served.call("/detokenize", {"tokens": found["tokens"]})
-    assert back == {"prompt": "The cat"}
+    assert back == {"prompt": "The cat", "content": "The cat"}

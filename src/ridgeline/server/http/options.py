@@ -61,7 +61,7 @@ class ServeOptions:
     max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
     max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
     max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
-    max_queued_requests: int = flag_field(1000, "Prompts that may wait for the engine.")
+    max_queued_requests: int = flag_field(2048, "Prompts that may wait for the engine.")
     max_n: int = flag_field(128, "Answers that one prompt may ask for.")
     max_stop: int = flag_field(64, "Stop strings that a request may have.")
     max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")

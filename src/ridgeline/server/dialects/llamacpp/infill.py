@@ -1,4 +1,4 @@
-"""POST /infill, as llama.cpp has it: what clients may ask, and the objects that they get.
+"""POST /infill and /completion, as llama.cpp has them: what may be asked, and the answers.
 
 A request for the middle of a text is a completion whose prompt ``text.infill`` makes, so all of
 sampling, streaming and limits is that of ``/v1/completions``.
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects import fields
+from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Answers, Choice
@@ -34,16 +35,12 @@ class ExtraFile(Strict):
     filename: str = "tmp"
 
 
-class InfillRequest(CompletionRequest):
-    """POST /infill."""
+class LlamaCppRequest(CompletionRequest):
+    """POST /completion."""
 
     extras = fields.INFILL
     absent = _ABSENT
 
-    input_prefix: str
-    input_suffix: str
-    input_extra: list[ExtraFile] = Field([], max_length=_MAX_FILES, fail_fast=True)
-    prompt: str = ""  # follows the prefix: the part of the line before the cursor
     n_predict: int = Field(-1, ge=-1, lt=1 << 63)  # -1: as many as the model has room for
     seed: int | None = Field(None, ge=-1, lt=1 << 63)  # -1: a fresh one
     # Where the answer ends by its lines (``decoding.lines``):
@@ -64,6 +61,21 @@ class InfillRequest(CompletionRequest):
         if rules == LineRules():
             return new_text
         return lambda prompt, params: LineText(new_text(prompt, params), rules, time.monotonic)
+
+
+class TemplateRequest(Rendering):
+    """POST /apply-template."""
+
+    model: str | None = None
+
+
+class InfillRequest(LlamaCppRequest):
+    """POST /infill."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[ExtraFile] = Field([], max_length=_MAX_FILES, fail_fast=True)
+    prompt: str = ""  # follows the prefix: the part of the line before the cursor
 
     def texts(self, max_chars: int) -> tuple[str, str, list[File]]:
         """Return what stands before and behind the cursor, and the last of the other files.
@@ -89,7 +101,7 @@ class LlamaCppShape:
     def __init__(
         self,
         answers: Answers,
-        body: InfillRequest,
+        body: LlamaCppRequest,
         request_id: str,
         model: str,
         fingerprint: str,

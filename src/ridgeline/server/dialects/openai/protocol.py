@@ -403,10 +403,32 @@ class TokenizeRequest(Strict):
 
     extras = fields.TOKENIZE
 
-    prompt: str
+    prompt: str | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    # As llama.cpp has it:
+    content: str | None = None
+    add_special: bool = False
+    with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if self.prompt is None and self.content is None:
+            raise wrong("invalid_value", "prompt", "is missing")
+        if self.prompt is not None and self.content is not None:
+            raise contradiction("content", "prompt is the same")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What is to be tokenised."""
+        return (self.content if self.prompt is None else self.prompt) or ""
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether the model's special tokens stand around it."""
+        return self.add_special if self.prompt is None else self.add_special_tokens is not False
 
 
 class TokenizeChatRequest(Rendering):

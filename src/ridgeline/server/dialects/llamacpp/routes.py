@@ -1,0 +1,93 @@
+"""llama.cpp's own routes, and LM Studio's list of models, over the one path."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from ridgeline import __version__
+from ridgeline.server.dialects.llamacpp.infill import (
+    InfillRequest,
+    LlamaCppRequest,
+    LlamaCppShape,
+    TemplateRequest,
+)
+from ridgeline.server.dialects.openai.documented import (
+    ERRORS,
+    INFILL_CHUNKS,
+    Infilled,
+    documented,
+)
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.service import Service
+
+
+def add_llamacpp(app: FastAPI, service: Service) -> None:
+    """Add the routes to an application."""
+    answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
+
+    @app.post("/infill", responses=answered)
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Fill in what stands at the cursor of a text, as llama.cpp does."""
+        service.check_open(body.model)
+        prompt, is_truncated = await service.prompts.of_cursor(body)
+        new_shape = partial(LlamaCppShape, is_truncated=is_truncated)
+        param = "input_prefix"
+        return await service.reply(
+            request, body, [prompt], param, is_middle=True, new_shape=new_shape
+        )
+
+    @app.post("/completion", responses=answered)
+    async def completion(body: LlamaCppRequest, request: Request) -> Response:
+        """Continue a prompt, as llama.cpp does."""
+        service.check_open(body.model)
+        if len(body.prompts) != 1:
+            message = f"prompt has {len(body.prompts)} prompts: send one, or ask /v1/completions"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        prompts = await service.prompts.of_texts(body.prompts)
+        new_shape = partial(LlamaCppShape, is_truncated=False)
+        return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
+
+    @app.post("/apply-template", responses=ERRORS)
+    async def apply_template(body: TemplateRequest) -> dict[str, str]:
+        """Return the prompt that the model's template makes of a conversation, as text."""
+        service.check_open(body.model)
+        return {"prompt": await service.prompts.text_of_chat(body)}
+
+    @app.get("/props", responses=ERRORS)
+    async def props() -> dict[str, Any]:
+        """Say what llama.cpp's clients ask of a server before their first request."""
+        text = service.text
+        sampling = {**text.generation_defaults, "n_predict": -1}
+        slots = service.engine.settings.max_num_seqs
+        return {
+            "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
+            "total_slots": slots,
+            "model_alias": service.name,
+            "model_path": service.name,  # where a file lies is nobody's business
+            "chat_template": text.chat_template.source,
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"ridgeline {__version__}",
+            "is_sleeping": False,
+        }
+
+    @app.get("/api/v0/models", responses=ERRORS)
+    async def models() -> dict[str, Any]:
+        """List the model as LM Studio does."""
+        summary = service.summary
+        one = {
+            "object": "model",
+            "type": "llm" if service.text.has_head else "embeddings",
+            "publisher": "ridgeline",
+            "arch": summary.family,
+            "compatibility_type": "gguf" if summary.is_gguf else "safetensors",
+            "quantization": next(iter(summary.formats)),
+            "state": "loaded",
+            "max_context_length": summary.context_length,
+            "loaded_context_length": service.max_model_len,
+            "capabilities": ["tool_use"] if service.text.can_chat else [],
+        }
+        return {"object": "list", "data": [{"id": name} | one for name in service.names]}

@@ -1,0 +1,78 @@
+"""llama.cpp's own routes, and LM Studio's list, hold what the others say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.api.test_llm import HELLO
+from tests.server.serving import Served
+
+ASK: dict[str, Any] = {"prompt": "hello", "n_predict": 8, "temperature": 0, "ignore_eos": True}
+SAME: dict[str, Any] = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def test_a_completion_is_the_one_of_the_other_route(served: Served) -> None:
+    expected = served.call("/v1/completions", SAME)[1]["choices"][0]["text"]
+    status, answer, _ = served.call("/completion", ASK)
+    assert (status, answer["content"]) == (200, expected)
+    assert (answer["stop"], answer["stop_type"], answer["tokens_predicted"]) == (True, "limit", 8)
+    lines = served.call("/completion", ASK | {"stream": True})[1].decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line]
+    assert "".join(event["content"] for event in events) == expected
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    ids = served.call("/tokenize", {"prompt": "hello"})[1]["tokens"]
+    assert served.call("/completion", ASK | {"prompt": ids})[1]["content"] == expected
+
+
+def test_a_completion_has_no_end_unless_it_is_told(served: Served) -> None:
+    body = {"prompt": "hello", "ignore_eos": True}
+    answer = served.call("/completion", body)[1]
+    assert answer["tokens_evaluated"] + answer["tokens_predicted"] == 128
+    _, answer, headers = served.call("/completion", body | {"n_predict": 32000})
+    assert headers["x-ridgeline-capped"].startswith("n_predict 32000 -> ")
+
+
+def test_a_completion_has_one_prompt(served: Served) -> None:
+    status, error = served.refused("/completion", ASK | {"prompt": ["a", "b"]})
+    assert (status, error["param"]) == (400, "prompt")
+
+
+def test_a_template_can_be_applied_alone(served: Served) -> None:
+    body = {"messages": HELLO}
+    text = served.call("/apply-template", body)[1]["prompt"]
+    ids = served.call("/tokenize", body)[1]["tokens"]
+    assert served.call("/detokenize", {"tokens": ids})[1]["content"].endswith(text)
+    status, error = served.refused("/apply-template", {"messages": []})
+    assert (status, error["param"]) == (400, "messages")
+
+
+def test_a_text_is_tokenised_as_content(served: Served) -> None:
+    with_bos = served.call("/tokenize", {"prompt": "The cat"})[1]["tokens"]
+    plain = served.call("/tokenize", {"prompt": "The cat", "add_special_tokens": False})[1]
+    assert served.call("/tokenize", {"content": "The cat"})[1]["tokens"] == plain["tokens"]
+    special = served.call("/tokenize", {"content": "The cat", "add_special": True})[1]
+    assert special["tokens"] == with_bos
+    pieces = served.call("/tokenize", {"content": "The cat", "with_pieces": True})[1]["tokens"]
+    assert [one["id"] for one in pieces] == plain["tokens"]
+    assert "".join(one["piece"] for one in pieces) == "The cat"
+    assert served.call("/tokenize", {"content": ""})[1]["tokens"] == []
+    for wrong in ({}, {"prompt": "a", "content": "b"}):
+        assert served.call("/tokenize", wrong)[0] == 400
+
+
+def test_what_the_server_is(served: Served) -> None:
+    props = served.call("/props")[1]
+    assert props["default_generation_settings"]["n_ctx"] == 128
+    assert props["total_slots"] == served.llm.config.max_num_seqs
+    assert props["model_alias"] == "tiny"
+    [model] = served.call("/api/v0/models")[1]["data"]
+    assert (model["id"], model["type"], model["state"]) == ("tiny", "llm", "loaded")
+    assert model["loaded_context_length"] == 128
+
+
+def test_two_thousand_texts_fit_into_a_request(served: Served) -> None:
+    status, answer, _ = served.call("/v1/embeddings", {"input": ["a"] * 2048})
+    assert (status, len(answer["data"])) == (200, 2048)
+    status, error = served.refused("/v1/embeddings", {"input": ["a"] * 2049})
+    assert (status, "--max-queued-requests" in error["message"]) == (400, True)
