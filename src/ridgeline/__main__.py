@@ -4,6 +4,7 @@ The command line's imports take up to a second; nothing may be imported here tha
 """
 
 import os
+import re
 import signal
 import sys
 
@@ -13,6 +14,9 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # otherwise our parent process wants it ignored
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(130))
+    for name in ("COLUMNS", "LINES"):  # libraries take all that looks like digits for a number
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", os.environ.get(name, "1")):
+            del os.environ[name]
     try:
         from ridgeline.cli.main import main as run
     except (ImportError, MemoryError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,19 @@ def test_vllms_request_loads_what_it_names(files: Path) -> None:
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
     assert llm.adapters.names == ["b"]
     assert llm.config.max_lora_rank == 64
+
+
+def test_another_objects_name_and_path_count_and_anything_else_is_named(files: Path) -> None:
+    """vLLM's own class is no class of ours."""
+    llm = load(files, enable_lora=True)
+    theirs: Any = SimpleNamespace(lora_name="b", lora_int_id=1, lora_path=str(files / "b"))
+    one = llm.generate(PROMPT, GREEDY, lora_request=theirs)[0]
+    each = llm.generate([PROMPT], GREEDY, lora_request=[theirs])[0]
+    wanted = answer(load(files, "b"), "b").token_ids
+    assert one.outputs[0].token_ids == each.outputs[0].token_ids == wanted
+    wrong: Any = object()
+    with pytest.raises(ValueError, match="lora_request must be the name of an adapter, a LoRA"):
+        llm.generate(PROMPT, GREEDY, lora_request=wrong)
 
 
 def test_unloading_lets_requests_under_way_finish(files: Path) -> None:

@@ -43,7 +43,7 @@ def ridgeline(
         (["run", "smollm2", "x", "--policy", "fair"], 2, "splitfuse"),
         (["run", "smollm2", "x", "--block-size", "0"], 2, "--block-size is 0"),
         (["run", "smollm2", "x", "--temperature", "-1"], 2, "temperature is -1"),
-        (["run", "smollm3", "x"], 1, "did you mean 'smollm2'"),
+        (["run", "smolm2", "x"], 1, "did you mean 'smollm2'"),
         (["run", "/no/such/file.gguf", "x"], 1, "/no/such/file.gguf"),
         (["pull", "../x"], 1, "../x"),
         (["explain", "no.jsonl"], 1, "ridgeline: no.jsonl: No such file or directory"),
@@ -86,7 +86,7 @@ def test_a_value_that_is_no_number_is_named(flag: str, value: str, kind: str) ->
 
 
 def test_debug_shows_the_traceback() -> None:
-    done = ridgeline("run", "smollm3", "x", "--debug")
+    done = ridgeline("run", "smolm2", "x", "--debug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 
@@ -110,7 +110,7 @@ sys.meta_path.insert(0, Interrupter)
 """
     )
     done = subprocess.run(
-        [str(RIDGELINE), "run", "smollm3", "x"],
+        [str(RIDGELINE), "run", "smolm2", "x"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
@@ -242,7 +242,7 @@ def test_doctor_says_what_a_model_takes_in_memory(tmp_path: Path) -> None:
     assert {"weights.mlp", "weights.embedding", "scratch.local_memory", "kernels"} <= set(rows)
     assert rows["process.other"][-1] == "measured"
     assert "The KV cache takes memory as its blocks are first used" in done.stdout
-    missing = ridgeline("doctor", "smollm3")
+    missing = ridgeline("doctor", "smolm2")
     assert (missing.returncode, "did you mean 'smollm2'" in missing.stderr) == (1, True)
 
 
@@ -439,8 +439,13 @@ def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
         terminal.interrupt()
         terminal.wait_for("stopped by you")
         terminal.wait_for(">>> ")
-        terminal.type("What is 2+2?\n")
-        terminal.wait_for("complete]|longest]")
+        terminal.type('"""What is\n')
+        terminal.wait_for(r"\.\.\. ")
+        terminal.type('2+2?"""\n')
+        terminal.wait_for("complete]|length]")
+        terminal.type("/sow\n")
+        terminal.wait_for("/sow is no command here")
+        assert "0/?" not in terminal.seen
         terminal.type("/exit\n")
         assert terminal.status() == 0
 

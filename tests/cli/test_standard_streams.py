@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.cli.test_main import ridgeline
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 FLAGS = ["--kv-cache-memory", "1MiB", "--threads", "1"]
@@ -94,3 +96,18 @@ def test_python_answers_whatever_standard_error_is(
     with LLM(model, kv_cache_memory="1MiB", threads=1) as llm:
         assert llm.generate("hello", SamplingParams(max_tokens=2))
     assert not capsys.readouterr().out, "and nothing goes to standard output in its place"
+
+
+def test_input_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [RIDGELINE, "run", str(tmp_path), "Repeat:"], input=b"gr\xfcn", capture_output=True,
+        timeout=60, check=False, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"standard input is not UTF-8 at byte 2" in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["abc", "0", "-3", "\u00b2"])
+def test_a_width_that_is_no_number_is_no_width(columns: str, tmp_path: Path) -> None:
+    shown = ridgeline("list", COLUMNS=columns, RIDGELINE_HOME=str(tmp_path))
+    assert shown.returncode == 0, shown.stderr

@@ -314,3 +314,16 @@ def test_a_damaged_manifest_is_one_line(manifest: str, reason: str, stores: Stor
     assert problem.startswith("ollama:bad:1b: its manifest ")
     assert reason in problem
     assert "\n" not in problem
+
+
+def test_a_tilde_that_no_shell_saw_is_the_home_directory(
+    tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a unit's file or TOML spells it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write(tmp_path / "my models" / "m.gguf")
+    assert find("~/my models/m.gguf", stores) == file
+    assert find("~/my models", stores) == file.parent
+    for missing in ("~/nothing.gguf", "~nobody-of-this-name/m.gguf"):
+        with pytest.raises(ValueError, match="there is no model"):
+            find(missing, stores)

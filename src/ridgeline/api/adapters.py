@@ -33,6 +33,14 @@ class LoRARequest(NamedTuple):
     lora_path: str
 
 
+def _as_ours(wish: object) -> object:
+    """Return vLLM's own ``LoRARequest``, or what has the same two attributes, as ours."""
+    name, path = (getattr(wish, of, None) for of in ("lora_name", "lora_path"))
+    if isinstance(wish, str | LoRARequest) or not (isinstance(name, str) and isinstance(path, str)):
+        return wish
+    return LoRARequest(name, getattr(wish, "lora_int_id", 0), path)
+
+
 class NoRoom(ValueError):
     """Adapters in use leave no memory for another one; later there may be some."""
 
@@ -188,7 +196,12 @@ class Adapters:
 
         Raises ValueError as ``lease`` and ``load`` do, and unless there is a wish for each.
         """
-        one = wishes is None or isinstance(wishes, str | LoRARequest)
+        one = wishes is None or isinstance(_as_ours(wishes), str | LoRARequest)
+        if not one and not isinstance(wishes, Sequence):
+            raise ValueError(
+                f"lora_request must be the name of an adapter, a LoRARequest, or one of these for "
+                f"each prompt, not {wishes!r:.80}"
+            )
         many: Sequence[LoraWish] = [wishes] * num_prompts if one else wishes  # type: ignore[list-item, assignment]
         if len(many) != num_prompts:
             raise ValueError(f"{num_prompts} prompts, but {len(many)} lora_request")
@@ -198,6 +211,7 @@ class Adapters:
         lora_request = self.default if lora_request is None else lora_request
         if lora_request is None:
             return NO_ADAPTER
+        lora_request = _as_ours(lora_request)  # type: ignore[assignment]
         if isinstance(lora_request, LoRARequest):
             if lora_request.lora_name not in self._named:
                 self.load(lora_request.lora_name, Path(lora_request.lora_path).expanduser())

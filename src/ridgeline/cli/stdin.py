@@ -12,14 +12,18 @@ _STDIN_WAIT_S = 10.0  # for the first of what another program may still have to 
 _MAX_STDIN_CHARS = 8 << 20
 
 
-def as_text(argument: str) -> str:
-    """Return an argument as the text it was, if the locale could not spell it."""
+def as_text(argument: str, name: str = "") -> str:
+    """Return an argument as the text it was, if the locale could not spell it.
+
+    Raises UsageError, which calls it by its ``name`` or quotes it, for bytes that are not UTF-8.
+    """
     if not any("\ud800" <= char <= "\udfff" for char in argument):
         return argument
     try:
         return os.fsencode(argument).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{argument!r} is not UTF-8: {error.reason}") from error
+        where = f"{name or repr(argument)} is not UTF-8 at byte {error.start}"
+        raise UsageError(f"{where}: {error.reason}") from error
 
 
 def with_stdin(prompt: str | None) -> str | None:
@@ -47,4 +51,4 @@ def _piped(wait_s: float | None) -> str:
         raise UsageError(f"standard input is not text: {error}") from error
     if len(text) > _MAX_STDIN_CHARS:
         raise UsageError(f"standard input has more than {_MAX_STDIN_CHARS:,} characters")
-    return text
+    return as_text(text, "standard input")

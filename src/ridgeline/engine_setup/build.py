@@ -17,7 +17,7 @@ from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.search import new_search
-from ridgeline.engine_setup.home import default_home, why_unwritable
+from ridgeline.engine_setup.home import default_home, sweep, why_unwritable
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
@@ -51,7 +51,11 @@ def _home() -> Path:
 
 @cache  # once per process
 def _warn_of(home: Path) -> bool:
-    """Return whether kernels and packed weights can be kept, and say it if they cannot."""
+    """Return whether kernels and packed weights can be kept, and say it if they cannot.
+
+    What killed processes left there is swept away.
+    """
+    sweep(home)
     problem = why_unwritable(home / "kernels")
     if problem:
         say(

@@ -4,12 +4,54 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # of no use, and not there, on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def default_home() -> Path:
     """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``."""
     return Path(os.environ.get("RIDGELINE_HOME") or Path.home() / ".cache" / "ridgeline")
+
+
+def sweep(home: Path) -> None:
+    """Remove what killed processes left: half-written files, and folders of pulls that failed.
+
+    What another process holds a lock on stays.
+    """
+    for folder in ("packed", "kernels"):
+        for file in _listed(home / folder):
+            if file.name.startswith(tempfile.gettempprefix()) and file.is_file():
+                _remove_unlocked(file)
+    for owner in _listed(home / "models"):
+        if owner.name.startswith(".") or not owner.is_dir():
+            continue
+        held = _listed(owner)
+        if all(file.name.startswith(".") and file.suffix == ".lock" for file in held):
+            for file in held:
+                _remove_unlocked(file)
+            with suppress(OSError):  # it is not empty any more, or not ours
+                owner.rmdir()
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _remove_unlocked(file: Path) -> None:
+    """Remove a file unless a process has it locked, which ends with the process."""
+    if fcntl is None:
+        return
+    with suppress(OSError), file.open("r+b") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.unlink(missing_ok=True)
 
 
 def why_unwritable(directory: Path) -> str | None:

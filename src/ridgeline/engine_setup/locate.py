@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
-from ridgeline.hub.find import LocalModel, NotPulledError, find_model
+from ridgeline.hub.find import LocalModel, NotPulledError, find_model, home_expanded
 from ridgeline.hub.places import Stores
 from ridgeline.machine import available_bytes
 
@@ -49,7 +49,8 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
         except KeyboardInterrupt:
             say(f"stopped: the same command goes on from {done_bytes / 1e6:,.0f} MB")
             raise
-    is_theirs = not located.path.is_relative_to(places.home) and located.path != Path(model)
+    is_in_home = located.path.is_relative_to(places.home)
+    is_theirs = not is_in_home and located.path != home_expanded(model)
     if located.note or is_theirs:  # of several, or of another program's
         _say_once(f"{model}: {located.note + '; ' if located.note else ''}{located.path}")
     return located

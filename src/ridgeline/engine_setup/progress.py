@@ -124,5 +124,8 @@ def _bar(label: str, *, is_bytes: bool, note: str = "") -> Iterator[Report]:
         console=Console(stderr=True),
         transient=True,
     ) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+        # What has not begun has neither a size nor a time: "0/?" says nothing.
+        task = progress.add_task(label, total=None, visible=False)
+        yield lambda done, total: progress.update(
+            task, completed=done, total=total or None, visible=bool(done or total)
+        )

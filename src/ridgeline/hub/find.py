@@ -46,7 +46,8 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
         NotPulledError: it has not been pulled yet.
         ValueError: there is no such model, or it does not fit.
     """
-    path = Path(model)
+    path = home_expanded(model)
+    model = str(path) if model.startswith("~") else model
     if entry := packaged(model):
         file = stores.home / "models" / entry.file_name
         if file.exists():
@@ -68,6 +69,14 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
     else:
         raise ValueError(_no_such(model, stores))
     raise NotPulledError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
+
+
+def home_expanded(model: str) -> Path:
+    """Return a path whose ``~`` a shell did not see, as in a unit file or behind quotes."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(model)
 
 
 def _of_hub(model: str, stores: Stores, room_bytes: int) -> LocalModel | None:

@@ -21,11 +21,23 @@ def test_rates_are_said_in_units_that_people_know() -> None:
     step_s = TIMES.seconds(ONE_STREAM)
     calibration = replace(measured(), weights_bytes=round(3e9 * step_s), kv_bytes_per_token=2500)
     assert TIMES.per_position_s == 1e-6
-    assert "reads weights at least at 3.0 GB/s and K/V at 2.5 GB/s" in foreseen(calibration)
+    assert "it reads weights at 3.0 GB/s or more and the KV cache at 2.5 GB/s" in foreseen(
+        calibration
+    )
     free = replace(calibration, times=replace(TIMES, per_position_s=0.0))
-    assert "reads weights at least at " in foreseen(free)
-    assert "K/V" not in foreseen(free)
+    assert "it reads weights at " in foreseen(free)
+    assert "KV cache" not in foreseen(free)
     assert "GB/s" not in foreseen(measured())
+
+
+def test_what_is_known_of_speed_is_a_sentence() -> None:
+    calibration = replace(
+        measured(), source="learnt", factors=(1.0, 1.25), step_error=0.32, total_error=-0.014
+    )
+    said = foreseen(calibration)
+    assert ": step times learnt while serving, " in said
+    assert "; it last ran at 80% of that speed; predictions miss one step by 32% and a" in said
+    assert said.endswith("a thousand steps together by 1%")
 
 
 def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> None:
@@ -35,9 +47,9 @@ def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> N
         assume(checkpoint.path, checkpoint.arch, config), source="measured", measured_at=1.0
     )
     path = new.save(home)
-    assert any("K/V at" in value for name, value in facts(home) if name == "foresight")
+    assert any("KV cache at" in value for name, value in facts(home) if name == "foresight")
     content = json.loads(path.read_text())
     del content["weights_bytes"], content["kv_bytes_per_token"]
     path.write_text(json.dumps(content))
     assert known(home, checkpoint.path, checkpoint.arch, config) == new
-    assert not any("K/V at" in value for name, value in facts(home) if name == "foresight")
+    assert not any("KV cache at" in value for name, value in facts(home) if name == "foresight")

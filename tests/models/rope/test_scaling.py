@@ -128,6 +128,8 @@ def test_rope_of_a_gguf_file() -> None:
     assert from_gguf({}, raw)[0].layers[0].mixer.rope.divisors == (1.0, 2.0, 4.0, 8.0)
     with pytest.raises(ModelFileError, match="rope scaling 'dynamic'"):
         from_gguf({"llama.rope.scaling.type": "dynamic"}, raw)
+    with pytest.raises(ModelFileError, match=r"'longrope' needs its factors: rope_factors_long"):
+        from_gguf({"llama.rope.scaling.type": "longrope"}, raw)
 
     phi = gguf_weights(CONFIG, "phi3", fused=True)
     phi["rope_factors_short.weight"] = np.array([1.0, 1.5], np.float32)

@@ -103,22 +103,24 @@ def foreseen(calibration: Calibration) -> str:
     """Say how well the times of a model's steps are known, and its speed of late."""
     days = (time.time() - calibration.measured_at) / 86400
     when = "today" if days < 1 else f"{days:,.0f} days ago"
-    how = "calibrated" if calibration.source == "measured" else "learnt by a server"
-    texts = [f"{calibration.model} ({calibration.backend}, {calibration.threads} threads): {how}"]
-    texts[0] += f" {when}"
+    how = "measured" if calibration.source == "measured" else "learnt while serving,"
+    on = f"{calibration.backend}, {calibration.threads} threads"
+    texts = [f"{calibration.model}: step times {how} {when} ({on})"]
     reads = {
-        "weights at least at": calibration.weights_bytes_per_s,
-        "K/V at": calibration.kv_bytes_per_s,
+        "weights at {:,.1f} GB/s or more": calibration.weights_bytes_per_s,
+        "the KV cache at {:,.1f} GB/s": calibration.kv_bytes_per_s,
     }
-    if known := [f"{what} {rate / 1e9:,.1f} GB/s" for what, rate in reads.items() if rate]:
-        texts.append(f"reads {' and '.join(known)}")
+    if known := [text.format(rate / 1e9) for text, rate in reads.items() if rate]:
+        texts.append(f"it reads {' and '.join(known)}")
     if calibration.factors:
-        texts.append(f"speed last {1 / calibration.factors[-1]:.2f} of then")
-    if calibration.step_error is not None:
-        texts.append(f"a step off by {calibration.step_error:.0%}")
-    if calibration.total_error is not None:
-        texts.append(f"a thousand by {abs(calibration.total_error):.1%}")
-    return ", ".join(texts)
+        texts.append(f"it last ran at {1 / calibration.factors[-1]:.0%} of that speed")
+    errors = (
+        ("one step", calibration.step_error),
+        ("a thousand steps together", calibration.total_error),
+    )
+    if off := [f"{of} by {abs(error):.0%}" for of, error in errors if error is not None]:
+        texts.append(f"predictions miss {' and '.join(off)}")
+    return "; ".join(texts)
 
 
 def _report_memory(console: Console, model: str) -> None:

@@ -10,11 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from ridgeline.backends import BACKENDS
 from ridgeline.cli.commands.families import families_table
 from ridgeline.cli.help import App
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
+from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
+from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Place, Stores
@@ -55,7 +58,23 @@ def pull(model: Model, as_json: AsJson = False) -> None:
         print(json.dumps({"model": model, "path": str(path)}))
         return
     print(f"{model} is at {path}")
+    if line := _on_disk(path):
+        print(line)
     say(f"Next: ridgeline run {model}")
+
+
+def _on_disk(path: Path) -> str:
+    """Return what a model takes on the disk, and what its first start adds; "" if unknown."""
+    try:
+        checkpoint = load_checkpoint(path)
+        config = resolve(Options(), checkpoint)
+    except ValueError:  # the engine does not run it: `run` says why
+        return ""
+    packed = sum(BACKENDS[config.backend].packed_bytes(checkpoint, config).values())
+    return (
+        f"On disk it takes {_size(checkpoint.nbytes)}, and {_size(packed)} more once its first "
+        f"start has packed its weights"
+    )
 
 
 def list_models(

@@ -13,15 +13,13 @@ from rich.console import Console
 
 from ridgeline.api.llm import LLM
 from ridgeline.api.outputs import Chunk
+from ridgeline.cli.commands.chat_state import COMMAND, HELP, ChatState
 from ridgeline.core.params import SamplingParams
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # line editing and history for input(); absent on some systems
 
-_HELP = """\
-/clear    forget the conversation
-/help     this
-/exit     leave (so does Ctrl-D); Ctrl-C stops an answer"""
+_QUOTES = '"""'  # around a message of several lines
 
 _remarks = Console(stderr=True, highlight=False)
 
@@ -48,32 +46,56 @@ def chat(llm: LLM, params: SamplingParams) -> None:
             f"{llm.path.name} has no chat template: give a PROMPT for it to continue, or take an "
             f"instruction-tuned model"
         )
-    _remarks.print(f"{llm.path.name}: type a message, or /help", style="dim")
-    messages: list[dict[str, str]] = []
+    _remark(f"{llm.path.name}: type a message, or /help")
+    state = ChatState(llm.path.name, params)
     while True:
         try:
-            text = input(">>> ").strip()
+            text = _message()
         except (EOFError, KeyboardInterrupt):
             _remarks.print()
             return
         if text in ("/exit", "/quit", "/bye"):
             return
-        if text == "/clear":
-            messages.clear()
-        elif text.startswith("/"):
-            _remarks.print(_HELP, style="dim")
-        elif text:
-            messages.append({"role": "user", "content": text})
+        if text in ("/help", "/?"):
+            _remark(HELP)
+        elif COMMAND.match(text):
             try:
-                reply = _show(llm.stream(messages, params), _seed(llm, params))
-            except ValueError as error:
-                messages.pop()
-                _remarks.print(f"{error}; /clear begins anew", style="yellow")
-            except KeyboardInterrupt:  # the prompt was still being made
-                messages.pop()
-                _remarks.print("[stopped by you]", style="dim", markup=False)
-            else:
-                messages.append({"role": "assistant", "content": reply})
+                _remark(state.do(text))
+            except (ValueError, OSError) as error:
+                _remark(str(error), "yellow")
+        elif text:
+            _answer_to(text, llm, state)
+
+
+def _answer_to(text: str, llm: LLM, state: ChatState) -> None:
+    """Show the answer to a message, and keep both; a message without an answer is forgotten."""
+    state.messages.append({"role": "user", "content": text})
+    try:
+        reply = _show(llm.stream(state.prompt, state.params), _seed(llm, state.params))
+    except ValueError as error:
+        state.messages.pop()
+        _remark(f"{error}; /clear begins anew", "yellow")
+    except KeyboardInterrupt:  # the prompt was still being made
+        state.messages.pop()
+        _remark("[stopped by you]")
+    else:
+        state.messages.append({"role": "assistant", "content": reply})
+
+
+def _message() -> str:
+    """Return what the user types: a line, or all between two times three quotes."""
+    text = input(">>> ").strip()
+    if not text.startswith(_QUOTES):
+        return text
+    lines = [text.removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES):
+        lines.append(input("... "))
+    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+    return "\n".join(lines).strip()
+
+
+def _remark(text: str, style: str = "dim") -> None:
+    _remarks.print(text, style=style, markup=False)
 
 
 def _seed(llm: LLM, params: SamplingParams) -> list[str]:

@@ -152,6 +152,8 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
             attention_factor /= _magnitude(factor, meta.number(_LOG_MULTIPLIER))
     elif kind == "linear" and factor != 1.0:
         divisors = (factor,) * (dim // 2)
+    elif kind == "longrope":
+        meta.fail("rope scaling 'longrope' needs its factors: rope_factors_long.weight is missing")
     elif kind not in ("none", "linear"):
         meta.fail(
             f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, longrope"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.arch.recurrent import Delta
-from ridgeline.hub.find import NotPulledError, find_model
+from ridgeline.hub.find import NotPulledError, find_model, home_expanded
 from ridgeline.hub.library import hub_names
 from ridgeline.hub.places import Stores
 from ridgeline.hub.short_names import packaged
@@ -76,7 +76,7 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSp
     """
     if isinstance(model, Mapping):
         return _of_config(model, "the config", "config.json")
-    path = Path(model)
+    path = home_expanded(str(model))
     if path.suffix == ".json":
         return _of_json(path)
     if path.is_dir():
@@ -87,7 +87,7 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSp
         located = find_model(str(model), stores, room_bytes=1 << 62)
     except NotPulledError:
         return _of_the_hub(str(model))
-    name = Path(model).stem if located.path.is_file() and Path(model).is_file() else str(model)
+    name = Path(model).stem if located.path.is_file() and path.is_file() else str(model)
     return _of_files(located.path, name)
 
 

@@ -9,6 +9,7 @@ import { settings } from './store.js';
 
 const SECONDS = 120; // that the small charts show at most; fewer at first
 const MAX_STEPS = 400;
+const ENOUGH_STEPS = 200; // before the first of them nobody can say how far off the forecast is
 const BUSY_MS = 5000; // without a view, after which one is asked for: a busy server sends four a second
 const IDLE_MS = 30_000; // an idle one sends none
 const ANSWER_MS = 5000; // for a view that was asked for
@@ -145,8 +146,12 @@ function showForeseen() {
   drawForeseen(at('foreseen'), steps);
   const known = steps.filter((step) => step[3]);
   const sum = (index) => known.reduce((total, step) => total + step[index], 0);
-  const off = known.length ? `off by ${(100 * Math.abs(sum(3) / sum(0) - 1)).toFixed(0)} %, ` : '';
-  at('foreseen-note').textContent = off + (view.is_calibrated ? `speed ${view.speed.toFixed(2)}` : 'uncalibrated');
+  if (known.length < ENOUGH_STEPS) {
+    at('foreseen-note').textContent = `learning: ${known.length} of ${ENOUGH_STEPS} steps`;
+    return;
+  }
+  const off = `off by ${(100 * Math.abs(sum(3) / sum(0) - 1)).toFixed(0)} %`;
+  at('foreseen-note').textContent = off + (view.is_calibrated ? `, speed ${view.speed.toFixed(2)}` : ', uncalibrated');
 }
 
 function showRates() {

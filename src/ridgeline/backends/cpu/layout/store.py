@@ -35,6 +35,11 @@ from numpy.typing import NDArray
 from ridgeline.machine import usable_cpus
 from ridgeline.models.gguf.parts import part_paths
 
+try:
+    import fcntl
+except ImportError:  # of no use, and not there, on Windows
+    fcntl = None  # type: ignore[assignment]
+
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 17  # at once: what stays in a processor's own cache
@@ -213,10 +218,14 @@ def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
     """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
 
     A file system may keep a name longer than what the file holds when power is lost; so the
-    content is synced before the name is given, and the name after.
+    content is synced before the name is given, and the name after. While it is written it is
+    locked: one that nobody has locked was left by a process that was killed, and a later start
+    sweeps it away (``engine_setup.home``).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent)
+    with suppress(OSError, AttributeError):  # not every system has locks
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     try:
         with os.fdopen(handle, "wb") as file:
             content(file)
