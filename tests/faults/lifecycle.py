@@ -1,4 +1,4 @@
-"""Starts, ends and the world around a process: T14, T27, T48, T49, T51 to T53."""
+"""Starts, ends and the world around a process: T14, T15, T27, T48, T49, T51 to T53."""
 
 from __future__ import annotations
 
@@ -50,6 +50,27 @@ def t14(model: Path, count: int, rng: random.Random) -> str:
                 eventually(lambda gone=victim: gone not in routed.pids() or _is_gone(gone))
                 assert [routed.complete("one"), routed.complete("two")] == wanted
     return f"{count}/{count} kills of a model's process: both models answer, and as before"
+
+
+def t15(model: Path, count: int, rng: random.Random) -> str:
+    """A model's process stands still: it is named, ended and started again; the other goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = _two_models(Path(folder), model)
+        for _ in range(count):
+            name, other = rng.sample(["one", "two"], 2)
+            with routing(models, Path(folder) / "log", "--step-timeout", "12") as routed:
+                (first,) = routed.pids()
+                wanted = routed.complete(name), routed.complete(other)
+                os.kill(first, signal.SIGSTOP)
+                assert list(routed.call("/health")[1]["hung"]) == [name]
+                assert routed.states() == {name: "hung", other: "loaded"}
+                assert routed.complete(other) == wanted[1]
+                eventually(lambda of=routed: "hung" not in of.states().values())
+                assert _is_gone(first)
+                assert routed.complete(name) == wanted[0]
+                assert f"{name} has not answered for " in routed.log
+                assert "hung" not in routed.call("/health")[1]
+    return f"{count}/{count} models that stood still were named and ended; the other answered"
 
 
 def t27(model: Path, count: int, rng: random.Random) -> str:

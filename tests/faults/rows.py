@@ -63,6 +63,7 @@ ROWS = (
     Row("T12", "forms that are hard to compile, forms that are cut", work.t12, 15, 300),
     Row("T13", "mixed requests, a fifth with schemas of their own", budget.t13, 400, 5000),
     Row("T14", "a model's process is killed", lifecycle.t14, 1, 20),
+    Row("T15", "a model's process stands still", lifecycle.t15, 0, 3),
     Row("T16", "a pool little larger than one request", engine.t16, 40, 500),
     Row("T17", "schedules that want too much memory", work.t17, 20, 1000),
     Row("T18", "an exception at the k-th step", engine.t18, 24, 1000),
