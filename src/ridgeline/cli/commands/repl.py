@@ -118,7 +118,7 @@ def _show(chunks: Iterable[Chunk], seed: list[str]) -> str:
             texts.append(chunk.text)
             print(chunk.text, end="", flush=True)
             if chunk.finish_reason == "length":
-                how = "cut off at its maximum length"
+                how = "cut at maximum length"
             elif chunk.finish_reason:
                 how = "complete"
     except KeyboardInterrupt:
