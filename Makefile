@@ -136,11 +136,12 @@ test-clients: .venv/ready .venv-clients/ready
 # Each process has one thread, and so many files at a time. Triton is told before it is imported.
 test-gpu: .venv-gpu/ready
 	@export OMP_NUM_THREADS=1 TRITON_INTERPRET=1; \
-		$(STEP) "The cuda backend on a CPU" $(GPU)/python -m pytest -q $(TWO) tests/gpu && \
+		$(STEP) "The cuda backend on a CPU" $(GPU)/python -m pytest -q $(TWO) -m "not full" tests/gpu && \
 		$(STEP) "The same answers" $(GPU)/python -m pytest -q $(TWO) -m "not full" -k cuda $(SAME_ANSWER)
 
 test-gpu-full: .venv-gpu/ready
-	@export OMP_NUM_THREADS=1; \
+	@export OMP_NUM_THREADS=1 TRITON_INTERPRET=1; \
+		$(STEP) "The cuda backend on a CPU, full matrices" $(GPU)/python -m pytest -q $(TWO) tests/gpu && \
 		$(STEP) "The same answers of all models" $(GPU)/python -m pytest -q $(TWO) -k cuda $(SAME_ANSWER)
 
 test-parity: .venv-parity/ready
