@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ridgeline.api.adapters import LoRARequest
     from ridgeline.api.llm import LLM
-    from ridgeline.api.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
+    from ridgeline.api.outputs import (
+        Chunk,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+    )
+    from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams
+    from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
     from ridgeline.core.params import SamplingParams
     from ridgeline.core.structured import StructuredOutputsParams
 
@@ -17,20 +26,30 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "Chunk",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "LoRARequest",
     "Logprob",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 _PLACES = {
+    "BeamSearchOutput": "ridgeline.api.vllm.beams",
+    "BeamSearchParams": "ridgeline.api.vllm.beams",
     "LLM": "ridgeline.api.llm",
     "LoRARequest": "ridgeline.api.adapters",
     "SamplingParams": "ridgeline.core.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
+    "TextPrompt": "ridgeline.api.vllm.prompts",
+    "TokensPrompt": "ridgeline.api.vllm.prompts",
 }
 
 
@@ -39,3 +58,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
     return getattr(import_module(_PLACES.get(name, "ridgeline.api.outputs")), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names that there are, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -159,7 +159,7 @@ def test_the_second_text_is_of_another_type(ranker: Path) -> None:
         pair = llm.text.encode_pair("a quick fox", "over the lazy dog")
         assert pair.count(arch.separator) == 2
         swapped = [token if i else 7 for i, token in enumerate(pair)]  # another first token
-        _, scores = llm._vectors([pair, swapped], None)
+        _, scores = llm._vectors([pair, swapped], list, None)
         assert scores[0] != scores[1]
 
 

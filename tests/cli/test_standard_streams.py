@@ -80,7 +80,17 @@ class OnlyWrites:
         return len(text)
 
 
-@pytest.mark.parametrize("stream", [None, OnlyWrites()])
+class Closed(OnlyWrites):
+    """A file that was closed."""
+
+    def write(self, text: str) -> int:
+        raise ValueError("I/O operation on closed file")
+
+    def isatty(self) -> bool:
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("stream", [None, OnlyWrites(), Closed()])
 def test_python_answers_whatever_standard_error_is(
     model: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -92,7 +102,7 @@ def test_python_answers_whatever_standard_error_is(
         with bar("reading") as report:
             report(1, 2)
     say("a note")
-    assert stream is None or stream.text == "a note\n"
+    assert stream is None or stream.text == ("" if isinstance(stream, Closed) else "a note\n")
     with LLM(model, kv_cache_memory="1MiB", threads=1) as llm:
         assert llm.generate("hello", SamplingParams(max_tokens=2))
     assert not capsys.readouterr().out, "and nothing goes to standard output in its place"

@@ -21,8 +21,9 @@ WHOLE = [
     ("seed", -(1 << 63), (1 << 64) - 1),
     ("max_tokens", 1, 1 << 31),
     ("min_tokens", 0, 16),
-    ("logprobs", 0, 100),
-    ("prompt_logprobs", 0, 100),
+    ("logprobs", -1, 1 << 31),
+    ("prompt_logprobs", -1, 1 << 31),
+    ("truncate_prompt_tokens", -1, 1 << 31),
     ("dry_allowed_length", 1, 1024),
     ("dry_penalty_last_n", -1, 1 << 31),
 ]
@@ -41,6 +42,7 @@ REAL = [
     ("dry_base", 1.0, 100.0),
 ]
 OPTIONAL = {"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
+OPTIONAL |= {"truncate_prompt_tokens"}
 
 
 def refused(**params: Any) -> str:
@@ -268,3 +270,18 @@ def test_of_how_many_answers_how_many_are_chosen() -> None:
     for wishes, num_seqs, num_answers in cases:
         params = SamplingParams(**wishes)
         assert (params.num_seqs, params.num_answers) == (num_seqs, num_answers)
+
+
+def test_a_copy_is_equal_and_keeps_what_was_said_by_an_older_name() -> None:
+    params = SamplingParams(
+        guided_decoding={"regex": "a+"}, detokenize=False, output_kind=2, stop="x"
+    )
+    assert params.structured_outputs == StructuredOutputsParams(regex="a+")
+    assert params.clone() == params
+    assert params.clone() is not params
+    assert SamplingParams().clone().structured_outputs is None
+
+
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "skip_special_tokens"])
+def test_what_is_shown_is_true_or_false(name: str) -> None:
+    assert f"{name} must be true or false, not 1" in refused(**{name: 1})

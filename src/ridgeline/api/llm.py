@@ -6,41 +6,46 @@ step by step in the caller's thread, events become outputs.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
+import numpy as np
+
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
-from ridgeline.api.interrupts import Interrupts
 from ridgeline.api.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.api.outputs import (
-    Chunk,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
-    TokensBehindText,
-    completions,
 )
-from ridgeline.api.text_side import Message, Prompt, TextProcessor, is_chat, is_list, is_one_prompt
+from ridgeline.api.running.asking import Asking, Chunks, LoraWishes, Params, progress_bar
+from ridgeline.api.text_side import (
+    AnyPrompt,
+    Message,
+    TextProcessor,
+    as_many,
+    is_chat,
+    is_list,
+    text_of,
+)
 from ridgeline.api.vectors import cosine, paired, shaped
+from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams, beams_of
+from ridgeline.api.vllm.options import UseTqdm, taken, wants_progress
+from ridgeline.api.vllm.tokenizer import TokenizerView
 from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.decoding.search import check_search
-from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.build import new_engine, new_runner
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
+from ridgeline.engine_setup.progress import bytes_bar, say
 from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.trace.writer import TraceWriter
@@ -49,10 +54,6 @@ from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
-
-Chunks = Generator[Chunk, None, None]
-
-_BEGUN = Chunk(0, 0, "", None, None, None, None, None)
 
 
 class LLM:
@@ -69,14 +70,17 @@ class LLM:
             model: a short name, a .gguf file, a Hugging Face directory, or a hub id.
             **options: as on the command line, with underscores
                 (``engine_setup.options.Options``); contrastive search is enabled unless said.
+                vLLM's are taken too: those that mean nothing here are named in a note.
 
         Raises:
             ValueError: no such model, an option out of range, or not enough memory.
             ModelFileError: the model's files are damaged or not supported (a ValueError too).
+            TypeError: there is no such option; the message has the nearest name.
         """
         self._before, in_use = Snapshot.now(), memory_in_use()
-        wishes = Options(**{"enable_contrastive_search": True} | options)
-        located = locate(str(model))
+        name, own, dropped = taken(str(model), options)
+        wishes = Options(**{"enable_contrastive_search": True} | own)
+        located = locate(name)
         checkpoint = load_checkpoint(located.path)
         text_bytes = memory_in_use() - in_use
         self.path = checkpoint.path
@@ -89,8 +93,10 @@ class LLM:
         self.config = resolve(
             wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_lora_rank
         )
-        for line in start_lines(str(model), checkpoint, self.config):
+        for line in start_lines(name, checkpoint, self.config):
             say(line)
+        for note in (*self.config.notes, *dropped):
+            say(f"note: {note}")
         self.trace = TraceWriter(Path(wishes.trace)) if wishes.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
@@ -113,20 +119,25 @@ class LLM:
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
-        self._interrupts = Interrupts()
-        self._inboxes: dict[int, deque[Event]] = {}  # events by request, until they are taken
-        # Around the engine and the inboxes. A forgotten stream may end in the thread that has it.
-        self._lock = RLock()
+        self._asking = Asking(self.text, self.engine, self.adapters)
         give_back()
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
         return self.text.default_params(**changes)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the recommended sampling, as ``default_params`` does; vLLM's name."""
+        return self.default_params()
+
     @property
     def tokenizer(self) -> Tokenizer:
         """Text to token ids, and back."""
         return self.text.tokenizer
+
+    def get_tokenizer(self) -> TokenizerView:
+        """Return the tokenizer with the methods that vLLM's users call."""
+        return TokenizerView(self.tokenizer, self.text.chat_template, self.engine.eos_ids)
 
     def memory(self) -> ProcessMemory:
         """Return what takes this process's memory now, line by line. Any thread may call."""
@@ -141,46 +152,108 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: Params = None,
         *,
         suffix: str | None = None,
-        lora_request: LoraWish | Sequence[LoraWish] = None,
+        lora_request: LoraWishes = None,
+        return_errors: bool = False,
         progress: bool | None = None,
+        use_tqdm: UseTqdm = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, and return them in order.
 
         Args:
-            prompts: text, token ids, or a list of either.
+            prompts: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or a list
+                of messages; or a list of these.
             sampling_params: one for all or one for each; None takes the model's defaults.
             suffix: text that follows the answers: they fill the middle between a prompt and this.
                 For models that were trained for it.
             lora_request: the name of an adapter that was loaded (``lora``), or vLLM's
                 ``LoRARequest``, which loads it; one for all prompts or one for each.
-            progress: show a bar; None shows one when there are several prompts.
+            return_errors: answer the other prompts where one can never run: its output has one
+                answer, with finish_reason "error" and the reason in error.
+            progress: show a bar, or lines where there is no terminal; None shows them when there
+                are several prompts. ``use_tqdm`` is vLLM's name for it.
 
         Raises:
-            ValueError: a prompt or its parameters can never run; nothing was computed then.
+            ValueError: a prompt or its parameters can never run; nothing was computed then. It
+                says which of several prompts, counted from 0.
         """
-        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[assignment, list-item]
-        if not suffix:
-            encoded = [self.text.encode(prompt) for prompt in many]
-            return self._collect(encoded, many, sampling_params, progress, lora_request)
-        encoded = [self.text.encode_infill(prompt, suffix).ids for prompt in many]
-        params = self._params_of_each(sampling_params, len(many))
-        params = [self.text.ending_at_fim(sampling) for sampling in params]
-        return self._collect(encoded, many, params, progress, lora_request)
+        show = wants_progress(progress, use_tqdm)
+        found = self.generate_as_completed(
+            prompts,
+            sampling_params,
+            suffix=suffix,
+            lora_request=lora_request,
+            return_errors=return_errors,
+            progress=show,
+        )
+        outputs = dict(found)
+        return [outputs[i] for i in sorted(outputs)]
+
+    def generate_as_completed(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: Params = None,
+        *,
+        suffix: str | None = None,
+        lora_request: LoraWishes = None,
+        return_errors: bool = False,
+        progress: bool | None = None,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield each prompt's place and its output as soon as it is complete.
+
+        All arguments are those of ``generate``, and all is checked before this returns. What was
+        yielded is not kept; ``close()`` ends the rest.
+        """
+        many = as_many(prompts)
+        encode = self.text.encode_any
+        params = self._asking.params_of_each(sampling_params, len(many))
+        if suffix:
+            encode = partial(self._encode_infill, suffix=suffix)
+            params = [self.text.ending_at_fim(sampling) for sampling in params]
+        asked = self._asking.submit(
+            many, encode, params, lora_request,
+            is_many=many is prompts, return_errors=return_errors,
+        )  # fmt: skip
+        return self._asking.outputs(asked, [text_of(prompt) for prompt in many], progress)
+
+    def _encode_infill(self, prompt: AnyPrompt, suffix: str) -> list[int]:
+        return self.text.encode_infill(prompt, suffix).ids  # type: ignore[arg-type]
+
+    def beam_search(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: BeamSearchParams,
+        *,
+        lora_request: LoraWishes = None,
+        use_tqdm: bool | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the best beams of each prompt, as vLLM does.
+
+        Raises ValueError as ``generate`` does.
+        """
+        outputs = self.generate(
+            prompts, params.sampling(), lora_request=lora_request, use_tqdm=use_tqdm
+        )
+        return [beams_of(out, self.tokenizer.decode(out.prompt_token_ids)) for out in outputs]
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
-        lora_request: LoraWish | Sequence[LoraWish] = None,
+        lora_request: LoraWishes = None,
+        return_errors: bool = False,
         progress: bool | None = None,
+        use_tqdm: UseTqdm = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many; ``template`` is passed to the chat template.
+        """Answer one conversation or many.
+
+        ``template`` and ``chat_template_kwargs``, vLLM's name, are passed to the chat template.
 
         Raises:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
@@ -188,17 +261,25 @@ class LLM:
         one = not is_list(messages) or is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         self.text.check_task(SamplingParams())
-        prompts = [self.text.chat_template.render_ids(chat, **template) for chat in many]
-        texts = [None] * len(prompts)
-        return self._collect(prompts, texts, sampling_params, progress, lora_request)
+        encode = partial(
+            self.text.chat_template.render_ids, **(template | dict(chat_template_kwargs or {}))
+        )
+        params = self._asking.params_of_each(sampling_params, len(many))
+        asked = self._asking.submit(
+            many, encode, params, lora_request, is_many=not one, return_errors=return_errors
+        )
+        show = wants_progress(progress, use_tqdm)
+        outputs = dict(self._asking.outputs(asked, [None] * len(many), show))
+        return [outputs[i] for i in sorted(outputs)]
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
         progress: bool | None = None,
+        use_tqdm: UseTqdm = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of one text or many, in order.
 
@@ -208,18 +289,18 @@ class LLM:
             prompts: text, token ids, or a list of either.
             dimensions: how many first values to keep; None keeps all.
             normalize: scale vectors to length 1; None does what the model's files say, else true.
-            progress: show a bar; None shows one when there are several texts.
+            progress: show a bar; None shows one when there are several texts. ``use_tqdm`` is
+                vLLM's name for it.
 
         Raises:
             ValueError: a text can never run, or has fewer dimensions.
             RuntimeError: the model made no vector of a text; the message says why.
         """
-        many: Sequence[Prompt] = [prompts] if is_one_prompt(prompts) else prompts  # type: ignore[assignment, list-item]
         if dimensions is not None:
             shaped((0.0,) * self.text.vector_size, dimensions)  # before work begins
         self.text.check_vectors()
-        encoded = [self.text.encode_whole(prompt) for prompt in many]
-        requests, vectors = self._vectors(encoded, progress)
+        show = wants_progress(progress, use_tqdm)
+        requests, vectors = self._vectors(as_many(prompts), self.text.encode_any, show)
         scales = self.text.normalises if normalize is None else normalize
         return [
             EmbeddingRequestOutput(
@@ -228,7 +309,27 @@ class LLM:
                 EmbeddingOutput(shaped(vectors[i], dimensions, normalises=scales)),
                 request.num_cached_tokens,
             )
-            for i, request in enumerate(requests)
+            for i, request in requests.items()
+        ]
+
+    def encode(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        *,
+        use_tqdm: UseTqdm = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return the vectors of texts as ``embed`` does, in vLLM's other form.
+
+        Raises ValueError and RuntimeError as ``embed`` does.
+        """
+        return [
+            PoolingRequestOutput(
+                out.request_id,
+                out.prompt_token_ids,
+                PoolingOutput(np.array(out.outputs.embedding, np.float32)),
+                out.num_cached_tokens,
+            )
+            for out in self.embed(prompts, use_tqdm=use_tqdm)
         ]
 
     def score(
@@ -246,24 +347,23 @@ class LLM:
         ones, others = ([x] if isinstance(x, str) else list(x) for x in (text_1, text_2))
         pairs = paired(ones, others)
         if self.text.has_scores:
-            encoded = [self.text.encode_pair(*pair) for pair in pairs]
-            _, scores = self._vectors(encoded, progress)
+            _, scores = self._vectors(pairs, lambda pair: self.text.encode_pair(*pair), progress)
             return [scores[i][0] for i in range(len(pairs))]
         texts = list(dict.fromkeys((*ones, *others)))
-        encoded = [self.text.encode_whole(text) for text in texts]
-        _, rows = self._vectors(encoded, progress)
+        _, rows = self._vectors(texts, self.text.encode_whole, progress)
         vectors = {text: rows[i] for i, text in enumerate(texts)}
         return [cosine(vectors[one], vectors[other]) for one, other in pairs]
 
     def _vectors(
-        self, prompts: Sequence[Sequence[int]], progress: bool | None
-    ) -> tuple[list[Request], dict[int, tuple[float, ...]]]:
+        self, prompts: Sequence[Any], encode: Callable[[Any], list[int]], progress: bool | None
+    ) -> tuple[dict[int, Request], dict[int, tuple[float, ...]]]:
         """Return the requests and the vectors of prompts."""
-        requests = self._submit(prompts, SamplingParams(pool=self.text.pooling), None, pools=True)
+        params = [SamplingParams(pool=self.text.pooling)] * len(prompts)
+        requests = self._asking.submit(prompts, encode, params, None, pools=True).requests
         vectors: dict[int, tuple[float, ...]] = {}
         with (
-            closing(self._chunks(requests, Load(is_read=False))) as chunks,
-            _bar("Embedding", progress, len(prompts)) as report,
+            closing(self._asking.chunks(requests, Load(is_read=False))) as chunks,
+            progress_bar("Embedding", progress, len(prompts)) as report,
         ):
             for chunk in chunks:
                 if chunk.vector is None:
@@ -274,7 +374,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: Prompt | Sequence[Message],
+        prompt: AnyPrompt,
         sampling_params: SamplingParams | None = None,
         *,
         lora_request: LoraWish = None,
@@ -284,191 +384,22 @@ class LLM:
 
     def stream_many(
         self,
-        prompts: Sequence[Prompt | Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Sequence[AnyPrompt],
+        sampling_params: Params = None,
         *,
-        lora_request: LoraWish | Sequence[LoraWish] = None,
+        lora_request: LoraWishes = None,
     ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow.
 
         Raises:
             ValueError: as in ``generate``; or answers are to be chosen when all are complete.
         """
-        encoded = [
-            self.text.chat_template.render_ids(prompt)  # type: ignore[arg-type]
-            if is_chat(prompt)
-            else self.text.encode(prompt)  # type: ignore[arg-type]
-            for prompt in prompts
-        ]
-        requests = self._submit(encoded, sampling_params, lora_request, is_stream=True)
-        return self._chunks(requests, Load())
-
-    # --- the loop ------------------------------------------------------------------------------
-
-    def _submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        lora_request: LoraWish | Sequence[LoraWish],
-        *,
-        is_stream: bool = False,
-        pools: bool = False,
-    ) -> list[Request]:
-        """Queue all prompts, or none if one of them can never run."""
-        params = self._params_of_each(sampling_params, len(prompts))
-        adapters = self.adapters.leases(lora_request, len(prompts))
-        adds: list[partial[int]] = []
-        for prompt, sampling, adapter in zip(prompts, params, adapters, strict=True):
-            self.text.check_task(sampling)
-            if sampling.pool and not pools:
-                raise ValueError(f"pool is {sampling.pool!r}: for vectors there is LLM.embed")
-            sampling.validate_ids(self.arch.vocab_size)
-            check_search(sampling, is_stream=is_stream)
-            ids = tuple(prompt)
-            add = partial(
-                self.engine.add,
-                ids,
-                sampling,
-                new_text=partial(self.text.new_text, ids, sampling),
-                adapter=adapter,
-                prediction=self.text.encode_prediction(sampling),
-                new_constraint=self.text.new_constraint(sampling),
-                token_rules=self.text.lexicon.rules(sampling),
-            )
-            adds.append(add)
-        requests: list[Request] = []
-        with self._lock:
-            try:
-                requests.extend(self.engine.requests[add()] for add in adds)
-            except BaseException:
-                for request in requests:
-                    self.engine.abort(request.id)
-                raise
-            self._inboxes |= {request.id: deque() for request in requests}
-        return requests
-
-    def _params_of_each(
-        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-    ) -> list[SamplingParams]:
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self.default_params()] * num_prompts
-        else:
-            params = list(sampling_params)
-        if len(params) != num_prompts:
-            raise ValueError(f"{num_prompts} prompts, but {len(params)} sampling_params")
-        for sampling in params:
-            if not isinstance(sampling, SamplingParams):
-                raise ValueError(f"sampling_params must be SamplingParams, not {sampling!r:.80}")
-        return params
-
-    def _chunks(self, requests: list[Request], load: Load) -> Chunks:
-        """Run the engine until these requests have ended; others keep their events."""
-        chunks = self._run(requests, load)
-        next(chunks)  # begun, it ends its requests when closed or forgotten; else it would not
-        return chunks
-
-    def _run(self, requests: list[Request], load: Load) -> Chunks:
-        behind = TokensBehindText(self._new_plain_text)
-        try:
-            with self._interrupts:
-                yield _BEGUN
-                while self._await_events(requests, load):
-                    for prompt_index, request in enumerate(requests):
-                        inbox = self._inboxes[request.id]
-                        while inbox:
-                            event = inbox.popleft()
-                            for told in behind.take(request, event) if load.is_read else (event,):
-                                yield self._chunk(prompt_index, told)
-        finally:
-            with self._lock:
-                for request in requests:
-                    self.engine.abort(request.id)
-                    del self._inboxes[request.id]
-
-    def _new_plain_text(self, request: Request) -> TextStream:
-        return self.text.new_text(request.prompt, replace(request.params, stop=()))
-
-    def _await_events(self, requests: list[Request], load: Load) -> bool:
-        """Have events in an inbox of these requests; return False when all have ended.
-
-        Whichever thread has none runs the next step, for the requests of all threads.
-        """
-        with self._lock:
-            if any(self._inboxes[request.id] for request in requests):
-                return True
-            if all(request.is_finished for request in requests):
-                return False
-            self._interrupts.hold()
-            try:
-                for event in self.engine.step(load):
-                    self._inboxes[event.seq_id[0]].append(event)
-            finally:
-                self._interrupts.release()
-            return True
-
-    def _chunk(self, prompt_index: int, event: Event) -> Chunk:
-        return Chunk(
-            prompt_index,
-            event.seq_id[1],
-            event.text,
-            event.token,
-            self._logprobs(event.logprobs) if event.logprobs else None,
-            event.finish_reason and event.finish_reason.value,
-            event.stop_reason,
-            event.error,
-            event.vector,
-        )
-
-    def _collect(
-        self,
-        prompts: Sequence[Sequence[int]],
-        texts: Sequence[Any],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool | None,
-        lora_request: LoraWish | Sequence[LoraWish],
-    ) -> list[RequestOutput]:
-        requests = self._submit(prompts, sampling_params, lora_request)
-        counts = [request.params.num_answers for request in requests]
-        chunks_of: list[list[list[Chunk]]] = [[[] for _ in range(count)] for count in counts]
-        ended, total = 0, sum(counts)
-        bar = _bar("Answering", progress, len(prompts))
-        with closing(self._chunks(requests, Load(is_read=False))) as chunks, bar as report:
-            report(0, total)
-            for chunk in chunks:
-                chunks_of[chunk.prompt_index][chunk.index].append(chunk)
-                if chunk.finish_reason:
-                    ended += 1
-                    report(ended, total)
-        return [
-            RequestOutput(
-                request.id,
-                text if isinstance(text, str) else None,
-                list(request.prompt),
-                self._prompt_logprobs(request),
-                completions(request.params, [chunks for chunks in answers if chunks]),
-                request.num_cached_tokens,
-                request.num_draft_tokens,
-                request.num_accepted_tokens,
-            )
-            for request, text, answers in zip(requests, texts, chunks_of, strict=True)
-        ]
-
-    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        ranked = {
-            token: Logprob(logprob, rank, self.text.spell(token))
-            for rank, (token, logprob) in enumerate(entry.top, start=1)
-        }
-        own = Logprob(entry.logprob, entry.rank, self.text.spell(entry.token))
-        return {entry.token: own} | ranked
-
-    def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
-        if request.params.prompt_logprobs is None:
-            return None
-        logprobs = request.prompt_logprobs
-        return [
-            self._logprobs(logprobs[i]) if i in logprobs else None
-            for i in range(len(request.prompt))
-        ]
+        params = self._asking.params_of_each(sampling_params, len(prompts))
+        asked = self._asking.submit(
+            prompts, self.text.encode_any, params, lora_request,
+            is_many=len(prompts) > 1, is_stream=True,
+        )  # fmt: skip
+        return self._asking.chunks(asked.requests, Load())
 
     # --- ending --------------------------------------------------------------------------------
 
@@ -488,10 +419,3 @@ class LLM:
 def _small_runner(small: SmallModel) -> BackendRunner:
     with bytes_bar(f"Loading {small.checkpoint.path.name}") as report:
         return new_runner(small.config, small.checkpoint, report)
-
-
-def _bar(
-    label: str, progress: bool | None, num_prompts: int
-) -> AbstractContextManager[Callable[[int, int], None]]:
-    show = num_prompts > 1 if progress is None else progress
-    return count_bar(label) if show else nullcontext(lambda done, total: None)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, SeqId
@@ -52,7 +54,7 @@ class RequestOutput:
     """A prompt with its answers.
 
     Attributes:
-        request_id: counts up from 0 in each ``LLM``.
+        request_id: counts up from 0 in each ``LLM``; -1 of a prompt that can never run.
         prompt: the text, None where token ids were given.
         prompt_token_ids: what was computed.
         prompt_logprobs: per prompt token, None for the first; None unless asked for.
@@ -94,6 +96,24 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The vector of a text, or the score of a pair: ``data`` has float32 values."""
+
+    data: np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """A text with what ``LLM.encode`` makes of it, by vLLM's names."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    num_cached_tokens: int
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +160,12 @@ def completions(params: SamplingParams, answers: list[list[Chunk]]) -> list[Comp
         best = [outputs[place] for place in likeliest(means, params.n)]
         outputs = [replace(out, index=i) for i, out in enumerate(best)]
     return outputs
+
+
+def refused(prompt: str | None, error: str) -> RequestOutput:
+    """Return the output of a prompt that can never run, and why."""
+    answer = CompletionOutput(0, "", (), None, None, "error", error=error)
+    return RequestOutput(-1, prompt, [], None, [answer], 0, 0, 0)
 
 
 def _completion(index: int, chunks: list[Chunk], num_top: int | None) -> CompletionOutput:

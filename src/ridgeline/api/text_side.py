@@ -36,6 +36,8 @@ REASONING_PARSERS = ("auto", "none", *REASONINGS)
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+AnyPrompt = Prompt | Mapping[str, Any] | Sequence[Message]  # vLLM's forms, and a conversation
+_IN_PROMPT = ("prompt", "prompt_token_ids")  # the keys of vLLM's forms, of which the ids count
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,25 @@ class TextProcessor:
                     f"0 to {self.vocab_size - 1}"
                 )
         return list(prompt)
+
+    def encode_any(self, prompt: AnyPrompt) -> list[int]:
+        """Return the token ids of a prompt in any of its forms, or of a conversation.
+
+        Raises ValueError as ``encode`` does, for a form that is not known, and if the model has no
+        chat template, or that refuses.
+        """
+        if is_chat(prompt):
+            return self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
+        if not isinstance(prompt, Mapping):
+            return self.encode(prompt)  # type: ignore[arg-type]
+        others = [name for name, value in prompt.items() if name not in _IN_PROMPT and value]
+        found = next((prompt[n] for n in reversed(_IN_PROMPT) if prompt.get(n) is not None), None)
+        if others or found is None:
+            wrong = f"has {', '.join(map(repr, others))}" if others else "has neither"
+            raise ValueError(
+                f"a prompt is {{'prompt'}} or {{'prompt_token_ids'}}: this one {wrong}"
+            )
+        return self.encode(found)
 
     def encode_whole(self, text: Prompt, most: int | None = None) -> list[int]:
         """Return the token ids of a text that becomes a vector.
@@ -336,7 +357,9 @@ class TextProcessor:
         The markers of a ``form`` are text, also those that are control tokens.
         """
         shown = self._marker_ids.values() if form else ()
-        return TextStream(self.tokenizer.new_decoder(prompt, shown=shown), tuple(params.stop))
+        decoder = self.tokenizer.new_decoder(prompt, params.skip_special_tokens, shown)
+        shows_stop = params.include_stop_str_in_output
+        return TextStream(decoder, tuple(params.stop), shows_stop=shows_stop)
 
     def close(self) -> None:
         """End the processes of the chat template and of grammars, if there are such."""
@@ -376,11 +399,21 @@ def is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Return whether this is a prompt, and not a list of prompts."""
-    return not is_list(prompts) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def as_many(prompts: AnyPrompt | Sequence[AnyPrompt]) -> Sequence[AnyPrompt]:
+    """Return a list of prompts as it is, and a prompt alone in a list."""
+    is_one = not is_list(prompts) or is_chat(prompts)
+    many: Any = prompts
+    return [many] if is_one or (len(many) > 0 and isinstance(many[0], int)) else many
 
 
 def is_chat(prompt: Any) -> bool:
     """Return whether this is a list of messages."""
-    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    if not is_list(prompt) or not prompt or not isinstance(prompt[0], Mapping):
+        return False
+    return not prompt[0].keys() & set(_IN_PROMPT)
+
+
+def text_of(prompt: AnyPrompt) -> str | None:
+    """Return the text that a prompt was given as, None where it was not."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None

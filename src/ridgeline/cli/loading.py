@@ -11,7 +11,6 @@ from typing import Any
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.flags import UsageError
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import say
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
@@ -31,8 +30,6 @@ def load_model(
     except ValueError as error:
         raise UsageError(error) from error
     with LLM(model, **{f.name: getattr(options, f.name) for f in fields(options)}) as llm:
-        for note in llm.config.notes:
-            say(f"note: {note}")
         if picks_adapter:
             llm.adapters.default = next(iter(options.adapters), None)
         llm.tokenizer.prepare()  # before a prompt is asked for, and before Ctrl-C means an answer

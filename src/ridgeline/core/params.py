@@ -7,7 +7,7 @@ ids are checked against the model's by ``validate_ids``, which the edge calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, Literal
 
 from ridgeline.core.structured import StructuredOutputsParams
@@ -35,11 +35,12 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "seed": (-(1 << 63), (1 << 64) - 1),
     "max_tokens": (1, 1 << 31),
     "min_tokens": (0, 1 << 31),
-    "logprobs": (0, 100),
-    "prompt_logprobs": (0, 100),
+    "logprobs": (-1, 1 << 31),
+    "prompt_logprobs": (-1, 1 << 31),
+    "truncate_prompt_tokens": (-1, 1 << 31),
 }
 POOLINGS = ("last", "mean", "cls")
-_OPTIONAL = ("best_of", "penalty_alpha", "seed", "max_tokens", "logprobs", "prompt_logprobs")
+_FLAGS = ("ignore_eos", "use_beam_search", "include_stop_str_in_output", "skip_special_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,8 @@ class SamplingParams:
         min_p: drop tokens less likely than this share of the likeliest.
         typical_p: keep the tokens whose surprise is closest to the expected one until their
             probability reaches this (Meister et al., 2022); 1 keeps all.
-        top_n_sigma: drop tokens whose logits are more than this many standard deviations below the
-            greatest; the deviation is that of all logits that can be chosen (Tang et al., 2024).
-            0 and below keep all.
+        top_n_sigma: drop tokens whose logits are more than this many standard deviations, of all
+            that can be chosen, below the greatest (Tang et al., 2024); 0 and below keep all.
         xtc_probability: how often XTC acts ("exclude top choices", Weidmann, 2024): of the tokens
             that have at least ``xtc_threshold`` it keeps the least likely; 0 is never.
         xtc_threshold: a probability; above 0.5 XTC has nothing to exclude.
@@ -72,10 +72,8 @@ class SamplingParams:
         dry_base: the subtraction grows by this factor with each token more that is repeated.
         dry_allowed_length: repeats shorter than this are free. Beyond 1,024 tokens they do not
             grow, and the last 1,024 places count where the last token stood.
-        dry_penalty_last_n: how many of the last tokens, of prompt and answer, are looked at; 0 is
-            none, -1 all.
-        dry_sequence_breakers: strings across which no repeat is counted. Each token whose text has
-            one in it is a breaker.
+        dry_penalty_last_n: how many of the last tokens are looked at; 0 is none, -1 all.
+        dry_sequence_breakers: strings that end repeats; a token with one in its text is a breaker.
         repetition_penalty: divides positive (multiplies negative) logits of tokens seen in the
             prompt or the answer (Keskar et al., 2019).
         presence_penalty: subtracted once from logits of tokens seen in the answer.
@@ -86,13 +84,13 @@ class SamplingParams:
             them and without: where all but the last stand, the last cannot be chosen.
         seed: makes sampling depend on nothing but this, the prompt and these parameters; unset,
             the engine's own seed and the request's number take its place.
-        stop: strings that end the answer; the text is cut before them.
+        stop: strings that end the answer; the text is cut before them (or behind: see below).
         stop_token_ids: token ids that end the answer, besides the model's own.
         max_tokens: most tokens to generate; None goes on to the model's context length.
         min_tokens: no stop id can be chosen, and no stop string counts, before this many tokens.
         ignore_eos: do not stop at the model's own end-of-sequence ids.
         logprobs: how many likeliest tokens to report per generated token (0: the chosen one
-            only). They are of the model's own distribution, before any filter.
+            only; -1: all). They are of the model's own distribution, before any filter.
         prompt_logprobs: the same for each prompt token but the first.
         best_of: answers drawn, of which the ``n`` likeliest per token are returned; or beams.
         use_beam_search: return the ``n`` best answers of a beam search (``decoding.beams``).
@@ -102,8 +100,11 @@ class SamplingParams:
             tokens: how much it counts that a token repeats what was said. 0 is greedy.
         prediction: text that the answer will be like: it comes sooner where that is right.
         structured_outputs: the form that the answer must have.
-        pool: in place of an answer return a vector, made of the prompt's final states: "last",
-            "mean" or "cls", the first. ``LLM.embed`` sets it.
+        pool: return a vector of the prompt's final states: "last", "mean" or "cls", the first.
+        include_stop_str_in_output: cut the text behind a stop string.
+        skip_special_tokens: leave control tokens out of the text.
+        truncate_prompt_tokens: keep the last tokens of a longer prompt; -1 keeps what fits.
+        guided_decoding: vLLM's older name of structured_outputs; its other two change nothing.
     """
 
     n: int = 1
@@ -142,17 +143,26 @@ class SamplingParams:
     prediction: str | None = None
     structured_outputs: StructuredOutputsParams | None = None
     pool: str = ""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    guided_decoding: InitVar[Any] = None
+    detokenize: InitVar[bool] = True
+    output_kind: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, guided_decoding: Any, detokenize: bool, output_kind: Any) -> None:
+        if guided_decoding is not None:
+            object.__setattr__(self, "structured_outputs", guided_decoding)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
+            has_default = self.__dataclass_fields__[name].default is not None
+            if value is not None or (has_default and name != "max_tokens"):
                 _check(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}: more than max_tokens ({self.max_tokens})"
             )
-        for name in ("ignore_eos", "use_beam_search"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.best_of is not None and self.best_of < self.n:
@@ -191,6 +201,10 @@ class SamplingParams:
         for name in ("ignore_eos", "min_tokens"):
             if structured and getattr(self, name):
                 raise ValueError(f"{name} contradicts structured_outputs, which says when to end")
+
+    def clone(self) -> SamplingParams:
+        """Return a copy."""
+        return replace(self)
 
     @property
     def num_seqs(self) -> int:

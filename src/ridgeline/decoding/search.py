@@ -14,7 +14,7 @@ from ridgeline.decoding.contrastive import Contrastive
 # What a search takes. Whatever else is set, it refuses.
 _BOTH = (
     *("n", "seed", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos", "logprobs"),
-    "prediction",
+    *("prediction", "skip_special_tokens", "truncate_prompt_tokens"),
 )
 _OF_BEAMS = ("length_penalty", "early_stopping")
 _WITH = {

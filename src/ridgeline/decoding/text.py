@@ -33,10 +33,13 @@ class TextStream:
     complete first, reading character by character, ends it (the longest of those that end there).
     """
 
-    def __init__(self, decoder: Decoder, stop: tuple[str, ...] = ()) -> None:
-        """Decode with ``decoder`` and stop before any string of ``stop``."""
+    def __init__(
+        self, decoder: Decoder, stop: tuple[str, ...] = (), *, shows_stop: bool = False
+    ) -> None:
+        """Decode with ``decoder`` and stop before any string of ``stop``, or with it."""
         self._decoder = decoder
         self._stop = stop
+        self._shows_stop = shows_stop
         self._ready = ""  # final, not yet taken
         self._held = ""  # may be the beginning of a stop string
         self._ended = False
@@ -76,7 +79,7 @@ class TextStream:
         ]
         if matches:
             end, negative_length, stop = min(matches)
-            self._ready += text[: end + negative_length]
+            self._ready += text[: end if self._shows_stop else end + negative_length]
             self._held, self._ended = "", True
             return stop
         held = self._longest_beginning(text)

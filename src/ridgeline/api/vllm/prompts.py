@@ -1,0 +1,18 @@
+"""vLLM's forms of prompts, for who wants their types; any dictionary with these keys will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]

@@ -1,0 +1,323 @@
+"""What vLLM's users type: prompts, options, names; and several prompts of which some are wrong."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ridgeline
+from ridgeline import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
+from ridgeline.api.running import asking
+from ridgeline.api.vllm.options import taken
+from ridgeline.engine_setup.progress import count_lines
+from tests.api.test_llm import GREEDY, assert_idle, model  # noqa: F401  (a fixture)
+
+SMALL: dict[str, Any] = {"kv_cache_memory": "1MiB", "threads": 1}
+CHAT = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> LLM:  # noqa: F811
+    return LLM(model, **SMALL)
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    yield shared
+    assert_idle(shared)
+
+
+def texts(outputs: list[ridgeline.RequestOutput]) -> list[str]:
+    return [out.outputs[0].text for out in outputs]
+
+
+def test_a_prompt_has_many_forms(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello")
+    plain: Any = "Hello"
+    forms: list[Any] = [
+        plain,
+        ids,
+        TextPrompt(prompt="Hello"),
+        TokensPrompt(prompt_token_ids=ids),
+        {"prompt": "Hello", "prompt_token_ids": ids, "multi_modal_data": None},
+    ]
+    expected = texts(llm.generate(plain, GREEDY))
+    assert texts(llm.generate(forms, GREEDY)) == expected * len(forms)
+    for form in forms:
+        assert texts(llm.generate(form, GREEDY)) == expected
+        assert "".join(chunk.text for chunk in llm.stream(form, GREEDY)) == expected[0]
+    assert [out.prompt for out in llm.generate(forms, GREEDY)] == [
+        "Hello", None, "Hello", None, "Hello",
+    ]  # fmt: skip
+
+
+def test_messages_are_a_prompt(llm: LLM) -> None:
+    expected = texts(llm.chat(CHAT, GREEDY))
+    assert texts(llm.generate(CHAT, GREEDY)) == expected
+    assert texts(llm.generate([CHAT, "Hello", CHAT], GREEDY))[::2] == expected * 2
+    assert texts(llm.chat([CHAT, CHAT], GREEDY, use_tqdm=False)) == expected * 2
+    assert texts(llm.chat(CHAT, GREEDY, chat_template_kwargs={"other": 1})) == expected
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("", "the prompt is empty"),
+    ([], "the prompt is empty"),
+    ([1 << 40], "ids are 0 to"),
+    ({}, "this one has neither"),
+    ({"prompt": "a", "multi_modal_data": {"image": 1}}, "has 'multi_modal_data'"),
+    ({"prompt": 3}, "must be text or a list of token ids"),
+    ([{"role": "user"}], "content"),
+    ([40] * 5000, "the prompt has 5000 tokens"),
+    (None, "must be text or a list of token ids"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "reason"), WRONG, ids=lambda case: str(case)[:20])
+def test_which_prompt_is_wrong_is_said_and_nothing_is_computed(
+    llm: LLM, prompt: Any, reason: str
+) -> None:
+    before = llm.engine._next_id
+    for call in (llm.generate, llm.generate_as_completed, llm.stream_many):
+        with pytest.raises(ValueError, match="prompt 2: ") as caught:
+            call(["Hello", CHAT, prompt, "there"], GREEDY)
+        assert reason in str(caught.value)
+        assert not llm.engine.requests
+    if not isinstance(prompt, list | None) or prompt:
+        with pytest.raises(ValueError) as alone:  # noqa: PT011
+            llm.generate(prompt, GREEDY)
+        assert "prompt 0:" not in str(alone.value)
+    assert llm.engine._next_id - before <= 9
+
+
+def test_the_others_are_answered_on_request(llm: LLM) -> None:
+    prompts: list[Any] = ["Hello", *[prompt for prompt, _ in WRONG], "there"]
+    outputs = llm.generate(prompts, GREEDY, return_errors=True)
+    good = texts(llm.generate(["Hello", "there"], GREEDY))
+    assert [outputs[0].outputs[0].text, outputs[-1].outputs[0].text] == good
+    for out, (_, reason) in zip(outputs[1:-1], WRONG, strict=True):
+        (answer,) = out.outputs
+        assert (answer.finish_reason, answer.text, answer.token_ids) == ("error", "", ())
+        assert reason in str(answer.error)
+    conversations: list[Any] = [CHAT, [{"role": "user"}]]
+    answers = [out.outputs[0] for out in llm.chat(conversations, GREEDY, return_errors=True)]
+    assert [answer.finish_reason for answer in answers] == ["length", "error"]
+
+
+def test_answers_come_as_they_end(llm: LLM) -> None:
+    lengths = [30, 2, 10, 4]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    found = list(llm.generate_as_completed(["a"] * 4, params))
+    assert [i for i, _ in found] == [1, 3, 2, 0]
+    assert [len(out.outputs[0].token_ids) for _, out in found] == sorted(lengths)
+    several = llm.generate_as_completed(
+        ["a", "b"], [SamplingParams(n=3, max_tokens=9, seed=1), params[1]]
+    )
+    assert {i: len(out.outputs) for i, out in several} == {0: 3, 1: 1}
+
+
+def test_who_has_enough_ends_the_rest(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n + 2, ignore_eos=True) for n in range(9)]
+    running = llm.generate_as_completed(["a"] * 9, params)
+    assert next(running)
+    assert llm.engine.requests
+    running.close()  # type: ignore[attr-defined]
+    assert not llm.engine.requests
+    llm.generate_as_completed(["a"] * 9, GREEDY)  # and who does not even begin
+    assert not llm.engine.requests
+
+
+def test_progress_is_lines_where_there_is_no_terminal(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.engine_setup.progress._LINE_S", 0.0)
+    llm.generate(["a", "b"], GREEDY)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "Answering: 2 of 2, about 0 s left"
+    for quiet in ({"use_tqdm": False}, {"progress": False}, {"progress": False, "use_tqdm": True}):
+        llm.generate(["a", "b"], GREEDY, **quiet)  # type: ignore[arg-type]
+    assert not capsys.readouterr().err
+    llm.generate("a", GREEDY, use_tqdm=True)
+    assert capsys.readouterr().err
+    assert asking.count_bar
+
+
+def test_lines_of_progress_come_every_ten_seconds_and_say_what_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now_s = 0.0
+    report = count_lines("Answering", lambda: now_s)
+    for step in range(8):
+        now_s = 4.0 * step
+        report(100 * step, 10_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "Answering: 300 of 10,000, about 6 min left",
+        "Answering: 600 of 10,000, about 6 min left",
+    ]
+
+
+def test_the_tokenizer_has_the_methods_that_people_call(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer.encode("Hello")
+    assert tokenizer.decode(ids) == "Hello"
+    assert tokenizer.decode(ids[0]) == llm.tokenizer.decode(ids[:1])
+    assert (len(tokenizer), tokenizer.eos_token_id) == (llm.tokenizer.vocab_size, 0)
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)  # type: ignore[assignment]
+    assert isinstance(text, str)
+    assert "Hello" in text
+    assert texts(llm.generate([ids], GREEDY)) == texts(llm.chat(CHAT, GREEDY))
+
+
+def test_beams_come_by_vllms_names(llm: LLM) -> None:
+    (found,) = llm.beam_search("Hello", BeamSearchParams(beam_width=3, max_tokens=5))
+    ours = SamplingParams(use_beam_search=True, n=3, best_of=3, max_tokens=5, temperature=0)
+    (expected,) = llm.generate("Hello", ours)
+    assert [beam.text for beam in found.sequences] == ["Hello" + o.text for o in expected.outputs]
+    best = found.sequences[0]
+    assert best.tokens == [*expected.prompt_token_ids, *expected.outputs[0].token_ids]
+    assert best.cum_logprob < 0
+    with pytest.raises(ValueError, match="temperature"):
+        llm.beam_search("Hello", BeamSearchParams(beam_width=2, max_tokens=5, temperature=0.5))
+
+
+def test_encode_returns_vectors(llm: LLM) -> None:
+    encoded = llm.encode(["one", {"prompt": "two"}], use_tqdm=False)
+    embedded = llm.embed(["one", "two"])
+    assert [out.outputs.data.tolist() for out in encoded] == [
+        out.outputs.embedding for out in embedded
+    ]
+    assert llm.get_default_sampling_params() == llm.default_params()
+
+
+def test_all_logprobs_are_a_distribution(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=500_000)
+    (out,) = llm.generate("Hello", params)
+    assert out.outputs[0].logprobs
+    assert out.prompt_logprobs
+    for row in (*out.outputs[0].logprobs, *out.prompt_logprobs[1:]):
+        assert row is not None
+        assert len(row) == llm.arch.vocab_size
+        assert math.fsum(math.exp(one.logprob) for one in row.values()) == pytest.approx(1)
+
+
+def test_a_stop_string_can_be_shown(llm: LLM) -> None:
+    whole = texts(llm.generate("Hello", SamplingParams(temperature=0, max_tokens=12)))[0]
+    stop = whole[4:6]
+    end = whole.index(stop)
+    for shows in (False, True):
+        params = SamplingParams(
+            temperature=0, max_tokens=12, stop=[stop], include_stop_str_in_output=shows
+        )
+        expected = whole[: end + (len(stop) if shows else 0)]
+        assert texts(llm.generate("Hello", params)) == [expected]
+        assert "".join(chunk.text for chunk in llm.stream("Hello", params)) == expected
+
+
+def test_control_tokens_can_be_shown(llm: LLM) -> None:
+    spelling = llm.text.spell(0)
+    for skips, expected in ((False, spelling * 2), (True, "")):
+        params = SamplingParams(
+            max_tokens=2, allowed_token_ids=[0], ignore_eos=True, skip_special_tokens=skips
+        )
+        assert texts(llm.generate("Hello", params)) == [expected]
+
+
+def test_a_prompt_is_cut_only_if_that_is_asked_for(llm: LLM) -> None:
+    ids = list(range(300, 330)) * 40
+    room = llm.config.max_model_len
+    for most, kept in ((5, 5), (2000, len(ids)), (-1, min(len(ids), room - 4))):
+        if kept > room - 4:
+            continue
+        params = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=most)
+        (out,) = llm.generate([ids], params)
+        assert out.prompt_token_ids == ids[-kept:]
+    long = ids * 10
+    (out,) = llm.generate([long], SamplingParams(max_tokens=4, truncate_prompt_tokens=-1))
+    assert out.prompt_token_ids == long[-(room - 4) :]
+    with pytest.raises(ValueError, match="truncate_prompt_tokens is 0"):
+        llm.generate([ids], SamplingParams(truncate_prompt_tokens=0))
+
+
+def test_options_of_vllm_are_taken_and_those_that_mean_nothing_are_named(
+    model: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    llm = LLM(
+        model=model,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.9,
+        trust_remote_code=True,
+        enforce_eager=True,
+        quantization=None,
+        tokenizer=None,
+        download_dir="/somewhere",
+        swap_space=4,
+        dtype="float32",
+        kv_cache_memory_bytes=1 << 16,
+        threads=1,
+    )
+    said = capsys.readouterr().err
+    assert said.count("nothing here depends on") == 1
+    for name in ("gpu_memory_utilization", "trust_remote_code", "enforce_eager", "swap_space"):
+        assert name in said
+    assert "quantization" not in said
+    assert llm.config.dtype == "f32"
+    assert "note: KV cache" in said, "a context that was cut is told"
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        *(("bfloat16", "bf16"), ("half", "auto"), ("float16", "auto"), ("float32", "f32")),
+        *(("torch.float16", "auto"), ("float", "f32"), ("auto", "auto"), ("int8", "int8")),
+    ],
+)
+def test_formats_have_vllms_names(given: str, own: str) -> None:
+    assert taken("m", {"dtype": given}) == ("m", {"dtype": own}, [])
+
+
+def test_a_revision_is_part_of_the_name() -> None:
+    assert taken("owner/name", {"revision": "v1"})[0] == "owner/name@v1"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: a model runs in one process"),
+        ({"tokenizer": "other/one"}, "a model has its own"),
+        ({"hf_overrides": {"a": 1}}, "a model is what its files say"),
+        ({"dtype": "float8"}, "--dtype is 'float8'"),
+    ],
+)
+def test_what_would_change_an_answer_is_refused(
+    model: Path,  # noqa: F811
+    options: dict[str, Any],
+    reason: str,
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LLM(model, **options)
+
+
+def test_an_unknown_option_is_named_with_the_nearest() -> None:
+    with pytest.raises(
+        TypeError, match="no option 'max_model_length': did you mean 'max_model_len'"
+    ):
+        LLM("smollm2", max_model_length=5)
+    with pytest.raises(TypeError, match=r"LLM has no option 'zzz'$"):
+        LLM("smollm2", zzz=5)
+
+
+def test_dir_shows_what_there_is_and_imports_nothing() -> None:
+    code = (
+        "import sys, ridgeline; assert {'LLM', 'SamplingParams'} <= set(dir(ridgeline)); "
+        "assert 'numpy' not in sys.modules; "
+        "assert all(getattr(ridgeline, name) for name in ridgeline.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
