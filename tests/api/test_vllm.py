@@ -13,7 +13,7 @@ import pytest
 
 import ridgeline
 from ridgeline import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
-from ridgeline.api.running import asking
+from ridgeline.api.running import requests
 from ridgeline.api.vllm.options import taken
 from ridgeline.engine_setup.progress import count_lines
 from tests.api.test_llm import GREEDY, assert_idle, model  # noqa: F401  (a fixture)
@@ -144,7 +144,7 @@ def test_progress_is_lines_where_there_is_no_terminal(
     assert not capsys.readouterr().err
     llm.generate("a", GREEDY, use_tqdm=True)
     assert capsys.readouterr().err
-    assert asking.count_bar
+    assert requests.count_bar
 
 
 def test_lines_of_progress_come_every_ten_seconds_and_say_what_is_left(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.batch.lines import Line, Source
+from ridgeline.batch.lines import RequestFile, RequestLine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -17,12 +17,12 @@ def request(custom_id: Any, url: str = TEXT, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
-def read(path: Path, data: bytes | str, **how: Any) -> list[Line]:
+def read(path: Path, data: bytes | str, **how: Any) -> list[RequestLine]:
     path.write_bytes(data.encode() if isinstance(data, str) else data)
-    return list(Source(path, **how).lines())
+    return list(RequestFile(path, **how).lines())
 
 
-def problems(lines: list[Line]) -> list[str]:
+def problems(lines: list[RequestLine]) -> list[str]:
     return [line.problem for line in lines]
 
 
@@ -33,6 +33,7 @@ def test_a_line_that_is_no_request_says_why_and_costs_no_other_line_anything(
         (b"nonsense", "it is not JSON"),
         (b'{"custom_id": "c\xff"}', "it is not UTF-8"),
         (b"[1]", "must be a JSON object"),
+        (b'"' + b"x" * (9 << 20) + b'"', "it is longer than 8 MiB"),
         (b"[" * 100_000, "nested too deeply"),
         (request(7), "custom_id must be text"),
         (request(""), "custom_id must be text"),
@@ -121,7 +122,7 @@ def test_what_cannot_be_read_so_is_refused_before_a_line_is_read(
     tmp_path: Path, name: str, how: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        Source(tmp_path / name, **how)
+        RequestFile(tmp_path / name, **how)
 
 
 def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
@@ -133,8 +134,8 @@ def test_the_digest_is_of_the_file_and_of_how_it_is_read(tmp_path: Path) -> None
     path = tmp_path / "in.jsonl"
     path.write_text("{}")
     ways: list[dict[str, Any]] = [{}, {"column": "a"}, {"url": CHAT}, {"fields": {"n": 1}}]
-    digests = {Source(path, **how).digest() for how in ways}
+    digests = {RequestFile(path, **how).digest() for how in ways}
     assert len(digests) == 4
-    assert Source(path).digest() in digests
+    assert RequestFile(path).digest() in digests
     path.write_text("{} ")
-    assert Source(path).digest() not in digests
+    assert RequestFile(path).digest() not in digests

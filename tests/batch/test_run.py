@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import Source
-from ridgeline.batch.run import Answered, Ask, Asked, Batch, Stopped
+from ridgeline.batch.lines import RequestFile
+from ridgeline.batch.run import Answered, Ask, Asked, BatchRun, Stopped
 
 NUM = 20
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> RequestFile:
     path = tmp_path / "in.txt"
     path.write_text("".join(f"prompt {i}\n" for i in range(NUM)))
-    return Source(path, url="/v1/completions")
+    return RequestFile(path, url="/v1/completions")
 
 
-def run(source: Source, ask: Ask, most_at_once: int = 4) -> list[int]:
+def run(source: RequestFile, ask: Ask, most_at_once: int = 4) -> list[int]:
     """Run a batch; return how many answers the journal had at each report."""
     journal = Journal(source.path.with_name("part"), {"input": source.digest()})
     seen: list[int] = []
-    batch = Batch(journal, ask, name="one", seed=7, most_at_once=most_at_once)
+    batch = BatchRun(journal, ask, name="one", seed=7, most_at_once=most_at_once)
     try:
         asyncio.run(batch.run(source.lines(), lambda: seen.append(len(journal))))
         journal.finish(source.path.with_name("out"), source.path.with_name("no"), in_order=True)
@@ -35,7 +35,7 @@ def run(source: Source, ask: Ask, most_at_once: int = 4) -> list[int]:
     return seen
 
 
-def test_requests_run_side_by_side_and_no_more_than_so_many(source: Source) -> None:
+def test_requests_run_side_by_side_and_no_more_than_so_many(source: RequestFile) -> None:
     running = most = 0
     four = asyncio.Barrier(4)
 
@@ -55,7 +55,7 @@ def test_requests_run_side_by_side_and_no_more_than_so_many(source: Source) -> N
     assert lines[3]["error"] is None
 
 
-def test_who_goes_on_asks_what_has_no_answer_with_the_same_seeds(source: Source) -> None:
+def test_who_goes_on_asks_what_has_no_answer_with_the_same_seeds(source: RequestFile) -> None:
     asked_at_all: list[Asked] = []
 
     async def stop_after_five(asked: Asked) -> Answered:
@@ -83,7 +83,7 @@ def test_who_goes_on_asks_what_has_no_answer_with_the_same_seeds(source: Source)
 
 
 def test_what_is_not_answered_well_goes_elsewhere_and_dropped_fields_are_named(
-    source: Source,
+    source: RequestFile,
 ) -> None:
     async def ask(asked: Asked) -> Answered:
         status = 400 if asked.body["prompt"] == "prompt 2" else 200

@@ -23,7 +23,7 @@ from ridgeline.api.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from ridgeline.api.running.asking import Asking, Chunks, LoraWishes, Params, progress_bar
+from ridgeline.api.running.requests import Chunks, LoraWishes, Params, Requests, progress_bar
 from ridgeline.api.text_side import (
     AnyPrompt,
     Message,
@@ -119,7 +119,7 @@ class LLM:
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
-        self._asking = Asking(self.text, self.engine, self.adapters)
+        self._requests = Requests(self.text, self.engine, self.adapters)
         give_back()
 
     def default_params(self, **changes: Any) -> SamplingParams:
@@ -209,15 +209,15 @@ class LLM:
         """
         many = as_many(prompts)
         encode = self.text.encode_any
-        params = self._asking.params_of_each(sampling_params, len(many))
+        params = self._requests.params_of_each(sampling_params, len(many))
         if suffix:
             encode = partial(self._encode_infill, suffix=suffix)
             params = [self.text.ending_at_fim(sampling) for sampling in params]
-        asked = self._asking.submit(
+        asked = self._requests.submit(
             many, encode, params, lora_request,
             is_many=many is prompts, return_errors=return_errors,
         )  # fmt: skip
-        return self._asking.outputs(asked, [text_of(prompt) for prompt in many], progress)
+        return self._requests.outputs(asked, [text_of(prompt) for prompt in many], progress)
 
     def _encode_infill(self, prompt: AnyPrompt, suffix: str) -> list[int]:
         return self.text.encode_infill(prompt, suffix).ids  # type: ignore[arg-type]
@@ -264,12 +264,12 @@ class LLM:
         encode = partial(
             self.text.chat_template.render_ids, **(template | dict(chat_template_kwargs or {}))
         )
-        params = self._asking.params_of_each(sampling_params, len(many))
-        asked = self._asking.submit(
+        params = self._requests.params_of_each(sampling_params, len(many))
+        asked = self._requests.submit(
             many, encode, params, lora_request, is_many=not one, return_errors=return_errors
         )
         show = wants_progress(progress, use_tqdm)
-        outputs = dict(self._asking.outputs(asked, [None] * len(many), show))
+        outputs = dict(self._requests.outputs(asked, [None] * len(many), show))
         return [outputs[i] for i in sorted(outputs)]
 
     def embed(
@@ -359,10 +359,10 @@ class LLM:
     ) -> tuple[dict[int, Request], dict[int, tuple[float, ...]]]:
         """Return the requests and the vectors of prompts."""
         params = [SamplingParams(pool=self.text.pooling)] * len(prompts)
-        requests = self._asking.submit(prompts, encode, params, None, pools=True).requests
+        requests = self._requests.submit(prompts, encode, params, None, pools=True).requests
         vectors: dict[int, tuple[float, ...]] = {}
         with (
-            closing(self._asking.chunks(requests, Load(is_read=False))) as chunks,
+            closing(self._requests.chunks(requests, Load(is_read=False))) as chunks,
             progress_bar("Embedding", progress, len(prompts)) as report,
         ):
             for chunk in chunks:
@@ -394,12 +394,12 @@ class LLM:
         Raises:
             ValueError: as in ``generate``; or answers are to be chosen when all are complete.
         """
-        params = self._asking.params_of_each(sampling_params, len(prompts))
-        asked = self._asking.submit(
+        params = self._requests.params_of_each(sampling_params, len(prompts))
+        asked = self._requests.submit(
             prompts, self.text.encode_any, params, lora_request,
             is_many=len(prompts) > 1, is_stream=True,
         )  # fmt: skip
-        return self._asking.chunks(asked.requests, Load())
+        return self._requests.chunks(asked.requests, Load())
 
     # --- ending --------------------------------------------------------------------------------
 

@@ -31,11 +31,12 @@ _PROMPT_FIELDS = {  # where a prompt alone goes
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _MOST_ID_CHARS = 512
-_MOST_CELL_CHARS = 1 << 24
+_MOST_CELL_CHARS = 1 << 23
+_MOST_LINE_BYTES = 8 << 20  # as a request over HTTP may have
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RequestLine:
     """A request of a file, or what is there in place of one.
 
     Attributes:
@@ -56,7 +57,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RequestFile:
     """A file of requests, and how to read it.
 
     Attributes:
@@ -107,7 +108,7 @@ class Source:
         how = (self.path.suffix.lower(), self.column, self.url, sorted(self.fields.items()))
         return hashlib.sha256(repr((of_file, how)).encode()).hexdigest()
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[RequestLine]:
         """Yield the requests in order. Raises ValueError or OSError if it cannot be read at all."""
         seen: set[str] = set()
         read = self._of_table if self._separator else self._of_lines
@@ -124,7 +125,7 @@ class Source:
             known_id = custom_id if isinstance(custom_id, str) else None
             if known_id is not None:
                 seen.add(known_id)
-            yield Line(index, number, known_id, url, body, problem)
+            yield RequestLine(index, number, known_id, url, body, problem)
 
     def _checked(self, found: Mapping[str, Any], seen: set[str]) -> tuple[str, str, dict[str, Any]]:
         """Return id, url and body of a request. Raises _Wrong."""
@@ -152,6 +153,9 @@ class Source:
                 if number == 1:
                     data = data.removeprefix(b"\xef\xbb\xbf")  # Windows' programs begin so
                 if not data.strip():
+                    continue
+                if len(data) > _MOST_LINE_BYTES:
+                    yield number, _Wrong(f"it is longer than {_MOST_LINE_BYTES >> 20} MiB")
                     continue
                 try:
                     text = data.decode()

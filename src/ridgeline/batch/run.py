@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import Line
+from ridgeline.batch.lines import RequestLine
 
 _ENTRY = (
     b'{"id": "batch_req_%b", "custom_id": %b, "response": '
@@ -51,7 +51,7 @@ class Stopped(Exception):
 Ask = Callable[[Asked], Awaitable[Answered]]
 
 
-class Batch:
+class BatchRun:
     """The requests of a batch, asked side by side."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Batch:
         self._journal, self._ask = journal, ask
         self._name, self._seed, self._most_at_once = name, seed, most_at_once
 
-    async def run(self, lines: Iterator[Line], report: Callable[[], object]) -> None:
+    async def run(self, lines: Iterator[RequestLine], report: Callable[[], object]) -> None:
         """Ask until all is answered; ``report`` is called whenever the journal has more.
 
         Raises Stopped, OSError if an answer cannot be kept, and what reading ``lines`` raises.
@@ -89,7 +89,7 @@ class Batch:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer(self, line: Line, report: Callable[[], object]) -> None:
+    async def _answer(self, line: RequestLine, report: Callable[[], object]) -> None:
         name = self._digest(line.index).hex()
         answer = await self._ask(Asked(line.url, line.body, f"batch-{name}", self._seed_of(line)))
         custom_id = json.dumps(line.custom_id).encode()
@@ -99,7 +99,7 @@ class Batch:
         self._journal.write(line.index, data, is_completed=answer.status == 200)
         report()
 
-    def _wrong(self, line: Line) -> bytes:
+    def _wrong(self, line: RequestLine) -> bytes:
         error = {"code": "invalid_line", "message": line.problem, "line": line.number}
         entry = {"id": f"batch_req_{self._digest(line.index).hex()}", "custom_id": line.custom_id}
         return json.dumps(entry | {"response": None, "error": error}).encode()
@@ -107,7 +107,7 @@ class Batch:
     def _digest(self, index: int) -> bytes:
         return hashlib.blake2b(f"{self._name}:{index}".encode(), digest_size=12).digest()
 
-    def _seed_of(self, line: Line) -> int:
+    def _seed_of(self, line: RequestLine) -> int:
         digest = hashlib.blake2b(f"{self._seed}:{line.index}".encode(), digest_size=8).digest()
         return int.from_bytes(digest)
 

@@ -20,11 +20,11 @@ from filelock import FileLock, Timeout
 ENDED = ("completed", "failed", "cancelled")
 _MOST_ENDED = 10_000  # batches of one owner whose records are kept
 
-Record = TypeVar("Record", "File", "Batch")
+Record = TypeVar("Record", "StoredFile", "StoredBatch")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class StoredFile:
     """A file: what was sent, or what a batch made.
 
     Attributes:
@@ -47,7 +47,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StoredBatch:
     """A batch; names are OpenAI's.
 
     Attributes:
@@ -124,8 +124,8 @@ class Owned:
     def __init__(self, folder: Path) -> None:
         """Read what ``folder`` has; it is made when the first file comes."""
         self._folder = folder
-        self.files = {one.id: one for one in _records(folder, "file-*.json", File)}
-        self.batches = {one.id: one for one in _records(folder, "batch_*.json", Batch)}
+        self.files = {one.id: one for one in _records(folder, "file-*.json", StoredFile)}
+        self.batches = {one.id: one for one in _records(folder, "batch_*.json", StoredBatch)}
         for path in folder.glob("*.writing"):  # what a process had begun that was killed
             path.unlink(missing_ok=True)
 
@@ -155,10 +155,10 @@ class Owned:
         part.replace(self.content(file_id))
         return file_id
 
-    def note_file(self, file_id: str, filename: str, purpose: str) -> File:
+    def note_file(self, file_id: str, filename: str, purpose: str) -> StoredFile:
         """Know a file whose content is there."""
         size = self.content(file_id).stat().st_size
-        file = File(file_id, int(time.time()), filename, purpose, size)
+        file = StoredFile(file_id, int(time.time()), filename, purpose, size)
         self._write(file)
         self.files[file_id] = file
         return file
@@ -169,7 +169,7 @@ class Owned:
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
         self.content(file_id).unlink(missing_ok=True)
 
-    def keep(self, batch: Batch) -> Batch:
+    def keep(self, batch: StoredBatch) -> StoredBatch:
         """Know a batch, or what has become of it. Raises OSError."""
         self._write(batch)
         self.batches[batch.id] = batch
@@ -179,13 +179,13 @@ class Owned:
             (self._folder / f"{batch_id}.json").unlink(missing_ok=True)
         return batch
 
-    def moved(self, batch_id: str, status: str, **changes: Any) -> Batch:
+    def moved(self, batch_id: str, status: str, **changes: Any) -> StoredBatch:
         """Keep that a batch has come into a state. Raises OSError."""
         batch = self.batches[batch_id]
         times = batch.times | {f"{status}_at": int(time.time())}
         return self.keep(replace(batch, status=status, times=times, **changes))
 
-    def _write(self, record: File | Batch) -> None:
+    def _write(self, record: StoredFile | StoredBatch) -> None:
         part = self._folder / f"{record.id}.json.writing"
         part.write_text(json.dumps(asdict(record)))
         part.replace(self._folder / f"{record.id}.json")

@@ -1,4 +1,4 @@
-"""The steps of an engine, run in the threads that wait for answers. It knows no text.
+"""The steps of an engine, run in the threads that wait for answers, and nothing of text.
 
 Whichever thread has nothing to read runs the next step, for the requests of all threads.
 """

@@ -14,7 +14,7 @@ import typer
 
 from ridgeline import LLM
 from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import Source
+from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import Stopped
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.loading import loaded
@@ -107,7 +107,7 @@ def batch_command(
     """Answer the requests of a file. After a kill, the same command goes on where it was."""
     files = Files.of(requests, output, errors)
     try:
-        source = Source(requests, column, url, _parse_fields(body))
+        source = RequestFile(requests, column, url, _parse_fields(body))
     except ValueError as error:
         raise UsageError(error) from error
 
@@ -115,7 +115,9 @@ def batch_command(
         raise typer.Exit(1)
 
 
-def batch(source: Source, files: Files, model: str | None, load: Load, *, in_order: bool) -> bool:
+def batch(
+    source: RequestFile, files: Files, model: str | None, load: Load, *, in_order: bool
+) -> bool:
     """Answer the requests of ``source`` into ``files``; return whether any was answered well.
 
     Raises UsageError if there is nothing to answer or no model, and OSError or ValueError.
@@ -138,7 +140,7 @@ def batch(source: Source, files: Files, model: str | None, load: Load, *, in_ord
 
 def _answer(
     llm: LLM,
-    source: Source,
+    source: RequestFile,
     files: Files,
     name: str,
     found: _Survey,
@@ -173,7 +175,7 @@ def _answer(
     return journal.num_completed > 0
 
 
-def _survey(source: Source) -> _Survey:
+def _survey(source: RequestFile) -> _Survey:
     """Read a file of requests once, before a model is loaded. Raises ValueError or OSError."""
     num_lines = num_wrong = 0
     model = None

@@ -18,11 +18,10 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import Source
-from ridgeline.batch.run import Batch as Run
-from ridgeline.batch.run import Stopped
-from ridgeline.batch.store import Batch, Owned, Store, new_id
-from ridgeline.server.batches.asking import Asking
+from ridgeline.batch.lines import RequestFile
+from ridgeline.batch.run import BatchRun, Stopped
+from ridgeline.batch.store import Owned, Store, StoredBatch, new_id
+from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
 
 _log = logging.getLogger("ridgeline.server")
@@ -68,18 +67,18 @@ class Batches:
         if owner not in self._workers and not self._is_closing:
             self._workers[owner] = asyncio.create_task(self._work(owner))
 
-    def new(self, owner: str, endpoint: str, input_file_id: str, **asked: Any) -> Batch:
+    def new(self, owner: str, endpoint: str, input_file_id: str, **asked: Any) -> StoredBatch:
         """Take a batch, which will run in its turn; ``asked`` are further fields of it.
 
         Raises OSError.
         """
         now_s, seed = int(time.time()), secrets.randbits(63)
-        batch = Batch(new_id("batch_"), now_s, endpoint, input_file_id, seed=seed, **asked)
+        batch = StoredBatch(new_id("batch_"), now_s, endpoint, input_file_id, seed=seed, **asked)
         self.store.of(owner).keep(batch)
         self.wake(owner)
         return batch
 
-    def cancel(self, owner: str, batch_id: str) -> Batch:
+    def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Ask no more of a batch's requests; what is answered becomes its output. Raises OSError.
 
         Where that is not possible any more, nothing changes.
@@ -121,7 +120,7 @@ class Batches:
         finally:
             del self._workers[owner]
 
-    async def _run(self, owned: Owned, batch: Batch, label: str) -> None:
+    async def _run(self, owned: Owned, batch: StoredBatch, label: str) -> None:
         """Bring a batch to its end. Whatever fails is its own problem."""
         try:
             await self._answer(owned, batch, label)
@@ -134,8 +133,8 @@ class Batches:
             _log.exception("batch %s failed", batch.id)
             owned.moved(batch.id, "failed", problem="it failed; the server's log says more")
 
-    async def _answer(self, owned: Owned, batch: Batch, label: str) -> None:
-        source = Source(owned.content(batch.input_file_id), url=batch.endpoint)
+    async def _answer(self, owned: Owned, batch: StoredBatch, label: str) -> None:
+        source = RequestFile(owned.content(batch.input_file_id), url=batch.endpoint)
         digest = await asyncio.to_thread(source.digest)
         same = {"input": digest, "model": self._fingerprint, "seed": batch.seed}
         journal = Journal(owned.journal(batch.id), same)
@@ -148,16 +147,16 @@ class Batches:
             journal.close()
 
     async def _ask(
-        self, owned: Owned, batch: Batch, source: Source, journal: Journal, label: str
+        self, owned: Owned, batch: StoredBatch, source: RequestFile, journal: Journal, label: str
     ) -> None:
         """Have all requests answered that have no answer."""
         total = await asyncio.to_thread(lambda: sum(1 for _ in source.lines()))
         if not total:
             raise ValueError("the file has no requests")
         owned.moved(batch.id, "in_progress", num_total=total)
-        run = Run(
+        run = BatchRun(
             journal,
-            Asking(self._app, label, is_background=True),
+            LocalClient(self._app, label, is_background=True),
             name=batch.id,
             seed=batch.seed,
             most_at_once=self._most_at_once,

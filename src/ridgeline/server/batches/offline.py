@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from ridgeline.api.llm import LLM
 from ridgeline.batch.journal import Journal
-from ridgeline.batch.lines import Source
-from ridgeline.batch.run import Batch
+from ridgeline.batch.lines import RequestFile
+from ridgeline.batch.run import BatchRun
 from ridgeline.server.answering import Answering, fingerprint
-from ridgeline.server.batches.asking import Asking
+from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.options import ServeOptions
 
@@ -30,7 +30,7 @@ class Of(NamedTuple):
         answers_all: whether it answers those that name another one.
     """
 
-    source: Source
+    source: RequestFile
     name: str
     answers_all: bool
 
@@ -56,8 +56,8 @@ def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> 
         def renamed(model: str) -> str | None:
             return None if of.answers_all and model not in adapters else model
 
-        asking = Asking(answering.app, ANYONE, is_background=False, renamed=renamed)
-        batch = Batch(
+        asking = LocalClient(answering.app, ANYONE, is_background=False, renamed=renamed)
+        batch = BatchRun(
             journal,
             asking,
             name=of.source.digest(),

@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import FileResponse, Response
 
 from ridgeline.batch.lines import URLS
-from ridgeline.batch.store import Batch, File, Owned
+from ridgeline.batch.store import Owned, StoredBatch, StoredFile
 from ridgeline.server.batches.background import Batches
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.documented import ERRORS
@@ -184,7 +184,7 @@ def _checked(form: FormData) -> tuple[UploadFile, str]:
     return file, (file.filename or "file")[:_MOST_NAME_CHARS]
 
 
-def _file(batches: Batches, request: Request, file_id: str, param: str = "file_id") -> File:
+def _file(batches: Batches, request: Request, file_id: str, param: str = "file_id") -> StoredFile:
     """Return a file of the caller's. Raises ApiError."""
     file = batches.store.of(request.state.owner).files.get(file_id)
     if file is None:
@@ -192,7 +192,7 @@ def _file(batches: Batches, request: Request, file_id: str, param: str = "file_i
     return file
 
 
-def _batch(batches: Batches, request: Request, batch_id: str) -> Batch:
+def _batch(batches: Batches, request: Request, batch_id: str) -> StoredBatch:
     """Return a batch of the caller's. Raises ApiError."""
     batch = batches.store.of(request.state.owner).batches.get(batch_id)
     if batch is None:
@@ -208,7 +208,7 @@ def _full(owned: Owned, most_bytes: int) -> ApiError:
 
 
 def _page(
-    known: Sequence[File | Batch], query: Mapping[str, str], *, most: int, usual: int
+    known: Sequence[StoredFile | StoredBatch], query: Mapping[str, str], *, most: int, usual: int
 ) -> dict[str, Any]:
     """Return a part of a list as OpenAI does. Raises ApiError."""
     order, limit = query.get("order", "desc"), query.get("limit", str(usual))

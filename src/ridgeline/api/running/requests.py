@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     errors: dict[int, str]
 
 
-class Asking:
+class Requests:
     """What asks an engine, and reads its events."""
 
     def __init__(self, text: TextProcessor, engine: Engine, adapters: Adapters) -> None:

@@ -23,7 +23,7 @@ _MOST_PAUSE_S = 5.0
 _TOLD = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
 
 
-class Asking:
+class LocalClient:
     """Asks an application on behalf of one caller."""
 
     def __init__(
@@ -43,6 +43,7 @@ class Asking:
             renamed: which model is asked where a request names one; None is the server's own.
         """
         self._app, self._tenant = app, tenant
+        self._caller = f"{tenant} batch" if is_background else tenant  # has turns of its own
         self._is_background, self._renamed = is_background, renamed
 
     async def __call__(self, asked: Asked) -> Answered:
@@ -53,8 +54,9 @@ class Asking:
         body = dict(asked.body)
         if isinstance(body.get("model"), str):
             body["model"] = self._renamed(body["model"])
+        data = await asyncio.to_thread(lambda: json.dumps(body).encode())  # it may be long
         while True:
-            reply = await self._once(asked, json.dumps(body).encode())
+            reply = await self._once(asked, data)
             if reply.status == 503:
                 raise Stopped(reply.message)
             if reply.status != 429:
@@ -64,7 +66,7 @@ class Asking:
             await asyncio.sleep(min(pause_s, _MOST_PAUSE_S))
 
     async def _once(self, asked: Asked, body: bytes) -> _Reply:
-        CALLER.set(self._tenant)
+        CALLER.set(self._caller)
         reply, unread = _Reply(), [body]
         scope = {
             "type": "http",
