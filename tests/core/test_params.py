@@ -101,7 +101,7 @@ def test_ignore_eos_must_be_a_boolean(value: object) -> None:
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
     assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
     assert SamplingParams(min_tokens=500, max_tokens=None).min_tokens == 500
-    assert refused(min_tokens=6, max_tokens=5) == "min_tokens is 6: more than max_tokens (5)"
+    assert refused(min_tokens=6, max_tokens=5) == "min_tokens is 6: max_tokens is 5"
 
 
 def test_stop_is_one_string_or_several() -> None:

@@ -59,45 +59,38 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         top_p: keep the likeliest tokens until their probability reaches this; 0 keeps one.
         min_p: drop tokens less likely than this share of the likeliest.
-        typical_p: keep the tokens whose surprise is closest to the expected one until their
-            probability reaches this (Meister et al., 2022); 1 keeps all.
+        typical_p: keep the most typical tokens up to this probability (Meister et al., 2022).
         top_n_sigma: drop tokens whose logits are more than this many standard deviations, of all
             that can be chosen, below the greatest (Tang et al., 2024); 0 and below keep all.
-        xtc_probability: how often XTC acts ("exclude top choices", Weidmann, 2024): of the tokens
-            that have at least ``xtc_threshold`` it keeps the least likely; 0 is never.
+        xtc_probability: how often XTC ("exclude top choices", Weidmann, 2024) drops all but the
+            least likely of the tokens that have at least ``xtc_threshold``; 0 is never.
         xtc_threshold: a probability; above 0.5 XTC has nothing to exclude.
-        dry_multiplier: DRY ("don't repeat yourself", Weidmann, 2024): where the end of the text,
-            at least ``dry_allowed_length`` tokens of it, stood before, this is subtracted from the
-            logit of the token that followed there; 0 is off.
+        dry_multiplier: DRY ("don't repeat yourself", Weidmann, 2024): what the token loses that
+            would go on with a repeat of at least ``dry_allowed_length`` tokens; 0 is off.
         dry_base: the subtraction grows by this factor with each token more that is repeated.
         dry_allowed_length: repeats shorter than this are free. Beyond 1,024 tokens they do not
             grow, and the last 1,024 places count where the last token stood.
         dry_penalty_last_n: how many of the last tokens are looked at; 0 is none, -1 all.
         dry_sequence_breakers: strings that end repeats; a token with one in its text is a breaker.
-        repetition_penalty: divides positive (multiplies negative) logits of tokens seen in the
-            prompt or the answer (Keskar et al., 2019).
+        repetition_penalty: divides positive, multiplies negative logits of all tokens seen before.
         presence_penalty: subtracted once from logits of tokens seen in the answer.
         frequency_penalty: subtracted for each time a token was seen in the answer.
         logit_bias: token id to a number added to its logit, -100 to 100.
         allowed_token_ids: only these can be chosen; None allows all.
-        bad_words: texts that the answer must not have, as their tokens are with a space before
-            them and without: where all but the last stand, the last cannot be chosen.
-        seed: makes sampling depend on nothing but this, the prompt and these parameters; unset,
-            the engine's own seed and the request's number take its place.
+        bad_words: texts that the answer must not have: their last token cannot follow the others.
+        seed: all chance depends on it; unset, on the engine's seed and the request's number.
         stop: strings that end the answer; the text is cut before them (or behind: see below).
         stop_token_ids: token ids that end the answer, besides the model's own.
         max_tokens: most tokens to generate; None goes on to the model's context length.
         min_tokens: no stop id can be chosen, and no stop string counts, before this many tokens.
         ignore_eos: do not stop at the model's own end-of-sequence ids.
-        logprobs: how many likeliest tokens to report per generated token (0: the chosen one
-            only; -1: all). They are of the model's own distribution, before any filter.
+        logprobs: likeliest tokens to report of each, before any filter; 0: the chosen; -1: all.
         prompt_logprobs: the same for each prompt token but the first.
         best_of: answers drawn, of which the ``n`` likeliest per token are returned; or beams.
         use_beam_search: return the ``n`` best answers of a beam search (``decoding.beams``).
         length_penalty: of beams; above 0 favours long answers.
         early_stopping: of beams; True, False or "never", as for Hugging Face's ``generate``.
-        penalty_alpha: contrastive search (``decoding.contrastive``) among the ``top_k`` likeliest
-            tokens: how much it counts that a token repeats what was said. 0 is greedy.
+        penalty_alpha: of contrastive search among ``top_k`` tokens: what a repeat costs; 0: greedy.
         prediction: text that the answer will be like: it comes sooner where that is right.
         structured_outputs: the form that the answer must have.
         pool: return a vector of the prompt's final states: "last", "mean" or "cls", the first.
@@ -159,9 +152,7 @@ class SamplingParams:
             if value is not None or (has_default and name != "max_tokens"):
                 _check(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens is {self.min_tokens}: more than max_tokens ({self.max_tokens})"
-            )
+            raise ValueError(f"min_tokens is {self.min_tokens}: max_tokens is {self.max_tokens}")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
@@ -220,11 +211,6 @@ class SamplingParams:
     def searches(self) -> bool:
         """Whether tokens are found by a search, not drawn."""
         return self.use_beam_search or bool(self.penalty_alpha)
-
-    @property
-    def width_field(self) -> str:
-        """The field that says how wide the search is."""
-        return "top_k" if self.penalty_alpha else "best_of"
 
     @property
     def penalises(self) -> bool:

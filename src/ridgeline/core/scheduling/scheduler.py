@@ -110,7 +110,7 @@ class Scheduler:
         kv, first = self.queues.kv, request.sequences[0]
         need = kv.most_blocks(request.max_len, self.max_num_batched_tokens, request.params)
         have, width = len(kv.pool.refs), first.num_slots
-        name = request.params.width_field
+        name = "top_k" if request.params.penalty_alpha else "best_of"
         if width > (most := self.queues.max_num_seqs):
             raise ValueError(
                 f"{name} asks for {width} at once, but at most {most} sequences run at a time: "
