@@ -16,7 +16,7 @@ import torch
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda import twins
-from ridgeline.backends.cuda.loading import blocks_of_rest, largest_step
+from ridgeline.backends.cuda.loading import blocks_of_rest, step_of
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.step.staging import Part, Staging
@@ -73,13 +73,17 @@ def test_what_is_reckoned_of_weights_and_cache_is_what_they_take() -> None:
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_the_largest_step_runs_in_the_blocks_that_it_names(name: str, tmp_path: Path) -> None:
     runner, _, setup = runners(tmp_path, name)
-    step = largest_step(setup, len(runner.groups))
+    step = step_of(setup, len(runner.groups), setup.max_num_batched_tokens)
     assert sum(len(item.tokens) for item in step.work) == setup.max_num_batched_tokens
     assert len(step.work) == setup.max_num_seqs
     runner.resize(max(len(item.table) for item in step.work))
     output = runner.execute(step)
     assert not output.errors
     assert all(len(tokens) == 1 for tokens in output.tokens)
+    for count in (1, 5, 30):
+        small = step_of(setup, len(runner.groups), count)
+        assert sum(len(item.tokens) for item in small.work) == count
+        assert not runner.execute(small).errors
     runner.resize(setup.num_blocks)
     assert runner.cache.blocks.shape[0] == setup.num_blocks
 
@@ -156,6 +160,8 @@ def test_a_step_of_256_sequences_takes_few_calls_of_python() -> None:
     ("error", "becomes", "words"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "--max-num-batched-tokens"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access"), DeviceLost, "illegal"),
+        (RuntimeError("shapes differ"), RuntimeError, "^shapes differ$"),
         (torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"), DeviceLost,
          "cannot use it again: CUDA error: unspecified launch failure$"),
     ],
@@ -169,4 +175,4 @@ def test_errors_of_a_device_are_one_line(error: Exception, becomes: type, words:
     runner.graphs.run = fails
     setup = new_setup(num_blocks=40)
     with pytest.raises(becomes, match=words):
-        runner.execute(largest_step(setup, 1))
+        runner.execute(step_of(setup, 1, 64))

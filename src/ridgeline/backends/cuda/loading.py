@@ -15,7 +15,6 @@ from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.model import weights as weights_
 from ridgeline.backends.cuda.runner import CudaRunner
-from ridgeline.backends.cuda.step.graphs import Variant
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.vectors import behind_pooling
 from ridgeline.core.params import SamplingParams
@@ -44,14 +43,14 @@ def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendConte
     return runner
 
 
-def largest_step(setup: Setup, num_groups: int) -> Step:
-    """Return a step of as many tokens as there may be: single ones, and a prompt of the rest.
+def step_of(setup: Setup, num_groups: int, num_tokens: int) -> Step:
+    """Return a step of ``num_tokens``: as many single ones as may be, and a prompt of the rest.
 
     All write into the first blocks. What they compute means nothing.
     """
     sampling = Sampling(SamplingParams(temperature=0.8, top_p=0.9, seed=0), 1, ())
-    singles = min(setup.max_num_seqs, setup.max_num_batched_tokens) - 1
-    longest = min(setup.max_num_batched_tokens - singles, setup.max_model_len - 1)
+    singles = min(setup.max_num_seqs, num_tokens) - 1
+    longest = min(num_tokens - singles, setup.max_model_len - 1)
     work = []
     for i in range(singles + 1):
         count = longest if i == singles else 1
@@ -73,10 +72,10 @@ def blocks_of_rest(
 
 def _fill(runner: CudaRunner, setup: Setup) -> None:
     """Make the cache of what the device has left beside weights, a step and graphs."""
-    step = largest_step(setup, len(runner.groups))
+    step = step_of(setup, len(runner.groups), setup.max_num_batched_tokens)
     needed = max(len(item.table) for item in step.work)
     runner.resize(max(needed, 1))
-    runner.graphs.pads = False
+    runner.graphs.pads = runner.runs_ahead = False
     runner.execute(step)  # compiles, and settles what is allocated once
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -85,19 +84,20 @@ def _fill(runner: CudaRunner, setup: Setup) -> None:
     step_bytes = torch.cuda.max_memory_allocated() - before
     runner.graphs.pads = True
     torch.cuda.empty_cache()
-    graph_bytes = _graph_bytes(runner)
+    graph_bytes = _graph_bytes(runner, setup)
+    runner.runs_ahead = True
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     runner.resize(
         blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, runner.cache.block_bytes)
     )
 
 
-def _graph_bytes(runner: CudaRunner) -> int:
-    """Return what all graphs will take, reckoned from a few that are captured and dropped."""
+def _graph_bytes(runner: CudaRunner, setup: Setup) -> int:
+    """Return what all graphs will take, reckoned from a few that steps capture, then dropped."""
     sizes = [size for size in _PROBED_GRAPHS if size in runner.graphs.sizes]
     free_before, _ = torch.cuda.mem_get_info()
     for size in reversed(sizes):  # the others fit into the memory of the largest
-        runner.graphs.capture(size, Variant(folds=True, single=True))
+        runner.execute(step_of(setup, len(runner.groups), size))
     free_bytes, _ = torch.cuda.mem_get_info()
     taken = max(free_before - free_bytes, 0)
     runner.graphs.forget()

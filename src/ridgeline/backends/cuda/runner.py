@@ -41,6 +41,7 @@ from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 
 Floats = NDArray[np.float32]
+_BY_TRITON = "Triton Error [CUDA]"  # how a launch of a kernel begins to say what torch did not
 
 
 class _Launched(NamedTuple):
@@ -347,8 +348,10 @@ def _errors_named() -> Iterator[None]:
             "the GPU has too little memory for a step: lower --max-num-batched-tokens or "
             "--kv-cache-memory"
         ) from error
-    except torch.AcceleratorError as error:
-        first, *_ = str(error).splitlines()
+    except RuntimeError as error:
+        first, *_ = [*str(error).splitlines(), ""]
+        if not isinstance(error, torch.AcceleratorError) and not first.startswith(_BY_TRITON):
+            raise
         raise DeviceLost(
             f"the GPU failed, and this process cannot use it again: {first}"
         ) from error
