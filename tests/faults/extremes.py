@@ -41,6 +41,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [40]},
+    "/completion": {"prompt": "a", "n_predict": 2},
+    "/apply-template": CHAT_BODY,
+    "/v1/batches": {"input_file_id": "file-x", "endpoint": "/v1/completions"},
     "/api/chat": CHAT_BODY | {"stream": False, "options": {"num_predict": 2}},
     "/api/generate": {"prompt": "a", "stream": False, "options": {"num_predict": 2}},
     "/api/show": {},
@@ -71,7 +74,7 @@ EXTREMES = {  # as they stand in a body
 }
 # Beside other tests a processor does less in its time.
 MOST_S, MOST_MIB = 0.9 if "pytest" in sys.modules else 0.3, 100.0
-_ANSWERS = re.compile("completions|responses|messages$|chat$|generate$|infill$")  # take steps
+_ANSWERS = re.compile("completions?|responses|messages$|chat$|generate$|infill$")  # take steps
 
 
 class Cost:
@@ -106,8 +109,9 @@ def _fields(port: int) -> dict[str, list[str]]:
     connection.close()
     found = {path: list(GOOD[path]) for path in GOOD if "lora" in path}  # not in the document
     for path, methods in document["paths"].items():
-        if "requestBody" in methods.get("post", {}):
-            schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+        contents = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" in contents:  # not those that take files
+            schema = contents["application/json"]["schema"]
             parts = schema.get("anyOf") or schema.get("oneOf") or [schema]
             names = [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
             schemas = document["components"]["schemas"]

@@ -138,23 +138,24 @@ def t36(model: Path, count: int, rng: random.Random) -> str:
     with watched(model) as watch:
         llm = watch.served.llm
         good = llm.text.chat_template
-        ask = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
+        wish: dict[str, Any] = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
+        ask, plain = json.dumps(wish).encode(), watch.text(wish, CHAT)
         for i in range(count):
-            llm.text.chat_template = ChatTemplate(ATTACKS[i % len(ATTACKS)], llm.tokenizer)
+            attack = ATTACKS[i % len(ATTACKS)]
+            is_the_models = (i + i // len(ATTACKS)) % 2 == 0  # or comes with the request
+            if is_the_models:
+                llm.text.chat_template = ChatTemplate(attack, llm.tokenizer)
             start_s = sum(os.times()[:4])
-            status, text = watch.send(CHAT, ask)
+            asked = ask if is_the_models else json.dumps(wish | {"chat_template": attack}).encode()
+            status, text = watch.send(CHAT, asked)
             slowest_s = max(slowest_s, sum(os.times()[:4]) - start_s)
-            assert status == 400, (ATTACKS[i % len(ATTACKS)], text)
+            assert status == 400, (attack, text)
             llm.text.chat_template = good
-            for name, value in (
-                ("chat_template", "{{ 1 }}"),
-                ("chat_template_kwargs", {"messages": []}),
-                ("tokenize", True),
-                ("template", "x"),
-                ("documents", []),
-            ):
-                status, answer = watch.ask({"messages": HELLO, name: value}, CHAT)
-                assert (status, answer["error"]["param"].split(".")[0]) == (400, name)
+            status, answer = watch.ask(wish | {"chat_template_kwargs": {"messages": []}}, CHAT)
+            param = answer["error"]["param"]
+            assert (status, param.split(".")[0]) == (400, "chat_template_kwargs")
+            for name, value in (("tokenize", True), ("template", "x"), ("documents", [])):
+                assert watch.text(wish | {name: value}, CHAT) == plain, name
         assert watch.send(CHAT, ask)[0] == 200
     assert slowest_s < 20  # each is stopped after two; a process is started anew
     return f"{count}/{count} templates refused, the dearest for {slowest_s:.1f} s of a processor"
