@@ -30,7 +30,7 @@ class LibraryRow(NamedTuple):
         name: as Ollama has it.
         tag: the size, as it is typed behind a colon.
         repositories: of the hub, in the order in which they are tried.
-        whose: "publisher" if the first is of whoever made the model, else "others".
+        whose: "publisher" if the first belongs to the maker of the model, else "others".
         checked: what was seen of it, or "no".
     """
 
