@@ -85,6 +85,7 @@ def _get(path: str) -> Ask:
 
 
 _REFUSED = b'{"model": "random", "x": [' + b"[]," * 60_000 + b"[]]}"
+_SLOW_TEMPLATE = "{{% for i in range(10**9) %}}{{% endfor %}}{}"
 _WIDE = config("llama-3.1-8b") | {"num_hidden_layers": 512}
 _WORST: dict[str, Ask] = {
     "slow grammars": _post(COMPLETE, lambda i: formed({"multipleOf": 99_999_989 + 2 * i})),
@@ -92,6 +93,9 @@ _WORST: dict[str, Ask] = {
     "ids": _post(COMPLETE, {"prompt": [0] * 262_000}),
     "text": _post(COMPLETE, {"prompt": "a" * 4_000_000}),
     "messages": _post(CHAT, {"messages": [{"role": "user", "content": "a"}] * 8000}),
+    "slow templates": _post(
+        CHAT, lambda i: {"messages": HELLO, "chat_template": _SLOW_TEMPLATE.format(i)}
+    ),
     "tokens": _post("/tokenize", {"prompt": "1 2\n" * 100}),
     "vectors": _post("/v1/embeddings", lambda i: {"input": [f"{i} {j} w w" for j in range(900)]}),
     "plans": _post(
