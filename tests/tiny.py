@@ -81,6 +81,7 @@ ARCHS = {
     "scaled rope": changed(PLAIN, rope=replace(_LONG, long_divisors=())),
     "long rope": changed(PLAIN, rope=_LONG),
     "one kv head": changed(PLAIN, num_kv_heads=1),
+    "partial rope, one kv head": changed(PLAIN, num_kv_heads=1, rope=Rope(theta=1e3, dim=4)),
     "as many kv heads": changed(PLAIN, num_kv_heads=4),
     "norms behind": standing(changed(PLAIN, qk_norm="width"), "behind"),
     "norms around": changed(

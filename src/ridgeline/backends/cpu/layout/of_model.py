@@ -7,9 +7,10 @@ from dataclasses import replace
 from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
+from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.head_places import rotating_pairs
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
-from ridgeline.backends.cpu.layout.pack import padded, to_lanes
+from ridgeline.backends.cpu.layout.pack import LANES, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
 
@@ -101,11 +102,14 @@ def _heads(arch: ModelArch, layer: Layer, cache: str, dtype: str) -> Heads:
         nothing = Attention(num_heads=0, num_kv_heads=0, head_dim=0, rope=None)
         return Heads(nothing, 0, half=0, rest=0, num_channels=0, cache=cache, eps=arch.norm_eps)
     latent = latent_heads(attention, dtype)
+    half, rest = to_lanes(pairs), to_lanes(attention.key_dim - 2 * pairs)
+    if not latent and attention.num_kv_heads * (2 * half + rest) % TILE:
+        rest += LANES  # keys end with a tile, since values begin with one
     return Heads(
         attention=_shared_code(attention),
         num_kv_heads=num_groups(attention.num_heads) if latent else attention.num_kv_heads,
-        half=to_lanes(pairs),
-        rest=to_lanes(attention.key_dim - 2 * pairs),
+        half=half,
+        rest=rest,
         num_channels=attention.key_dim,
         cache=cache,
         eps=arch.norm_eps,
