@@ -227,6 +227,21 @@ def test_the_text_half_of_a_model_that_sees_and_hears() -> None:
         ({"enable_moe_block": "yes"}, "enable_moe_block is 'yes'"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
         ({"rope_parameters": {"rope_theta": 1e4}}, "full_attention and sliding_attention"),
+        # transformers passes over the share of a rope whose type is default.
+        (
+            {
+                "rope_parameters": ROPES
+                | {"sliding_attention": {**ROPES["full_attention"], "rope_type": "default"}}
+            },
+            "partial_rotary_factor is 0.5",
+        ),
+        (
+            {
+                "rope_parameters": ROPES
+                | {"full_attention": {**ROPES["full_attention"], "rope_type": "default"}}
+            },
+            "partial_rotary_factor is 0.5",
+        ),
         ({"per_layer_config": [3]}, "by the number of a layer"),
         ({"per_layer_config": {"6": {"head_dim": 16}}}, "by the number of a layer"),
         ({"per_layer_config": {"1": {"window": 16}}}, "by the number of a layer"),

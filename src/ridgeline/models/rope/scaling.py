@@ -45,12 +45,18 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
             for key in ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
             if type(said.get(key)) is dict
         ]
+        # A proportional rope is made of this share, of whatever family the model is.
+        goes_by = {*own, "partial_rotary_factor"} if _is_proportional(said) else own
         for key in _OF_SOME:
-            if key not in own and said.get(key) not in (None, 1.0):
+            if key not in goes_by and said.get(key) not in (None, 1.0):
                 config.fail(
                     f"{key} is {reprlib.repr(said[key])}, which is not supported: no model of this "
                     f"architecture goes by it"
                 )
+
+
+def _is_proportional(said: Mapping[str, Any]) -> bool:
+    return said.get("rope_type") == "proportional"
 
 
 def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:

@@ -7,7 +7,6 @@ from ridgeline.models.families.hf import (
     AROUND,
     BIASES,
     HEAD_NORM,
-    PARTIAL,
     TIED,
     activation,
     gated,
@@ -141,7 +140,6 @@ ROWS = (
         windows="pattern",
         default_window=512,
         pattern=6,
-        rope_keys=PARTIAL,
         heads_by_layer=True,
         defaults={
             "hidden_size_per_layer_input": 256,
