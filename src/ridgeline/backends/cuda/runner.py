@@ -127,7 +127,7 @@ class CudaRunner:
         Raises DeviceLost if the device failed for good, and MemoryError if it has too little
         memory for this step.
         """
-        with _errors_named(), torch.inference_mode():
+        with errors_named(), torch.inference_mode():
             if step.copies:
                 pairs = torch.tensor(step.copies, device=self.device)
                 self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
@@ -332,13 +332,23 @@ class CudaRunner:
         size = sum(num_bytes for _, num_bytes in places)
         return Held(size, size, device=str(self.device))
 
+    def timed_calls(self) -> dict[str, tuple[Any, str]]:
+        """Return whose method does what on the host in a step, to be measured there."""
+        return {
+            "arranges": (self, "_arrange"),
+            "sends": (self._steps, "send"),
+            "launches layers": (self.graphs, "run"),
+            "launches logits": (self.model, "logits"),
+            "launches draws": (self._draws, "of_items"),
+        }
+
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside kernels."""
         raise ValueError("the cuda backend counts no cycles: use --backend cpu")
 
 
 @contextmanager
-def _errors_named() -> Iterator[None]:
+def errors_named() -> Iterator[None]:
     """Turn torch's errors of a device into those that others know."""
     try:
         yield

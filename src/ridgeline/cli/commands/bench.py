@@ -1,4 +1,4 @@
-"""``ridgeline bench`` of servers and of results: search, images, compare."""
+"""``ridgeline bench`` of servers, results and GPUs: search, images, compare, gpu."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.bench.compare import Format, compare
+from ridgeline.bench.gpu.main import bench_gpu, chosen_parts
 from ridgeline.bench.images.main import Images, bench_images
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.out_file import check_out
@@ -21,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("search")(bench_search)
     app.command("images")(images)
     app.command("compare")(compare_results)
+    app.command("gpu")(gpu)
 
 
 # What a search decides itself is no flag: which load, how many requests, whom it asks.
@@ -73,3 +75,27 @@ def compare_results(
     """
     check_out(out, (".csv", ".md"))
     compare(files, format, out)
+
+
+def gpu(
+    parts: Annotated[
+        str | None,
+        typer.Option(help="With commas between: smoke, correct, bits, engine ...; all by default."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="For all parts; each has a deadline of its own.")
+    ] = 580,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Small shapes on the CPU: that every line of it runs.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write what is found, a line of JSON each, as it comes.")
+    ] = None,
+) -> None:
+    """Whether the cuda backend is right on this GPU, and how fast: one command for a short loan.
+
+    Each part is a process of its own with a deadline. The last lines are a short table, what each
+    result decides, and what is wrong. Status 1 if anything is.
+    """
+    if not bench_gpu(chosen_parts(parts), seconds, is_tiny=tiny, out=out):
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""The parts, a module each, with a function ``measure``."""

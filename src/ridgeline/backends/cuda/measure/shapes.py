@@ -1,0 +1,96 @@
+"""Shapes of real models, and runners over random weights that are made on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.arch.model import Attention, Layer, Mlp, ModelArch
+from ridgeline.arch.rope import Rope
+from ridgeline.backends.cuda.measure.part import Part
+from ridgeline.backends.cuda.model.weights import build
+from ridgeline.backends.cuda.runner import CudaRunner
+from ridgeline.backends.interface import Setup
+
+BLOCK_SIZE = 16
+
+
+class Shape(NamedTuple):
+    """Sizes of a model whose layers are equal."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocab: int
+    qkv_bias: bool = False
+
+    @property
+    def of_heads(self) -> tuple[int, int, int]:
+        """Query heads, key heads, channels."""
+        return self.heads, self.kv_heads, self.head_dim
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Return outputs and inputs of the matrices that a token goes through."""
+        return {
+            "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            "o": (self.hidden, self.heads * self.head_dim),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+            "head": (self.vocab, self.hidden),
+        }
+
+    def arch(self) -> ModelArch:
+        """Return the model."""
+        rope = Rope(5e5, self.head_dim)
+        mixer = Attention(*self.of_heads, rope, qkv_bias=self.qkv_bias)
+        layers = (Layer(mixer, Mlp(self.inner)),) * self.layers
+        return ModelArch(layers, self.hidden, self.vocab, 131072, 1e-5)
+
+
+TINY = {"tiny": Shape(128, 256, 8, 2, 16, 2, 1000, qkv_bias=True)}
+MODELS = {
+    "llama3-8b": Shape(4096, 14336, 32, 8, 128, 32, 128256),
+    "qwen2.5-7b": Shape(3584, 18944, 28, 4, 128, 28, 152064, qkv_bias=True),
+    "smollm2-1.7b": Shape(2048, 8192, 32, 32, 64, 24, 49152),
+}
+
+
+def models(part: Part, *names: str) -> dict[str, Shape]:
+    """Return the shapes of models by name, or a tiny one's."""
+    return TINY if part.is_tiny else {name: MODELS[name] for name in names or MODELS}
+
+
+def setup_of(dtype: str, *, num_seqs: int, num_tokens: int, max_len: int, num_blocks: int) -> Setup:
+    """Return settings of a runner."""
+    return Setup(
+        dtype=dtype,
+        kv_cache_dtype="f32" if dtype == "f32" else "bf16",
+        block_size=BLOCK_SIZE,
+        threads=1,
+        max_model_len=max_len,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        num_blocks=num_blocks,
+    )
+
+
+def random_runner(part: Part, shape: Shape, setup: Setup) -> CudaRunner:
+    """Return a runner whose weights and cache are random: zeros would be faster to multiply."""
+    arch = shape.arch()
+    shapes = arch.matrix_shapes()
+
+    def random(name: str) -> Tensor:
+        size = shapes[name]
+        if name.endswith("norm"):
+            return torch.ones(size, device=part.device)
+        return part.normal(*size, scale=0.5 / size[-1] ** 0.5)
+
+    weights = build(arch, random, setup.dtype, part.device)
+    runner = CudaRunner(arch, weights, setup, ops=part.ops)
+    runner.cache.blocks.normal_()
+    return runner

@@ -1,0 +1,1 @@
+"""``ridgeline bench gpu``: is the code right on this card, and how fast is it?"""

@@ -1,0 +1,79 @@
+"""All parts one after another; findings go to a file as they come, and a table to the terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ridgeline.backends import cuda
+from ridgeline.bench.gpu.decisions import is_wrong
+from ridgeline.bench.gpu.parts import NO_DEVICE, PARTS, Finding, measure
+from ridgeline.bench.gpu.table import table
+from ridgeline.engine_setup.home import default_home
+from ridgeline.planner.catalogue import cards_here
+
+_LEAST_S = 12.0  # for a part to be begun
+
+
+def chosen_parts(text: str | None) -> list[str]:
+    """Return the parts of a list with commas between, in our order; ValueError names one that
+    there is not.
+    """
+    wanted = list(PARTS) if text is None else [name.strip() for name in text.split(",")]
+    if unknown := [name for name in wanted if name not in PARTS]:
+        raise ValueError(f"--parts {unknown[0]}: there are {', '.join(PARTS)}")
+    return [name for name in PARTS if name in wanted]
+
+
+def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path | None) -> bool:
+    """Measure, print, and return whether nothing is wrong.
+
+    Args:
+        parts: of ``PARTS``.
+        seconds: for all of them; those for which nothing is left are named.
+        is_tiny: small shapes, computed by twins on the CPU.
+        out: where findings go, a line of JSON each.
+
+    Raises:
+        ValueError: there is no GPU, or no torch; with the way out.
+    """
+    end_s = time.monotonic() + seconds
+    findings: list[Finding] = []
+    with ExitStack() as stack:
+        file = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
+
+        def take(finding: Finding) -> None:
+            findings.append(finding)
+            line = json.dumps(finding)
+            print(line, flush=True)
+            if file is not None:
+                print(line, file=file, flush=True)
+
+        take({"part": "all", "what": "machine", **_machine(is_tiny)})
+        home = str(default_home() / "kernels" / "triton")
+        for part in parts:
+            left_s = end_s - time.monotonic()
+            if left_s < _LEAST_S and not is_tiny:
+                take({"part": part, "what": "left out", "cases": ["all of it"]})
+                continue
+            measure(part, left_s=left_s, is_tiny=is_tiny, home=home, take=take)
+            if findings[-1]["code"] == NO_DEVICE:
+                raise ValueError(findings[-1]["tail"][-1])
+    device = None if is_tiny else next(iter(cards_here()), None)
+    shown = table(findings, device, decides=not is_tiny)
+    print(f"\n{', '.join(_machine(is_tiny).values())}\n{shown}", flush=True)
+    return not any(map(is_wrong, findings))
+
+
+def _machine(is_tiny: bool) -> dict[str, str]:
+    date = datetime.now(UTC).isoformat(timespec="minutes")
+    if is_tiny:
+        return {
+            "gpu": "none: twins on the CPU, small shapes; no speed means anything",
+            "date": date,
+        }
+    return {"date": date, **dict(cuda.cards.lines())}
