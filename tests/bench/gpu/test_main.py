@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,21 @@ def test_parts_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
     assert bench_gpu(["smoke", "peer"], 1.0, is_tiny=False, out=out)
     found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [one["part"] for one in found if one["what"] == "left out"] == ["smoke", "peer"]
+
+
+def test_it_runs_where_the_command_line_cannot_be_imported() -> None:
+    """Machines that are lent for minutes have torch, NumPy and little else."""
+    code = (
+        "import sys, ridgeline.bench.gpu.__main__\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {name for name in done.stdout.split() if not name.startswith("_")}
+    assert others <= {"numpy", "ridgeline", "safetensors"}
+
+
+def test_flags_are_those_of_the_command_line() -> None:
+    command = [sys.executable, "-m", "ridgeline.bench.gpu", "--parts", "speed", "--seconds", "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("--parts speed: there are smoke")

@@ -59,7 +59,7 @@ def run(
         text=True,
         errors="replace",
         env=dict(env),
-        start_new_session=True,
+        process_group=0,
     )
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(child, lines), daemon=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.bench.compare import Format, compare
-from ridgeline.bench.gpu.main import bench_gpu, chosen_parts
+from ridgeline.bench.gpu.main import SECONDS, bench_gpu, chosen_parts
 from ridgeline.bench.images.main import Images, bench_images
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.out_file import check_out
@@ -84,7 +84,7 @@ def gpu(
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="For all parts; each has a deadline of its own.")
-    ] = 580,
+    ] = SECONDS,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Small shapes on the CPU: that every line of it runs.")
     ] = False,
