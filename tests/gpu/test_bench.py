@@ -6,12 +6,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
+import torch
+
+from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure.part import Part
+from ridgeline.backends.cuda.measure.parts import correct
 from ridgeline.bench.gpu.parts import PARTS
+from ridgeline.machine import DeviceLost
 
 
 def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
@@ -34,21 +42,39 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "skipped" in told["peer"] or any("warm" in what for what in told["peer"])
 
 
-def test_a_kernel_that_is_wrong_is_found(tmp_path: Path) -> None:
-    """One twin is broken, as a kernel might be; its part says which."""
-    broken = (
-        "from ridgeline.backends.cuda import device, twins\n"
-        "from ridgeline.backends.cuda.measure.part import Part\n"
-        "from ridgeline.backends.cuda.measure.parts import correct\n"
-        "from types import SimpleNamespace\n"
-        "part = Part('correct', 60)\n"
-        "part.ops = SimpleNamespace(**vars(twins))\n"
-        "part.ops.gate = lambda inner, *given: twins.gate(inner, *given) * 1.001\n"
-        "correct.measure(part)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", broken], capture_output=True, text=True, check=True
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    wrong = {one["what"].split()[0] for one in found if not one.get("ok", True)}
+def test_a_kernel_that_is_wrong_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part("correct", 60)
+    part.ops = SimpleNamespace(**vars(twins))
+    part.ops.gate = lambda inner, *given: twins.gate(inner, *given) * 1.001
+    correct.measure(part)
+    wrong = {one["what"].split()[0] for one in findings(capsys) if not one.get("ok", True)}
     assert wrong == {"gate"}
+
+
+def test_a_case_that_fails_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise RuntimeError("no kernel image")
+
+    part = Part("products", 60)
+    part.run([("first", fail), ("second", lambda: part.say("second", us=1.0))])
+    part.run([("others", fail)], are_ours=False)
+    first, second, others = findings(capsys)
+    assert (first["failed"], first["ok"]) == ("RuntimeError: no kernel image", False)
+    assert second["us"] == 1.0
+    assert "ok" not in others
+    assert part.peer_seconds(fail) is None
+
+
+def test_a_device_that_is_lost_ends_the_part(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    part = Part("products", 60)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        part.run([("first", fail), ("second", lambda: part.say("second"))])
+    (first,) = findings(capsys)
+    assert not first["ok"]
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -78,8 +78,8 @@ DECIDED = {
             {"part": "attention", "what": "decode a", "tb_per_s": 2.0, "num_bytes": 1 << 30},
             {"part": "attention", "what": "decode b", "tb_per_s": 0.5, "num_bytes": 1 << 20},
         ],
-        "attention of single tokens at 70% of the copy: NO in 1: try other rows and warps for it: "
-        "decode a",
+        "attention of single tokens at 70% of the fastest copy or read: NO in 1: try other rows "
+        "and warps for it: decode a",
     ),
     "peer": (
         [
@@ -124,6 +124,7 @@ def test_what_is_wrong_stands_at_the_very_end() -> None:
         decode(1, "graphs and ahead", 8.0),
         {"part": "engine", **END, "code": None, "seconds": 150.0},
         {"part": "peer", "what": "skipped", "why": "transformers is not installed"},
+        {"part": "peer", "what": "flash", "failed": "ImportError: flash_attn"},
         {"part": "bits", "what": "left out", "cases": ["qkv", "o"]},
     ]
     lines = table(findings, CARD).splitlines()
@@ -134,6 +135,7 @@ def test_what_is_wrong_stands_at_the_very_end() -> None:
     ]
     assert "smoke: 1 of 2 checks right, 12 s" in lines
     assert "peer: skipped, transformers is not installed" in lines
+    assert "peer: flash failed, ImportError: flash_attn" in lines
     assert "bits: no time left for qkv, o" in lines
     assert any("of floor 62%, host us arranges 100, rest 50" in line for line in lines)
     assert table([check("smoke", "logits", True)], CARD).endswith("nothing is wrong")

@@ -11,7 +11,7 @@ from ridgeline.physics.hardware import Device
 _DECODE = {1: (0.60, 0.79), 64: (0.60, 0.77), 256: (0.60, 0.75)}
 _PREFILL = (0.45, 0.62)
 _LEAST_OF_TORCH = 0.90  # speed of a product of ours
-_LEAST_OF_COPY = 0.70  # of attention over single tokens
+_LEAST_OF_ROOF = 0.70  # of attention over single tokens
 _LARGE_BYTES = 64 << 20  # of keys and values, below which launching is what takes time
 _LEAST_OF_PEER = 1.5
 _WAY = "graphs and ahead"  # that steps are meant to run
@@ -135,8 +135,8 @@ def _attention(findings: Sequence[Finding]) -> Iterator[str]:
     large = [one for one in decodes if one["num_bytes"] >= _LARGE_BYTES]
     if not roofs or not large:
         return
-    slow = [one["what"] for one in large if one["tb_per_s"] < _LEAST_OF_COPY * max(roofs)]
-    what = f"attention of single tokens at {_LEAST_OF_COPY:.0%} of the copy"
+    slow = [one["what"] for one in large if one["tb_per_s"] < _LEAST_OF_ROOF * max(roofs)]
+    what = f"attention of single tokens at {_LEAST_OF_ROOF:.0%} of the fastest copy or read"
     if slow:
         yield f"{what}: NO in {len(slow)}: try other rows and warps for it: {_few(slow)}"
     else:

@@ -59,10 +59,12 @@ def _short(value: float) -> str:
 
 
 def _ends(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield how each part ended, and what it left out."""
+    """Yield how each part ended, what it left out, and what others could not."""
     for one in findings:
         if one["what"] == "left out":
             yield f"{one['part']}: no time left for {', '.join(one['cases'])}"[:_MOST_REASON]
+        elif "failed" in one and not is_wrong(one):
+            yield f"{one['part']}: {one['what']} failed, {one['failed']}"[:_MOST_REASON]
         elif one["what"] == "skipped":
             yield f"{one['part']}: skipped, {one['why']}"
         elif one["what"] == "end":

@@ -50,8 +50,9 @@ class Part:
         torch.manual_seed(0)
 
     def say(self, what: str, **values: Any) -> None:
-        """Print a finding. One with ``ok`` is a check."""
-        print(json.dumps({"part": self.name, "what": what, **values}), flush=True)
+        """Print a finding. One with ``ok`` is a check; what is None could not be measured."""
+        known = {name: value for name, value in values.items() if value is not None}
+        print(json.dumps({"part": self.name, "what": what, **known}), flush=True)
 
     def near(self, what: str, found: Tensor, wanted: Tensor, most: float) -> None:
         """Check that two arrays differ by at most a share of the second one's length."""
@@ -63,8 +64,11 @@ class Part:
         """Check that bits are equal; of twins it is only told, as torch's sums follow the batch."""
         self.say(what, same_bits=is_same, ok=is_same or self.is_tiny, **values)
 
-    def run(self, cases: Iterable[Case], need_s: float = 3.0) -> None:
-        """Measure cases one after another while there is time; one that fails ends nothing else."""
+    def run(self, cases: Iterable[Case], need_s: float = 3.0, *, are_ours: bool = True) -> None:
+        """Measure cases one after another while there is time; one that fails ends nothing else.
+
+        What others cannot is no failure of ours.
+        """
         left_out = []
         for name, measure in cases:
             if self._end_s - time.monotonic() < need_s and not self.is_tiny:
@@ -77,7 +81,8 @@ class Part:
                 self.say(name, failed=str(reason), ok=False)
                 raise
             except Exception as reason:
-                self.say(name, failed=f"{type(reason).__name__}: {reason}"[:300], ok=False)
+                why = f"{type(reason).__name__}: {reason}"[:300]
+                self.say(name, failed=why, ok=False if are_ours else None)
         if left_out:
             self.say("left out", cases=left_out)
 
@@ -101,6 +106,13 @@ class Part:
             end.synchronize()
             times_ms.append(begin.elapsed_time(end))
         return float(sorted(times_ms)[repeats // 2]) / 1e3 / calls
+
+    def peer_seconds(self, call: Callable[[], Any]) -> float | None:
+        """Return the time of a call of others' code; None if it cannot do that here."""
+        try:
+            return self.seconds(call)
+        except Exception:
+            return None
 
     def host_seconds(self, call: Callable[[], Any], calls: int) -> float:
         """Return the time of a call seen from the host, which waits for the device at the end."""

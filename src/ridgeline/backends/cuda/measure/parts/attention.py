@@ -38,12 +38,14 @@ def _decode(part: Part, what: str, shape: Shape, batch: int, context: int) -> No
     took_s = part.seconds(lambda: [part.ops.attend(*one) for one in given], layers)
     keys, values = of.contiguous()
     q = of.q[:, :, None]
-    peer_s = part.seconds(lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True))
+    peer_s = part.peer_seconds(
+        lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+    )
     part.say(
         what,
         us=took_s * 1e6,
         tb_per_s=num_bytes / took_s / 1e12,
-        sdpa_us=peer_s * 1e6,
+        sdpa_us=peer_s and peer_s * 1e6,
         num_bytes=num_bytes,
     )
 
@@ -55,11 +57,11 @@ def _prefill(part: Part, name: str, shape: Shape, length: int) -> None:
     took_s = part.seconds(lambda: part.ops.attend(*given))
     keys, values = of.contiguous()
     q = of.q.transpose(0, 1)[None].contiguous()
-    peer_s = part.seconds(
+    peer_s = part.peer_seconds(
         lambda: F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
     )
     part.say(
         f"prefill {name} {length}",
         tflops_per_s=flops / took_s / 1e12,
-        sdpa_tflops_per_s=flops / peer_s / 1e12,
+        sdpa_tflops_per_s=peer_s and flops / peer_s / 1e12,
     )

@@ -23,11 +23,12 @@ def measure(part: Part) -> None:
         return
     transformers: Any = importlib.import_module("transformers")
     found: list[Any] = []
-    part.run([("model", lambda: found.append(_model(part, transformers)))])
+    part.run([("model", lambda: found.append(_model(part, transformers)))], are_ours=False)
     kernels = ("sdpa",) if part.is_tiny else ("sdpa", "flash_attention_2")
     if found:
         run = partial(_workload, part, transformers, found[0])
-        part.run([(f"transformers {kernel}", partial(run, kernel)) for kernel in kernels], need_s=8)
+        cases = [(f"transformers {kernel}", partial(run, kernel)) for kernel in kernels]
+        part.run(cases, need_s=8, are_ours=False)
 
 
 def _model(part: Part, transformers: Any) -> Any:
