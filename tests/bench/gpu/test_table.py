@@ -121,7 +121,10 @@ def test_what_is_wrong_stands_at_the_very_end() -> None:
         check("smoke", "logits", True, error=1e-3),
         check("smoke", "tokens", False, failed="RuntimeError: no kernel image"),
         {"part": "smoke", **END},
-        decode(1, "graphs and ahead", 8.0),
+        decode(64, "graphs and ahead", 8.0),
+        decode(64, "graphs", 10.0),
+        product("o", 9.5, 1.0, "torch"),
+        product("o", 9.0, 1.05, "ours"),
         {"part": "engine", **END, "code": None, "seconds": 150.0},
         {"part": "peer", "what": "skipped", "why": "transformers is not installed"},
         {"part": "peer", "what": "flash", "failed": "ImportError: flash_attn"},
@@ -137,18 +140,24 @@ def test_what_is_wrong_stands_at_the_very_end() -> None:
     assert "peer: skipped, transformers is not installed" in lines
     assert "peer: flash failed, ImportError: flash_attn" in lines
     assert "bits: no time left for qkv, o" in lines
-    assert any("of floor 62%, host us arranges 100, rest 50" in line for line in lines)
+    assert (
+        "engine    llama3-8b bf16 decode 64 x 1024: tok_per_s graphs and ahead 8,000, graphs "
+        "6,400, of floor 62%, host us arranges 100, rest 50"
+    ) in lines
+    assert "products  o, 64 rows: us torch 9.5, ours 9" in lines
     assert table([check("smoke", "logits", True)], CARD).endswith("nothing is wrong")
     assert "=>" not in table(findings, CARD, decides=False)
 
 
 def test_of_a_long_table_the_end_is_kept() -> None:
-    findings = [decode(8, f"way {i}", 9.0) for i in range(500)]
+    findings: list[dict[str, Any]] = [
+        {"part": "attention", "what": f"decode {i}", "us": 9.0} for i in range(500)
+    ]
     findings += [check("correct", f"gate {i}", False, error=0.5) for i in range(60)]
     text = table(findings, CARD)
     assert MOST_CHARACTERS - 300 < len(text) <= MOST_CHARACTERS
     assert text.endswith("WRONG and 35 more\n60 wrong")
-    assert "way 499" in text
+    assert "decode 499" in text
 
 
 def test_a_part_that_was_ended_is_wrong_and_one_that_was_skipped_is_not() -> None:

@@ -81,14 +81,15 @@ def _steps(findings: Sequence[Finding], device: Device | None) -> Iterator[str]:
     for one in findings:
         share = share_of_floor(one, device)
         wanted = _PREFILL if "prefill" in one["what"] else _DECODE.get(one.get("batch", 0))
-        if share is None or wanted is None or one.get("way", "graphs and ahead") != _WAY:
+        is_meant = " bf16 " in one["what"] and one.get("way", _WAY) == _WAY
+        if share is None or wanted is None or not is_meant:
             continue
         first, last = wanted
         verdict = "the target" if share >= last else "enough to land" if share >= first else "LOW"
         yield (
             f"{one['what'].partition(',')[0]}: {share:.0%} of the floor, {verdict} (first "
             f"{first:.0%}, target {last:.0%})"
-            + ("" if share >= first else ": see host_us, attention and products for where it goes")
+            + ("" if share >= first else ": see host us, attention, products")
         )
 
 
@@ -101,7 +102,7 @@ def _ahead(findings: Sequence[Finding]) -> Iterator[str]:
     }
     if gains:
         least, most = min(gains.values()), max(gains.values())
-        verdict = "keep it" if least > -0.02 else "NO GAIN somewhere: see rest and waits of host_us"
+        verdict = "keep it" if least > -0.02 else "NO GAIN somewhere: see rest and waits of host us"
         yield f"running ahead gains {least:.0%} to {most:.0%}: {verdict}"
 
 

@@ -11,6 +11,7 @@ from ridgeline.physics.hardware import Device
 MOST_CHARACTERS = 11_000  # what a terminal's record of a run usually keeps whole
 _MOST_WRONG = 25
 _MOST_REASON = 200
+_HOST_MATTERS = 64  # sequences of a step
 # What is shown of a finding, and after which name.
 _NUMBERS = (
     "tok_per_s", "ms", "us", "sdpa_us", "tb_per_s", "gb_per_s", "tflops_per_s",
@@ -40,18 +41,35 @@ def table(findings: Sequence[Finding], device: Device | None, *, decides: bool =
 
 
 def _numbers(findings: Sequence[Finding], device: Device | None) -> Iterator[str]:
+    """Yield what was measured; what was measured in several ways has one line."""
+    together: dict[tuple[str, str], list[Finding]] = {}
     for one in findings:
-        shown = [f"{name} {_short(one[name])}" for name in _NUMBERS if name in one]
-        if one["what"] == "end" or not shown or (one["part"] == "correct" and "us" not in one):
+        has_ways = "way" in one or "who" in one
+        what = one["what"].rpartition(", ")[0] if has_ways else one["what"]
+        together.setdefault((one["part"], what), []).append(one)
+    for (part, what), ones in together.items():
+        first = ones[0]
+        if what == "end" or (part == "correct" and "us" not in first):
             continue
-        if (share := share_of_floor(one, device)) is not None:
+        if "way" in first:
+            shown = _ways(ones, "way", "tok_per_s")
+        elif "who" in first:
+            shown = _ways(ones, "who", "us")
+        else:
+            shown = [f"{name} {_short(first[name])}" for name in _NUMBERS if name in first]
+        if (share := share_of_floor(first, device)) is not None:
             shown.append(f"of floor {share:.0%}")
-        if "speed_of_torch" in one and one["who"] != "torch":
-            shown.append(f"of torch {one['speed_of_torch']:.2f}")
-        host = one.get("host_us") or {}
-        if host and one.get("way") != "neither":
-            shown.append("host us " + ", ".join(f"{what} {us:.0f}" for what, us in host.items()))
-        yield f"{one['part']:9} {one['what']}: {', '.join(shown)}"
+        if "host_us" in first and first["batch"] >= _HOST_MATTERS:
+            host = ", ".join(f"{name} {us:.0f}" for name, us in first["host_us"].items())
+            shown.append(f"host us {host}")
+        if shown:
+            yield f"{part:9} {what}: {', '.join(shown)}"
+
+
+def _ways(findings: Sequence[Finding], name: str, number: str) -> list[str]:
+    """Return one number of each way."""
+    first, *rest = [f"{one[name]} {_short(one[number])}" for one in findings]
+    return [f"{number} {first}", *rest]
 
 
 def _short(value: float) -> str:
