@@ -149,7 +149,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 def test_a_prompt_must_leave_room_for_an_answer() -> None:
-    with pytest.raises(ValueError, match=r"has 10 tokens, but .* may have 10 \(--max-model-len\)"):
+    with pytest.raises(ValueError, match=r"has 10 tokens, but .* may have 10 \(--max-model-len;"):
         Request(0, (1,) * 10, SamplingParams(), max_model_len=10)
     assert Request(0, (1,) * 9, SamplingParams(), max_model_len=10).max_len == 10
 

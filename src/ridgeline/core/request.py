@@ -148,7 +148,7 @@ class Request:
         if len(prompt) > max_model_len - (not params.pool):
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens, but prompt and answer together may have "
-                f"{max_model_len} (max_model_len)"
+                f"{max_model_len} (--max-model-len; in Python max_model_len)"
             )
         longest = 0 if params.pool else max_model_len - len(prompt)
         max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)

@@ -70,6 +70,7 @@ def served(model: Path) -> Iterator[Served]:
         api_key=["key-a"],
         admin_api_key=["key-v"],
         grammar_timeout=60,
+        max_queued_requests=1000,
     ) as served:
         served.call(COMPLETE, formed("known"), **V)
         served.call(COMPLETE, GO_ON, x_request_id="mine", **V)

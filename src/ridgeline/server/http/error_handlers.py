@@ -31,7 +31,9 @@ def add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             shown = [one for one in app.routes if getattr(one, "include_in_schema", True)]
             known = [getattr(route, "path", "") for route in shown]
-            near = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+            # A client whose base URL lacks /v1 asks for the rest of the path.
+            near = [f"/v1{path}"] if f"/v1{path}" in known else []
+            near += difflib.get_close_matches(path, known, n=1, cutoff=0.75)
             text += f"; did you mean {near[0]}?" if near else ""
         if "GET" in headers.get("Allow", ""):
             headers["Allow"] = "GET, HEAD"  # the gate makes one the other
