@@ -184,6 +184,7 @@ CHANGES: dict[str, Any] = {
     "allowed_token_ids": [1],
     "bad_words": ["x"],
     "stop": "x",
+    "include_stop_str_in_output": True,
     "prompt_logprobs": 0,
     "penalty_alpha": 0.0,
     "pool": "last",
@@ -201,6 +202,8 @@ TAKEN: dict[str, Any] = {
     "ignore_eos": True,
     "logprobs": 3,
     "prediction": "x",
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 8,
 }
 FORM = StructuredOutputsParams(regex="x")  # says when to end, so it excludes some of those
 

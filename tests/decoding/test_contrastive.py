@@ -73,6 +73,8 @@ def test_penalty_alpha_takes_or_refuses_every_parameter() -> None:
     taken: dict[str, Any] = {
         "penalty_alpha": 0.5, "top_k": 4, "seed": 1, "stop": "x", "stop_token_ids": [1],
         "max_tokens": 4, "logprobs": 3, "prediction": "x", "temperature": 0,
+        "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "truncate_prompt_tokens": 8,
     }  # fmt: skip
     check_search(SamplingParams(**taken), is_stream=True)
     ends: dict[str, Any] = {"min_tokens": 2, "ignore_eos": True}

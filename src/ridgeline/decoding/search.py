@@ -22,7 +22,7 @@ _WITH = {
         *(*_BOTH, *_OF_BEAMS),
         *("best_of", "structured_outputs", "use_beam_search"),
     ),
-    "penalty_alpha": (*_BOTH, "stop", "top_k", "penalty_alpha"),
+    "penalty_alpha": (*_BOTH, "stop", "include_stop_str_in_output", "top_k", "penalty_alpha"),
 }
 _SAME_AS_DEFAULT = {"temperature": 0, "top_k": -1, "logit_bias": {}}  # to a search
 
