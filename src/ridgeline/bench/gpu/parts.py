@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Run a command, and hand on each line of JSON as it comes; the last finding is its end.
 
-    Whoever still runs after ``seconds`` is killed, with all processes that it started.
+    What still runs after ``seconds`` is killed, with all processes that it started.
     """
     begin_s = time.monotonic()
     child = subprocess.Popen(

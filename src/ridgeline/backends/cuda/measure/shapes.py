@@ -47,16 +47,39 @@ class Shape(NamedTuple):
     def arch(self) -> ModelArch:
         """Return the model."""
         rope = Rope(5e5, self.head_dim)
-        mixer = Attention(*self.of_heads, rope, qkv_bias=self.qkv_bias)
+        mixer = Attention(
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rope=rope,
+            qkv_bias=self.qkv_bias,
+        )
         layers = (Layer(mixer, Mlp(self.inner)),) * self.layers
         return ModelArch(layers, self.hidden, self.vocab, 131072, 1e-5)
 
 
-TINY = {"tiny": Shape(128, 256, 8, 2, 16, 2, 1000, qkv_bias=True)}
+TINY = {
+    "tiny": Shape(
+        hidden=128, inner=256, heads=8, kv_heads=2, head_dim=16, layers=2, vocab=1000, qkv_bias=True
+    )
+}
 MODELS = {
-    "llama3-8b": Shape(4096, 14336, 32, 8, 128, 32, 128256),
-    "qwen2.5-7b": Shape(3584, 18944, 28, 4, 128, 28, 152064, qkv_bias=True),
-    "smollm2-1.7b": Shape(2048, 8192, 32, 32, 64, 24, 49152),
+    "llama3-8b": Shape(
+        hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128, layers=32, vocab=128256
+    ),
+    "qwen2.5-7b": Shape(
+        hidden=3584,
+        inner=18944,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        layers=28,
+        vocab=152064,
+        qkv_bias=True,
+    ),
+    "smollm2-1.7b": Shape(
+        hidden=2048, inner=8192, heads=32, kv_heads=32, head_dim=64, layers=24, vocab=49152
+    ),
 }
 
 

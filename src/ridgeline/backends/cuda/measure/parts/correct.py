@@ -70,7 +70,7 @@ def _attend(part: Part, name: str, heads: tuple[int, int, int], how: dict[str, A
 
 def _rope(part: Part, heads: tuple[int, int, int], qk_norm: int) -> None:
     H, K, D = heads
-    ours = heads_inputs(part, HeadSpec(H, K, D, D // 2, D**-0.5, qk_norm=qk_norm))
+    ours = heads_inputs(part, HeadSpec(H=H, K=K, D=D, half=D // 2, scale=D**-0.5, qk_norm=qk_norm))
     exact = {
         name: given.clone() if torch.is_tensor(given) else given for name, given in ours.items()
     }

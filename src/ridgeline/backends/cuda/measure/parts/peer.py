@@ -47,7 +47,7 @@ def _model(part: Part, transformers: Any) -> Any:
     begin_s = time.perf_counter()
     with torch.inference_mode(False), torch.no_grad(), part.device:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=part.dtype)
-    model.eval()
+    model.train(False)
     part.say("made", seconds=time.perf_counter() - begin_s, transformers=transformers.__version__)
     return model
 
