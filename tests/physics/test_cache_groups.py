@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.arch.cache_groups import CacheGroup, cache_groups, one_group, places
+from ridgeline.arch.cache_groups import CacheGroup, cache_groups, one_group, places, spans
 from ridgeline.arch.model import ModelArch
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.models.families import arch_from_config
@@ -106,3 +106,9 @@ def test_how_much_less_cache_32k_tokens_take(
             for of in (one_group(arch), groups)
         ]
         assert values[0] / values[1] == pytest.approx(ratio, abs=0.01)
+
+
+def test_parts_of_a_group_lie_behind_each_other_and_each_group_begins_anew() -> None:
+    groups = (CacheGroup(None, (0, 2)), CacheGroup(8, (1, 3, 4)))
+    found = spans(groups, {0: 5, 1: 2, 2: 7, 3: 3, 4: 1})
+    assert found == {0: (0, 5), 2: (5, 12), 1: (0, 2), 3: (2, 5), 4: (5, 6)}

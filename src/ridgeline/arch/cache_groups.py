@@ -7,6 +7,7 @@ Management for Large Language Model Serving with PagedAttention", 2023, has one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ridgeline.arch.model import ModelArch
@@ -64,6 +65,17 @@ def _reaches(arch: ModelArch) -> dict[int, int | None]:
             place = i if owner is None else owner
             before = found.get(place, 0)
             found[place] = None if window is None or before is None else max(before, window)
+    return found
+
+
+def spans(groups: Iterable[CacheGroup], sizes: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Return where in a block each layer's part begins and ends, of ``sizes`` by layer."""
+    found: dict[int, tuple[int, int]] = {}
+    for group in groups:
+        begin = 0
+        for layer in group.layers:
+            found[layer] = begin, begin + sizes[layer]
+            begin += sizes[layer]
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, places
+from ridgeline.arch.cache_groups import CacheGroup, places, spans
 from ridgeline.arch.model import ModelArch
 
 Floats = NDArray[np.float32]
@@ -42,15 +42,12 @@ class KeysAndValues:
         self.blocks = np.zeros((num_blocks, most), np.float32)
         self.by_layer: dict[int, list[Floats]] = {}
         self._value_dims = {index: mixer.value_dim for index, mixer in mixers.items()}
-        for group in groups:
-            begin = 0
-            for index in group.layers:
-                mixer, end = mixers[index], begin + values_of[index]
-                shape = num_blocks, block_size, mixer.num_kv_heads, mixer.key_dim
-                num_parts = 2 if mixer.latent is None else 1
-                parts = np.split(self.blocks[:, begin:end], num_parts, axis=1)
-                self.by_layer[index] = [part.reshape(shape) for part in parts]
-                begin = end
+        for index, (begin, end) in spans(groups, values_of).items():
+            mixer = mixers[index]
+            shape = num_blocks, block_size, mixer.num_kv_heads, mixer.key_dim
+            num_parts = 2 if mixer.latent is None else 1
+            parts = np.split(self.blocks[:, begin:end], num_parts, axis=1)
+            self.by_layer[index] = [part.reshape(shape) for part in parts]
         self.group_of = places(groups, arch)
         self._place = {
             index: index if layer.attention.kv_of is None else layer.attention.kv_of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, places
+from ridgeline.arch.cache_groups import CacheGroup, places, spans
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout.arguments import LAYER
 from ridgeline.backends.cpu.layout.shapes import Sizes
@@ -31,11 +31,9 @@ def put_places(
     """
     words = {name: i for i, name in enumerate(LAYER)}
     layers[:, words["group"]] = places(groups, arch)
-    for group in groups:
-        begin = 0
-        for i in group.layers:
-            layers[i, words["cache_at"]] = begin
-            begin += sizes.layers[i].cache_bytes
+    part_of = {i: sizes.layers[i].cache_bytes for group in groups for i in group.layers}
+    for i, (begin, _) in spans(groups, part_of).items():
+        layers[i, words["cache_at"]] = begin
     for i, layer in enumerate(arch.layers):
         if layer.attention is not None and layer.attention.kv_of is not None:
             layers[i, words["cache_at"]] = layers[layer.attention.kv_of, words["cache_at"]]

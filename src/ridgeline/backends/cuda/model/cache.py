@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ridgeline.arch.cache_groups import CacheGroup, places
+from ridgeline.arch.cache_groups import CacheGroup, places, spans
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.layer_spec import values_per_token
 
@@ -36,15 +36,13 @@ class Cache:
         width = block_size * values_per_token(arch, groups)
         self.blocks = torch.zeros((num_blocks, width), dtype=dtype, device=device)
         self.group_of = places(groups, arch)
-        self._of_layer: dict[int, torch.Tensor] = {}
-        for group in groups:
-            begin = 0
-            for i in group.layers:
-                mixer = arch.layers[i].known_attention
-                shape = (2, mixer.num_kv_heads, block_size, mixer.head_dim)
-                end = begin + math.prod(shape)
-                self._of_layer[i] = self.blocks[:, begin:end].view(num_blocks, *shape)
-                begin = end
+        mixers = {i: arch.layers[i].known_attention for group in groups for i in group.layers}
+        shapes = {i: (2, one.num_kv_heads, block_size, one.head_dim) for i, one in mixers.items()}
+        parts = spans(groups, {i: math.prod(shape) for i, shape in shapes.items()})
+        self._of_layer = {
+            i: self.blocks[:, begin:end].view(num_blocks, *shapes[i])
+            for i, (begin, end) in parts.items()
+        }
 
     @property
     def block_bytes(self) -> int:

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.backends.cuda.kernels.products.plain import tile_sums
+
 OUTPUTS, INPUTS = 64, 64
 WARPS, STAGES = 4, 4
 
@@ -29,17 +31,10 @@ def grouped_kernel(
     pair = tl.load(order + place, mask=in_m, other=0)
     source, target = (pair // PER_TOKEN, place) if FIRST else (place, pair)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, INPUTS)
     in_n = n < N
     weight_at = weight + (expert * N + n[:, None]) * K
     x_at = x + source[None, :].to(tl.int64) * x_stride
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, K, INPUTS):
-        in_k = start + k < K
-        w_mask, x_mask = in_n[:, None] & in_k[None, :], in_m[None, :] & in_k[:, None]
-        w = tl.load(weight_at + (start + k)[None, :], mask=w_mask, other=0.0)
-        rows = tl.load(x_at + (start + k)[:, None], mask=x_mask, other=0.0)
-        acc = tl.dot(w, rows, acc, input_precision="ieee")
+    acc = tile_sums(weight_at, x_at, in_n, in_m, K, ROWS, OUTPUTS, INPUTS)
     if BIAS:
         acc = acc + tl.load(bias + expert * N + n, mask=in_n, other=0.0)[:, None]
     at = target[None, :].to(tl.int64) * N + n[:, None]

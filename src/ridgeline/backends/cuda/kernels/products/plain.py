@@ -21,6 +21,23 @@ from ridgeline.backends.cuda.kernels.products.processors import num_processors
 BAND = 16  # tiles of rows that are computed beside each other, so that weights stay in the L2
 
 
+@triton.jit
+def tile_sums(
+    weight_at, x_at, in_n, in_m, K,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """Return ``weight x^T`` of a tile, ``[OUTPUTS, ROWS]`` float32: inputs are added in order."""
+    k = tl.arange(0, INPUTS)
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for start in range(0, K, INPUTS):
+        in_k = start + k < K
+        w_mask, x_mask = in_n[:, None] & in_k[None, :], in_m[None, :] & in_k[:, None]
+        w = tl.load(weight_at + (start + k)[None, :], mask=w_mask, other=0.0)
+        rows = tl.load(x_at + (start + k)[:, None], mask=x_mask, other=0.0)
+        acc = tl.dot(w, rows, acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["M"])
 def product_kernel(
     x, weight, bias, out, M, N, K, x_stride, weight_stride, out_stride,
@@ -30,17 +47,10 @@ def product_kernel(
     tiles_m = tl.cdiv(M, ROWS)
     n = tl.program_id(0) // tiles_m * OUTPUTS + tl.arange(0, OUTPUTS)
     m = tl.program_id(0) % tiles_m * ROWS + tl.arange(0, ROWS)
-    k = tl.arange(0, INPUTS)
     in_n, in_m = n < N, m < M
     weight_at = weight + n[:, None].to(tl.int64) * weight_stride
     x_at = x + m[None, :].to(tl.int64) * x_stride
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in range(0, K, INPUTS):
-        in_k = start + k < K
-        w_mask, x_mask = in_n[:, None] & in_k[None, :], in_m[None, :] & in_k[:, None]
-        w = tl.load(weight_at + (start + k)[None, :], mask=w_mask, other=0.0)
-        rows = tl.load(x_at + (start + k)[:, None], mask=x_mask, other=0.0)
-        acc = tl.dot(w, rows, acc, input_precision="ieee")
+    acc = tile_sums(weight_at, x_at, in_n, in_m, K, ROWS, OUTPUTS, INPUTS)
     if BIAS:
         acc = acc + tl.load(bias + n, mask=in_n, other=0.0)[:, None]
     at = m[None, :].to(tl.int64) * out_stride + n[:, None]
