@@ -14,7 +14,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.text_side import TextProcessor
-from ridgeline.decoding.messages.message import MessageForm, MessageReader, Reasoning
+from ridgeline.decoding.messages.message import MessageForm, MessageReader, ReasoningMarkers
 from ridgeline.decoding.messages.tools import FORMATS, Tool, ToolUse, format_named
 from tests.api.test_llm import model
 
@@ -88,7 +88,7 @@ def calls_of(form: MessageForm, message: str) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", [form.name for form in FORMATS])
 @pytest.mark.parametrize("reasoning", ["none", "may", "inside"])
 def test_a_call_that_must_come_fits(text: TextProcessor, name: str, reasoning: str) -> None:
-    marks = None if reasoning == "none" else Reasoning()
+    marks = None if reasoning == "none" else ReasoningMarkers()
     wish = {"none": "", "may": "<think>Hm</think>", "inside": "Hm</think>"}[reasoning]
     num_calls = 0
     for seed in range(12):
@@ -185,7 +185,7 @@ def test_a_form_and_tools_go_together(text: TextProcessor) -> None:
         FREE,
         structured_outputs={"json": schema | {"type": "object", "additionalProperties": False}},
     )
-    for reasoning in (None, Reasoning()):
+    for reasoning in (None, ReasoningMarkers()):
         form = MessageForm(reasoning, tools=(format_named("hermes", ""), USE), has_body=True)
         new = text.new_constraint(params, form)
         assert new is not None
@@ -212,7 +212,7 @@ def test_any_form_goes_with_tools_and_reasoning(
     text: TextProcessor, wish: dict[str, Any], good: str, bad: str
 ) -> None:
     params = replace(FREE, structured_outputs=wish)
-    form = MessageForm(Reasoning(), tools=(format_named("hermes", ""), USE), has_body=True)
+    form = MessageForm(ReasoningMarkers(), tools=(format_named("hermes", ""), USE), has_body=True)
     new = text.new_constraint(params, form)
     assert new is not None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
-from ridgeline.batch.run import Answered, Ask, Asked, BatchRun, Stopped
+from ridgeline.batch.run import Ask, BatchRun, ItemRequest, ItemResponse, Stopped
 
 NUM = 20
 
@@ -39,13 +39,13 @@ def test_requests_run_side_by_side_and_no_more_than_so_many(source: RequestFile)
     running = most = 0
     four = asyncio.Barrier(4)
 
-    async def ask(asked: Asked) -> Answered:
+    async def ask(asked: ItemRequest) -> ItemResponse:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await four.wait()  # nobody gets past it alone
         running -= 1
-        return Answered(200, json.dumps(asked.body).encode())
+        return ItemResponse(200, json.dumps(asked.body).encode())
 
     assert run(source, ask) == list(range(1, NUM + 1))
     assert most == 4
@@ -56,21 +56,21 @@ def test_requests_run_side_by_side_and_no_more_than_so_many(source: RequestFile)
 
 
 def test_who_goes_on_asks_what_has_no_answer_with_the_same_seeds(source: RequestFile) -> None:
-    asked_at_all: list[Asked] = []
+    asked_at_all: list[ItemRequest] = []
 
-    async def stop_after_five(asked: Asked) -> Answered:
+    async def stop_after_five(asked: ItemRequest) -> ItemResponse:
         asked_at_all.append(asked)
         if len(asked_at_all) > 5:
             raise Stopped("no more")
-        return Answered(200, b"{}")
+        return ItemResponse(200, b"{}")
 
     with pytest.raises(Stopped):
         run(source, stop_after_five, most_at_once=1)
     first = list(asked_at_all)
 
-    async def note(asked: Asked) -> Answered:
+    async def note(asked: ItemRequest) -> ItemResponse:
         asked_at_all.append(asked)
-        return Answered(200, b"{}")
+        return ItemResponse(200, b"{}")
 
     run(source, note)
     later = asked_at_all[len(first) :]
@@ -85,9 +85,9 @@ def test_who_goes_on_asks_what_has_no_answer_with_the_same_seeds(source: Request
 def test_what_is_not_answered_well_goes_elsewhere_and_dropped_fields_are_named(
     source: RequestFile,
 ) -> None:
-    async def ask(asked: Asked) -> Answered:
+    async def ask(asked: ItemRequest) -> ItemResponse:
         status = 400 if asked.body["prompt"] == "prompt 2" else 200
-        return Answered(status, b"{}", {"ignored": "user"})
+        return ItemResponse(status, b"{}", {"ignored": "user"})
 
     run(source, ask)
     assert len(source.path.with_name("out").read_text().splitlines()) == NUM - 1

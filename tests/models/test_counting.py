@@ -19,7 +19,7 @@ from ridgeline.models.families import (
 )
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import Matrix, Shape, weight_params
+from ridgeline.physics.shapes import Matrix, ModelShape, weight_params
 from tests.engine.tiny_families import write_family
 from tests.models.tiny import CONFIG
 from tests.parity.tiny_configs import CONFIGS, NEWER
@@ -35,7 +35,7 @@ RUN: dict[str, dict[str, Any]] = {
 LEARNT = ("gpt2", "opt-125m", "distilgpt2", "gpt2-medium")  # positions, which are a tensor's rows
 
 
-def described(shape: Shape, plain_head_norms: bool) -> list[Any]:
+def described(shape: ModelShape, plain_head_norms: bool) -> list[Any]:
     """All of a shape but its name and its context."""
 
     def in_files(matrices: tuple[Matrix, ...]) -> list[Matrix]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.models.families import TABLES
-from ridgeline.models.families.rows import Row, row, tables_of
+from ridgeline.models.families.rows import FamilyRow, row, tables_of
 from ridgeline.models.families.table import Family, choice, const, flag, has, integer
 
 BASE = row(
@@ -37,7 +37,7 @@ BASE = row(
 
 def second(**changes: Any) -> tuple[Family, Family]:
     """What a row that is like ``BASE`` gives for both kinds of files."""
-    one: Row = row("second", like="base", hf="SecondForCausalLM", gguf="second", **changes)
+    one: FamilyRow = row("second", like="base", hf="SecondForCausalLM", gguf="second", **changes)
     tables = tables_of([BASE, one])
     return tables.hf["SecondForCausalLM"], tables.gguf["second"]
 

@@ -13,7 +13,7 @@ from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
 from ridgeline.physics import costs
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import Shape, active_params, mtp_params, weight_params
+from ridgeline.physics.shapes import ModelShape, active_params, mtp_params, weight_params
 from tests.models.tiny import CONFIG as LLAMA
 from tests.models.tiny import hf
 from tests.physics.published import PUBLISHED
@@ -53,11 +53,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def shape_of(name: str) -> Shape:
+def shape_of(name: str) -> ModelShape:
     return shape_of_config(PUBLISHED[name]["config"])
 
 
-def kv_bytes_per_token(shape: Shape) -> int:
+def kv_bytes_per_token(shape: ModelShape) -> int:
     """Of a token that no window has left behind, at two bytes a value."""
     return 2 * sum(layer.cache.values_per_token() for layer in shape.layers)
 

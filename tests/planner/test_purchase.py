@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.physics.ownership import PC, SERVER, Owned
 from ridgeline.planner import Plan, plan
-from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.documents import as_csv
 from ridgeline.planner.purchase_picture import choices_svg
@@ -90,7 +90,7 @@ def test_the_cheapest_in_all_that_holds_it_is_first() -> None:
         check(choice)
 
 
-def check(choice: Choice) -> None:
+def check(choice: CapacityOption) -> None:
     """The document's sums are those of the bill."""
     bill, document = choice.bill, choice.as_dict()
     assert bill is not None

@@ -20,7 +20,7 @@ _ENTRY = (
 )
 
 
-class Asked(NamedTuple):
+class ItemRequest(NamedTuple):
     """A request of a batch, as it is to be answered.
 
     Attributes:
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
     seed: int
 
 
-class Answered(NamedTuple):
+class ItemResponse(NamedTuple):
     """The answer: a status of HTTP, JSON, and what is to be told beside it, by name."""
 
     status: int
@@ -48,7 +48,7 @@ class Stopped(Exception):
     """Nothing is answered any more; what was answered is kept."""
 
 
-Ask = Callable[[Asked], Awaitable[Answered]]
+Ask = Callable[[ItemRequest], Awaitable[ItemResponse]]
 
 
 class BatchRun:
@@ -91,7 +91,9 @@ class BatchRun:
 
     async def _answer(self, line: RequestLine, report: Callable[[], object]) -> None:
         name = self._digest(line.index).hex()
-        answer = await self._ask(Asked(line.url, line.body, f"batch-{name}", self._seed_of(line)))
+        answer = await self._ask(
+            ItemRequest(line.url, line.body, f"batch-{name}", self._seed_of(line))
+        )
         custom_id = json.dumps(line.custom_id).encode()
         told = b", " + json.dumps(answer.told).encode()[1:-1] if answer.told else b""
         of_answer = answer.status, name.encode(), told, answer.body

@@ -118,7 +118,7 @@ class StoredBatch:
         }
 
 
-class Owned:
+class OwnerFiles:
     """The files and batches of one owner."""
 
     def __init__(self, folder: Path) -> None:
@@ -207,16 +207,16 @@ class Store:
         except Timeout:
             raise ValueError("another server of this model keeps the files") from None
         known = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-        self._owners = {path.name: Owned(path) for path in known}
+        self._owners = {path.name: OwnerFiles(path) for path in known}
 
-    def of(self, owner: str) -> Owned:
+    def of(self, owner: str) -> OwnerFiles:
         """Return what an owner has; ``owner`` must be fit for the name of a folder."""
         if owner not in self._owners:
-            self._owners[owner] = Owned(self._folder / owner)
+            self._owners[owner] = OwnerFiles(self._folder / owner)
         return self._owners[owner]
 
     @property
-    def owners(self) -> Mapping[str, Owned]:
+    def owners(self) -> Mapping[str, OwnerFiles]:
         """All who have anything."""
         return self._owners
 

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ridgeline.engine_setup.terminal import table_of_numbers
 from ridgeline.planner.capacity.in_words import bought_name, name_of, per_second, span_ms
-from ridgeline.planner.capacity.load import Load, Slo
-from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.load import OfferedLoad, Slo
+from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.spot import SHOWN
 
 _MOST_ROWS = 12
@@ -20,7 +20,7 @@ _WIDE = 120  # columns of a terminal
 
 
 def show_choices(
-    choices: Sequence[Choice], load: Load, slos: Sequence[Slo], console: Console
+    choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo], console: Console
 ) -> None:
     """Print the load, and a row for each of the best choices."""
     console.print(f"{_load_line(load)}\n")
@@ -60,7 +60,7 @@ def show_choices(
     )
 
 
-def show_purchases(choices: Sequence[Choice], load: Load, console: Console) -> None:
+def show_purchases(choices: Sequence[CapacityOption], load: OfferedLoad, console: Console) -> None:
     """Print the load, and a row for each of the best things to buy."""
     console.print(f"{_load_line(load)}\n")
     names = ("USD", "most W", "USD/Mtok", "of it power", "tokens/s each", "first token, ms")
@@ -87,7 +87,7 @@ def show_purchases(choices: Sequence[Choice], load: Load, console: Console) -> N
     )
 
 
-def _holds(choice: Choice, *, has_bounds: bool) -> str:
+def _holds(choice: CapacityOption, *, has_bounds: bool) -> str:
     if not has_bounds:
         return "-"  # clients of a closed loop ask for no rate: without a bound there is no question
     if not choice.meets_slo:
@@ -96,7 +96,7 @@ def _holds(choice: Choice, *, has_bounds: bool) -> str:
     return ("[green]surely[/]" if choice.surely else "[yellow]likely[/]") + by
 
 
-def _load_line(load: Load) -> str:
+def _load_line(load: OfferedLoad) -> str:
     lengths = f"prompts of {load.mean_prompt:,.0f} tokens, answers of {load.mean_new:,.0f}"
     if load.concurrency is not None:
         clients = "one client" if load.concurrency == 1 else f"{load.concurrency:,} clients"
@@ -104,7 +104,7 @@ def _load_line(load: Load) -> str:
     return f"{per_second(load.rate_per_s or 0)}; {lengths}, in the mean"
 
 
-def show_spot(choices: Sequence[Choice], console: Console) -> None:
+def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
     """Print what machines that can be taken away would do, of the best choices."""
     rows = [(choice, choice.spot) for choice in choices if choice.spot is not None][:SHOWN]
     if not rows:

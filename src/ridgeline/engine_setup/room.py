@@ -113,7 +113,7 @@ def _larger_than_memory(read_bytes: int, held_bytes: int) -> str:
     )
 
 
-class _States(NamedTuple):
+class _StateRoom(NamedTuple):
     """How many sequences may run and checkpoints are kept, the bytes of both, drafts, and notes."""
 
     num_seqs: int
@@ -123,7 +123,7 @@ class _States(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _States:
+def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _StateRoom:
     """Return how many states of ``size`` bytes are kept, of at most ``most`` sequences.
 
     They take at most a quarter of the room that weights and steps leave, unless the sequences that
@@ -133,7 +133,7 @@ def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _Sta
     speculative = parse_speculative(options.speculative_config)
     wanted = options.max_num_seqs
     if not size:
-        return _States(most, speculative)
+        return _StateRoom(most, speculative)
     room = room_bytes // size
     num_seqs = wanted or max(1, min(most, room // 8))
     if num_seqs > room:
@@ -157,4 +157,4 @@ def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _Sta
             f"--max-num-seqs"
         )
     num_bytes = (num_seqs + num_checkpoints) * size
-    return _States(num_seqs, speculative, num_checkpoints, num_bytes, tuple(notes))
+    return _StateRoom(num_seqs, speculative, num_checkpoints, num_bytes, tuple(notes))

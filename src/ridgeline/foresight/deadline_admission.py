@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
-from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.physics.costs import Features
 
 _LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
@@ -141,7 +141,7 @@ class AdmissionRound:
     """
 
     state: State
-    times: Times
+    times: TimeModel
     safety: ConformalMargin
     promised: dict[int, PromiseRequest]
     lag_s: float = 0.0
@@ -304,7 +304,7 @@ def _is_pressed(foreseen: PredictedTimes, before: PredictedTimes, due: Due) -> b
     return any(now > then + _OF_THE_REST * (last - then) for now, then, last in times if last < inf)
 
 
-def latest_start_s(times: Times, num_prompt: int, num_new: int, due: Due) -> float:
+def latest_start_s(times: TimeModel, num_prompt: int, num_new: int, due: Due) -> float:
     """Return until when a request may wait, in seconds from now, if it were alone from then on.
 
     This is its slack: requests with a deadline are served in this order.

@@ -140,7 +140,7 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
             f"save the adapter with safe_serialization=True"
         )
     config = Facts(values, str(path / "adapter_config.json"))
-    modules = _Modules(config)
+    modules = _TargetModules(config)
     name = TABLES.class_of_gguf.get(base.family, base.family)
     if base.family in _SCALED:
         config.fail(f"a GGUF file of the family {base.family!r} has its multipliers within "
@@ -169,7 +169,7 @@ def _from_peft(path: Path, base: Base) -> dict[str, LowRank]:
     return binding.parts
 
 
-class _Modules:
+class _TargetModules:
     """What adapter_config.json says of modules: which are adapted, of what rank and alpha."""
 
     def __init__(self, config: Facts) -> None:

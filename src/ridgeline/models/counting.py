@@ -1,4 +1,4 @@
-"""From any config.json to a ``Shape``: also of models that do not run.
+"""From any config.json to a ``ModelShape``: also of models that do not run.
 
 It reads the tables that the engine reads, and rows of families that are only counted. A key that
 changes no size may say anything; one that was not read and that by its name says a size is refused
@@ -35,7 +35,7 @@ from ridgeline.models.families.table import Family, const
 from ridgeline.models.families.understood import insist
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import Shape
+from ridgeline.physics.shapes import ModelShape
 
 _MOST_LETTERS = 80  # of a family's name
 # Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
@@ -81,7 +81,7 @@ _NO_SIZE = re.compile(
 )
 
 
-def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Shape:
+def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> ModelShape:
     """Return the shape that a config.json describes.
 
     Weights that it mentions and that are not counted stand in ``not_counted``.
@@ -133,7 +133,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Sh
     return replace(shape, not_counted=tuple(left), assumptions=assumptions)
 
 
-def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> Shape:
+def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> ModelShape:
     values = {key: value for key, value in values.items() if key not in _OF_ROPE}
     unsaid = {key: v for key, v in family.defaults.items() if key != "partial_rotary_factor"}
     context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
@@ -152,7 +152,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     return shape_of_arch(arch, name)
 
 
-def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> Shape:
+def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:
     """Return the shape that a GGUF file of a family that runs describes, whether it runs or not.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ridgeline.physics.costs import STATE_VALUE_BYTES, Features
 from ridgeline.physics.format_bytes import Storage
 from ridgeline.physics.hardware import Device
-from ridgeline.physics.shapes import Matrix, Shape
+from ridgeline.physics.shapes import Matrix, ModelShape
 
 _ALL = "all"  # the row of an engine's constants for generations without figures of their own
 _OTHER = "other"  # the row that says how far servers may be off to which nothing was fitted
@@ -150,7 +150,7 @@ class StepWork:
     windows: tuple[tuple[int, float], ...]
 
 
-def work_of(shape: Shape, storage: Storage, kv_value_bytes: float, tp: int = 1) -> StepWork:
+def work_of(shape: ModelShape, storage: Storage, kv_value_bytes: float, tp: int = 1) -> StepWork:
     """Return what one rank computes and reads. Mixed layers are taken at their mean."""
     layer_bytes = head_bytes = token_flops = row_flops = 0.0
     experts: dict[float, float] = {}
@@ -198,7 +198,7 @@ def _pair_flops(matrices: tuple[Matrix, ...], tp: int) -> float:
     return sum(4 * m.columns / min(tp, m.ways) for m in outputs)
 
 
-def _windows(shape: Shape) -> tuple[tuple[int, float], ...]:
+def _windows(shape: ModelShape) -> tuple[tuple[int, float], ...]:
     sizes = [1 if layer.cache.state_values else layer.cache.window for layer in shape.layers]
     windows = [size for size in sizes if size is not None]
     return tuple((size, windows.count(size) / len(sizes)) for size in sorted(set(windows)))
@@ -302,8 +302,8 @@ class DeviceTime:
 
 
 def device_time(
-    shape: Shape, storage: Storage, kv_value_bytes: float, device: Device, efficiency: Efficiency,
-    tp: int = 1, pp: int = 1,
+    shape: ModelShape, storage: Storage, kv_value_bytes: float, device: Device,
+    efficiency: Efficiency, tp: int = 1, pp: int = 1,
 ) -> DeviceTime:  # fmt: skip
     """Return the model of time of a model on devices of a kind. Raises ValueError as ops_per_s."""
     products, attention = ops_per_s(device, storage)

@@ -1,4 +1,4 @@
-"""From a ``ModelArch`` to a ``Shape``: the weights of each part of a model, and what it keeps.
+"""From a ``ModelArch`` to a ``ModelShape``: the weights of each part of a model, and what it keeps.
 
 Names are those of Hugging Face's files, since formats name the modules that they leave alone.
 """
@@ -13,19 +13,19 @@ from ridgeline.arch.latent import Latent
 from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm, num_state_values
 from ridgeline.physics import shapes
-from ridgeline.physics.shapes import Cache, Matrix, Shape
+from ridgeline.physics.shapes import LayerCache, Matrix, ModelShape
 
 
-class Part(NamedTuple):
+class LayerHalf(NamedTuple):
     """One half of a layer: what it is, its weights, its cache and its values of one token."""
 
     kind: str
     matrices: tuple[Matrix, ...]
-    cache: Cache
+    cache: LayerCache
     token_values: int
 
 
-def shape_of_arch(arch: ModelArch, name: str) -> Shape:
+def shape_of_arch(arch: ModelArch, name: str) -> ModelShape:
     """Return the shape of a model."""
     heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     layers = tuple(_layer(arch, layer) for layer in arch.layers)
@@ -34,7 +34,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> Shape:
         Matrix("eh_proj", "head", arch.hidden_size, 2 * arch.hidden_size, arch.hidden_size),
         vector("enorm, hnorm, norm", "norms", 3 * arch.hidden_size),
     )
-    return Shape(
+    return ModelShape(
         name,
         arch.hidden_size,
         arch.vocab_size,
@@ -86,12 +86,12 @@ def _end(arch: ModelArch) -> tuple[Matrix, ...]:
     return tuple(found)
 
 
-def _layer(arch: ModelArch, layer: Layer) -> shapes.Layer:
+def _layer(arch: ModelArch, layer: Layer) -> shapes.LayerShape:
     hidden = arch.hidden_size
     mixer = _mixer(hidden, layer.mixer, arch.chunk)
     if layer.beside is not None:  # which reads the same row
         state = _mixer(hidden, layer.beside)
-        mixer = Part(
+        mixer = LayerHalf(
             mixer.kind,
             mixer.matrices + state.matrices,
             replace(mixer.cache, state_values=state.cache.state_values),
@@ -99,7 +99,7 @@ def _layer(arch: ModelArch, layer: Layer) -> shapes.Layer:
         )
     matrices, values = _network(hidden, layer.ffn)
     matrices = mixer.matrices + matrices + _between(arch, layer)
-    return shapes.Layer(mixer.kind, matrices, mixer.cache, mixer.token_values, values)
+    return shapes.LayerShape(mixer.kind, matrices, mixer.cache, mixer.token_values, values)
 
 
 _NORMS = (
@@ -122,7 +122,7 @@ def _between(arch: ModelArch, layer: Layer) -> tuple[Matrix, ...]:
     return tuple(found)
 
 
-def _mixer(hidden: int, mixer: Attention | Recurrent, chunk: int = 0) -> Part:
+def _mixer(hidden: int, mixer: Attention | Recurrent, chunk: int = 0) -> LayerHalf:
     match mixer:
         case Attention(latent=Latent() as latent):
             return _latent_attention(hidden, mixer, latent)
@@ -130,26 +130,28 @@ def _mixer(hidden: int, mixer: Attention | Recurrent, chunk: int = 0) -> Part:
             return _attention(hidden, mixer, chunk)
         case Conv():
             matrices, values = _short_conv(hidden, mixer), 4 * hidden
-            return Part("state space", matrices, _state(mixer, hidden, hidden), values)
+            return LayerHalf("state space", matrices, _state(mixer, hidden, hidden), values)
         case Delta():
             channels = 2 * mixer.key_size + mixer.value_size
             values, cache = channels + 2 * mixer.value_size, mixer.num_key_heads
             state = _state(mixer, hidden, cache)
-            return Part("linear attention", _delta_net(hidden, mixer), state, values)
+            return LayerHalf("linear attention", _delta_net(hidden, mixer), state, values)
         case Ssm():
             inner = mixer.inner_size
             values = 3 * inner
             if not mixer.step_rank:
                 values = 2 * inner + mixer.conv_size + mixer.num_heads
             matrices = _mamba(hidden, mixer) if mixer.step_rank else _mamba2(hidden, mixer)
-            return Part("state space", matrices, _state(mixer, hidden, mixer.num_heads), values)
+            return LayerHalf(
+                "state space", matrices, _state(mixer, hidden, mixer.num_heads), values
+            )
 
 
-def _state(mixer: Recurrent, hidden: int, num_heads: int) -> Cache:
-    return Cache("state", state_values=num_state_values(mixer, hidden), num_heads=num_heads)
+def _state(mixer: Recurrent, hidden: int, num_heads: int) -> LayerCache:
+    return LayerCache("state", state_values=num_state_values(mixer, hidden), num_heads=num_heads)
 
 
-def _attention(hidden: int, mixer: Attention, chunk: int) -> Part:
+def _attention(hidden: int, mixer: Attention, chunk: int) -> LayerHalf:
     """Return attention with a key and a value for each head and token.
 
     Where positions turn, a token sees no more than its ``chunk`` of tokens, if there are any.
@@ -171,16 +173,16 @@ def _attention(hidden: int, mixer: Attention, chunk: int) -> Part:
     if mixer.sinks:
         matrices.append(vector("self_attn.sinks", group, heads, heads))
     window = chunk if chunk and mixer.rope else mixer.window
-    cache = Cache("shared")
+    cache = LayerCache("shared")
     if mixer.kv_of is None:
         seen = "full attention" if window is None else "sliding window"
-        cache = Cache(seen, 2 * head_dim, kv_heads, window)
+        cache = LayerCache(seen, 2 * head_dim, kv_heads, window)
     kind = "mha" if heads == kv_heads else "mqa" if kv_heads == 1 else "gqa"
     values = q + (len(mixer.projections) - 1) * kv + mixer.q_size
-    return Part(kind, tuple(matrices), cache, values)
+    return LayerHalf(kind, tuple(matrices), cache, values)
 
 
-def _latent_attention(hidden: int, mixer: Attention, latent: Latent) -> Part:
+def _latent_attention(hidden: int, mixer: Attention, latent: Latent) -> LayerHalf:
     """Return multi-head latent attention, whose vector of a token every rank keeps whole."""
     heads, rope_dim, kv_rank = mixer.num_heads, mixer.rope_dim, latent.kv_rank
     group, q, nope_dim, v_dim = "attention", mixer.q_size, latent.nope_dim, latent.v_dim
@@ -197,7 +199,7 @@ def _latent_attention(hidden: int, mixer: Attention, latent: Latent) -> Part:
     else:
         matrices.append(Matrix("self_attn.q_proj", group, q, hidden, ways=heads))
     values = q + heads * (nope_dim + 2 * v_dim)
-    return Part("mla", tuple(matrices), Cache("latent", kv_rank + rope_dim), values)
+    return LayerHalf("mla", tuple(matrices), LayerCache("latent", kv_rank + rope_dim), values)
 
 
 def _short_conv(hidden: int, mixer: Conv) -> tuple[Matrix, ...]:

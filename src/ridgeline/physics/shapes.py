@@ -1,8 +1,8 @@
 """What any decoder holds, as shapes: enough to count weights and cache, too little to compute with.
 
-``ModelArch`` describes models that the engine runs; a ``Shape`` also those that it does not, with
-experts, latent attention or state-space layers. It knows nothing of bytes (see ``format_bytes``),
-devices and files.
+``ModelArch`` describes models that the engine runs; a ``ModelShape`` also those that it does not,
+with experts, latent attention or state-space layers. It knows nothing of bytes (see
+``format_bytes``), devices and files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class LayerCache:
     """What a layer keeps of a sequence.
 
     Attributes:
@@ -73,7 +73,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerShape:
     """One layer.
 
     Attributes:
@@ -86,13 +86,13 @@ class Layer:
 
     kind: str
     matrices: tuple[Matrix, ...]
-    cache: Cache
+    cache: LayerCache
     attention_values: int
     mlp_values: int
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
-class Shape:
+class ModelShape:
     """A model.
 
     Attributes:
@@ -117,7 +117,7 @@ class Shape:
     max_position: int
     num_heads: int
     num_kv_heads: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerShape, ...]
     embedding: tuple[Matrix, ...]
     end: tuple[Matrix, ...]
     is_tied: bool = False
@@ -145,16 +145,16 @@ class Shape:
         return tuple(dict.fromkeys(kinds))
 
 
-def weight_params(shape: Shape) -> int:
+def weight_params(shape: ModelShape) -> int:
     """Return the number of weights; an embedding that is also the head counts once."""
     return sum(matrix.num_params for _, matrix in shape.matrices())
 
 
-def active_params(shape: Shape) -> int:
+def active_params(shape: ModelShape) -> int:
     """Return the number of weights that one token meets: of the experts only the chosen ones."""
     return sum(matrix.num_active_params for _, matrix in shape.matrices())
 
 
-def mtp_params(shape: Shape) -> int:
+def mtp_params(shape: ModelShape) -> int:
     """Return the number of weights that only predict further tokens."""
     return sum(matrix.num_params for matrix in shape.mtp)

@@ -14,8 +14,8 @@ from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
-from ridgeline.planner.capacity.load import BOUGHT_WITHIN, Load, LoadWishes, Slo, load_of
-from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadWishes, OfferedLoad, Slo, load_of
+from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
@@ -52,8 +52,8 @@ class Plan:
     published: Published | None
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
-    choices: tuple[Choice, ...] = ()
-    load: Load | None = None
+    choices: tuple[CapacityOption, ...] = ()
+    load: OfferedLoad | None = None
     slos: tuple[Slo, ...] = ()
 
     @property
@@ -155,7 +155,7 @@ def plan_for(
     )
     assumptions = [*taken_for, *_assumptions(subject, wishes, best)]
     warnings = [*left_out, *_warnings(subject, best)]
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[CapacityOption, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
         chosen = search(subject, wishes, asked, load, devices, day, report, alive)
@@ -193,7 +193,11 @@ def _able(devices: Sequence[Device], wishes: Wishes) -> tuple[list[Device], list
 
 
 def _of_load(
-    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, choices: Sequence[Choice]
+    subject: ModelSpec,
+    wishes: Wishes,
+    asked: LoadWishes,
+    load: OfferedLoad,
+    choices: Sequence[CapacityOption],
 ) -> Iterator[str]:
     if load.concurrency is not None and asked.max_concurrency is None:
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
@@ -218,7 +222,7 @@ def _of_load(
         yield "slices are paid as the whole cards that they share, however few are used of one"
 
 
-def _of_purchase(asked: LoadWishes, choices: Sequence[Choice]) -> Iterator[str]:
+def _of_purchase(asked: LoadWishes, choices: Sequence[CapacityOption]) -> Iterator[str]:
     if asked.trace_file is None:
         lengths = f"{asked.prompt_tokens} tokens, answers of {asked.new_tokens}"
         yield f"prompts of {lengths}: --prompt-tokens and --new-tokens say otherwise"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ridgeline import svg
 from ridgeline.planner.capacity.in_words import bought_name
-from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.pareto import pareto_svg
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000, 260, 290, 96
@@ -17,7 +17,7 @@ _BAR, _STEP, _MOST = 22, 34, 14
 _MACHINE, _POWER = svg.COLOURS[0], svg.COLOURS[2]
 
 
-def choices_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
+def choices_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> str:
     """Return the picture of choices: of a purchase its costs, else what devices bear.
 
     Raises ValueError as these do.
@@ -27,7 +27,7 @@ def choices_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
     return pareto_svg(title, answer, choices)
 
 
-def purchase_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
+def purchase_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> str:
     """Return a stacked bar for each of the best choices: its price and its power.
 
     Raises ValueError if none of them answers within the bounds.
@@ -49,7 +49,7 @@ def purchase_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
     return svg.picture(_WIDTH, _TOP + _STEP * len(drawn) + 24, parts)
 
 
-def _bar(choice: Choice, y: float, scale: float) -> Iterator[str]:
+def _bar(choice: CapacityOption, y: float, scale: float) -> Iterator[str]:
     million, power = (
         choice.usd_per_million_tokens or 0.0,
         choice.power_usd_per_million_tokens or 0.0,

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 import ridgeline
 from ridgeline.backends.cpu.layout import model_weights as weights
 from ridgeline.backends.cpu.layout import store as packed
-from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.backends.cpu.layout.store import PackedArray
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Tensor
 from tests.models.tiny import (
@@ -38,9 +38,9 @@ from tests.models.tiny import (
 from tests.tiny import PLAIN, changed, checkpoint, random_arrays
 
 ARRAYS = {
-    "layers.0.q": Packed("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
-    "norm": Packed("", np.linspace(0, 1, 33, dtype=np.float32)),
-    "embedding": Packed("", np.ones((5, 7), np.float16)),
+    "layers.0.q": PackedArray("w4", np.arange(2 * 3 * 640, dtype=np.uint8).reshape(2, 3, 640)),
+    "norm": PackedArray("", np.linspace(0, 1, 33, dtype=np.float32)),
+    "embedding": PackedArray("", np.ones((5, 7), np.float16)),
 }
 
 
@@ -80,7 +80,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a file of some blocks, the last of which is not whole."""
     path = tmp_path_factory.mktemp("large") / "key.weights"
     values = np.random.default_rng(1).integers(0, 256, 2_500_000, np.uint8)
-    assert packed.write(path, {**ARRAYS, "head": Packed("w8", values.reshape(2, -1))}.items())
+    assert packed.write(path, {**ARRAYS, "head": PackedArray("w8", values.reshape(2, -1))}.items())
     return path
 
 

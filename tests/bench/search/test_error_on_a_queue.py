@@ -18,12 +18,12 @@ import pytest
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
-from ridgeline.bench.search.slo import Slo
+from ridgeline.bench.search.slo import RequestSlo
 from ridgeline.bench.search.trial import Judge, TrialSetting, percentile_ms
 from ridgeline.foresight.simulator.workload import Workload, gamma_arrivals
 
 NUM_SEATS, SERVICE_S = 4, 0.1
-TTFT = Slo("ttft", 95, 300)
+TTFT = RequestSlo("ttft", 95, 300)
 
 
 def served(arrivals_s: list[float], first: int, seed: int) -> list[Outcome]:

@@ -17,7 +17,7 @@ import pytest
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
-from ridgeline.bench.search.slo import Slo
+from ridgeline.bench.search.slo import RequestSlo
 from ridgeline.bench.search.trial import TrialSetting
 from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.fleet import serve_fleet
@@ -62,7 +62,7 @@ def server(seed: int) -> Serve:
     return serve
 
 
-def highest_of_grid(serve: Serve, slo: Slo, start: float) -> float:
+def highest_of_grid(serve: Serve, slo: RequestSlo, start: float) -> float:
     """Return the highest load of the grid that holds; shares fall with it, so it is bisected."""
 
     def holds(step: int) -> bool:
@@ -86,7 +86,7 @@ def searched(seed: int) -> tuple[float, list[Trial]]:
     alone = serve([100.0 * i for i in range(20)], 0, 1)
     first_s = statistics.mean(one.chunk_s[0] - one.sent_s for one in alone)
     answer_s = statistics.mean(one.end_s - one.sent_s for one in alone)
-    slo = Slo("ttft", 95, 1e3 * first_s * Random(seed).uniform(3, 12))
+    slo = RequestSlo("ttft", 95, 1e3 * first_s * Random(seed).uniform(3, 12))
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
     asking = Asking(base_url="http://127.0.0.1:1", model="m")
     setting = TrialSetting(asking.target(), workload, [slo], True, NUM_TRIAL, answer_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.foreseen import foreseen_rate
-from ridgeline.bench.search.slo import Slo
+from ridgeline.bench.search.slo import RequestSlo
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.bench.scripted import serving as serving_others
 from tests.bench.search.test_main import SHORT, bench_search, document
@@ -17,7 +17,7 @@ FIRST = [Outcome(0, 0.0, 0.0, 1.0, [0.5], prompt_tokens=60, usage_tokens=20)]
 
 
 def test_the_server_says_where_its_limit_is_and_a_search_begins_there(model: Path) -> None:  # noqa: F811
-    slos = [Slo("ttft", 95, 400), Slo("tpot", None, 60)]
+    slos = [RequestSlo("ttft", 95, 400), RequestSlo("tpot", None, 60)]
     with serving(model, {"max_num_seqs": 4}) as served:
         asking = Asking(base_url=f"{served.url}/v1", model="tiny")
         rate_per_s = foreseen_rate(asking, slos, FIRST)
@@ -30,7 +30,7 @@ def test_the_server_says_where_its_limit_is_and_a_search_begins_there(model: Pat
         )
         assert held["meets_slo"]
         assert not failed["meets_slo"]
-        assert foreseen_rate(asking, [Slo("ttft", 95, 1e-3)], FIRST) is None  # nothing holds
+        assert foreseen_rate(asking, [RequestSlo("ttft", 95, 1e-3)], FIRST) is None  # nothing holds
         assert foreseen_rate(asking, slos, [Outcome(0, 0.0, 0.0, 1.0)]) is None  # no lengths
         flags = ("--base-url", served.url, "--slo", "ttft:mean:400", "--num-prompts", "25")
         done = bench_search(*flags, "--max-trials", "1", *SHORT)
@@ -42,5 +42,5 @@ def test_the_server_says_where_its_limit_is_and_a_search_begins_there(model: Pat
 def test_another_server_foresees_nothing() -> None:
     with serving_others(lambda request: None) as server:
         asking = Asking(base_url=server.url, model="scripted")
-        assert foreseen_rate(asking, [Slo("ttft", 95, 400)], FIRST) is None
-    assert foreseen_rate(asking, [Slo("ttft", 95, 400)], FIRST) is None  # it is gone
+        assert foreseen_rate(asking, [RequestSlo("ttft", 95, 400)], FIRST) is None
+    assert foreseen_rate(asking, [RequestSlo("ttft", 95, 400)], FIRST) is None  # it is gone

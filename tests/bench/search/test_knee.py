@@ -23,7 +23,7 @@ from ridgeline.bench.search.knee import (
 )
 from ridgeline.bench.search.main import Wish
 from ridgeline.bench.search.slo import (
-    Slo,
+    RequestSlo,
     Tally,
     at_least,
     parse_slo,
@@ -35,7 +35,7 @@ from ridgeline.bench.search.slo import (
 from ridgeline.bench.search.trial import Judge, TrialSetting, percentile_ms
 from ridgeline.foresight.simulator.workload import Workload
 
-TTFT = Slo("ttft", 95, 100)
+TTFT = RequestSlo("ttft", 95, 100)
 Oracle = Callable[[float], Trial]
 
 
@@ -226,7 +226,7 @@ def test_a_service_level_that_is_none_says_what_one_is(text: str) -> None:
 
 
 def test_a_service_level_is_read_and_written_the_same() -> None:
-    assert parse_slo("e2el:99.9:1500") == Slo("e2el", 99.9, 1500)
+    assert parse_slo("e2el:99.9:1500") == RequestSlo("e2el", 99.9, 1500)
     assert str(parse_slo("ttft:95:500")) == "ttft:p95:500"
 
 
@@ -239,7 +239,7 @@ def test_the_tail_of_a_binomial_is_the_sum_of_its_terms(
     assert at_least(k, n, p) == pytest.approx(exact, rel=1e-6, abs=1e-12)
 
 
-MEAN = Slo("ttft", None, 100)
+MEAN = RequestSlo("ttft", None, 100)
 
 
 def test_a_mean_is_a_service_level_too() -> None:
@@ -299,18 +299,20 @@ def test_requests_count_up_to_the_first_whose_fate_is_open() -> None:
     assert tally([TTFT], done, [open_], 1.2) == [Tally(TTFT, 2, 5)]  # now it is late
     begun = Outcome(2, 0.0, 1.0, 1.0, [1.05])
     assert tally([TTFT], done, [begun], 1.2) == [Tally(TTFT, 3, 5)]
-    assert tally([Slo("tpot", 95, 100)], done, [begun], 99.0)[0].num == 2  # open until its end
+    assert (
+        tally([RequestSlo("tpot", 95, 100)], done, [begun], 99.0)[0].num == 2
+    )  # open until its end
 
 
 def test_percentiles_agree_with_shares() -> None:
     """Of 20 requests 19 may be late for p5, and one for p95."""
     outcomes = [ended(i, 0.01 * (i + 1)) for i in range(20)]
     assert percentile_ms(TTFT, outcomes, 0) == pytest.approx(190)
-    assert percentile_ms(Slo("ttft", 50, 1), outcomes, 0) == pytest.approx(100)
+    assert percentile_ms(RequestSlo("ttft", 50, 1), outcomes, 0) == pytest.approx(100)
     assert percentile_ms(TTFT, [*outcomes[:18], ended(18, 0.0, "x")], 1) == math.inf
     assert percentile_ms(TTFT, [], 0) == math.inf
     one_token = Outcome(0, 0.0, 1.0, 3.0, [2.0], usage_tokens=1)
-    assert Slo("tpot", 95, 100).is_met(one_token)
+    assert RequestSlo("tpot", 95, 100).is_met(one_token)
 
 
 @given(st.integers(0, 10**6))

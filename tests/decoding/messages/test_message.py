@@ -18,7 +18,7 @@ from ridgeline.decoding.messages.message import (
     AnswerReader,
     MessageForm,
     MessageReader,
-    Reasoning,
+    ReasoningMarkers,
 )
 from ridgeline.decoding.messages.tools import FORMATS, HERMES, Tool, ToolUse, format_named
 
@@ -109,7 +109,9 @@ def test_reasoning_comes_first_and_its_markers_are_dropped(
 ) -> None:
     thoughts = "\nI might <tool_call> or {\n"
     text = f"{'' if inside else '<think>'}{thoughts}</think>\n\n{WRITTEN[name]}"
-    found = read(form_of(name, reasoning=Reasoning(), is_reasoning=inside), cut(text, places))
+    found = read(
+        form_of(name, reasoning=ReasoningMarkers(), is_reasoning=inside), cut(text, places)
+    )
     assert found["reasoning"] == thoughts.strip()
     assert [name for name, _ in found["calls"]] == ["weather", "now"]
     assert found["content"] == ""
@@ -199,7 +201,7 @@ def test_any_arguments_in_gemmas_notation_become_json(
 
 
 def test_reasoning_that_does_not_end() -> None:
-    form = MessageForm(reasoning=Reasoning())
+    form = MessageForm(reasoning=ReasoningMarkers())
     assert read(form, ["<think>\nHm </th"])["reasoning"] == "Hm </th"
     assert read(form, ["<thi"])["content"] == "<thi"
     reader = MessageReader(form)
@@ -214,7 +216,7 @@ def test_events_of_an_answer_are_read_and_its_tokens_of_reasoning_counted() -> N
     texts = ["<thi", "nk>", "a", "</think>b", "", " c "]
     events = [Event((0, 0), i, text, None, None, None, None) for i, text in enumerate(texts)]
     last = Event((0, 0), None, "", None, FinishReason.STOP, None, None)
-    reader = AnswerReader(MessageForm(reasoning=Reasoning()))
+    reader = AnswerReader(MessageForm(reasoning=ReasoningMarkers()))
     assert reader.take(events[0]) == []
     assert reader.num_held == 4
     pieces = [piece for event in (*events[1:], last) for piece in reader.take(event)]

@@ -22,8 +22,8 @@ from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.planner import Plan, Wishes, plan
 from ridgeline.planner.capacity.in_words import per_second
-from ridgeline.planner.capacity.load import Load, LoadWishes, Slo, load_of, parse_slo
-from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen
+from ridgeline.planner.capacity.load import LoadWishes, OfferedLoad, Slo, load_of, parse_slo
+from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
 from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
 from ridgeline.planner.documents import as_csv, as_markdown
@@ -46,7 +46,7 @@ def planned(**wishes: Any) -> Plan:
     return plan(LLAMA, today=TODAY, **asked)
 
 
-def load(rate: float | None = 2.0, **changes: Any) -> Load:
+def load(rate: float | None = 2.0, **changes: Any) -> OfferedLoad:
     wishes = {"prompt_tokens": "400", "new_tokens": "60", "request_rate": rate} | changes
     return load_of(LoadWishes(**wishes))
 
@@ -339,7 +339,7 @@ def test_pictures_and_tables() -> None:
         pareto_svg("Choices", "", ())
 
 
-def _check_dots(tree: ElementTree.Element, choices: Sequence[Choice]) -> None:
+def _check_dots(tree: ElementTree.Element, choices: Sequence[CapacityOption]) -> None:
     """Each dot lies where its choice says: faster to the right, more above; green if it is good."""
     svg = "{http://www.w3.org/2000/svg}"
     drawn = sorted(
@@ -363,7 +363,7 @@ def _check_dots(tree: ElementTree.Element, choices: Sequence[Choice]) -> None:
 
 def test_what_was_seen_meets_bounds_by_percentile() -> None:
     ms = {"ttft": {"p95": 400.0, "mean": 100.0}, "tpot": {"p95": 20.0, "mean": 10.0}}
-    seen = Seen(ms, 1.0, is_simulated=True)
+    seen = SeenLatencies(ms, 1.0, is_simulated=True)
     assert seen.meets([Slo("ttft", "mean", 100), Slo("tpot", "p95", 20)])
     assert not seen.meets([Slo("ttft", "p95", 399)])
     assert not seen.meets([Slo("tpot", "p95", 30)], {"tpot": 1.6})

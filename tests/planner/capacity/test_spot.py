@@ -19,7 +19,7 @@ from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.planner.capacity.in_words import name_of
 from ridgeline.planner.capacity.load import Slo
-from ridgeline.planner.capacity.option import Choice, seen_of
+from ridgeline.planner.capacity.option import CapacityOption, seen_of
 from ridgeline.planner.capacity.spot import (
     availability,
     eviction,
@@ -127,7 +127,7 @@ def test_notice_and_evictions_go_by_who_rents_the_machine(
     assert not any("of notice" in note for note in mine.assumptions)
 
 
-def shown(choices: Sequence[Choice]) -> list[str]:
+def shown(choices: Sequence[CapacityOption]) -> list[str]:
     text = io.StringIO()
     show_spot(choices, Console(file=text, width=160, highlight=False))
     return text.getvalue().splitlines()

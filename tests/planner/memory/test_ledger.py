@@ -17,7 +17,7 @@ from ridgeline.physics.format_bytes import (
     storage_of_config,
     storage_of_dtype,
 )
-from ridgeline.physics.shapes import Shape
+from ridgeline.physics.shapes import ModelShape
 from ridgeline.planner import plan
 from ridgeline.planner.memory.ledger import (
     ENGINES,
@@ -38,7 +38,7 @@ FEW = settings(max_examples=60, deadline=None)
 
 
 @cache
-def model(name: str) -> tuple[Shape, Storage]:
+def model(name: str) -> tuple[ModelShape, Storage]:
     config = PUBLISHED[name]["config"]
     return shape_of_config(config), storage_of_config(config)
 

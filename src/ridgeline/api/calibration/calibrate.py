@@ -30,7 +30,7 @@ _MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take
 
 
-class _Shape(NamedTuple):
+class _LoadShape(NamedTuple):
     """Prompts of a length, each with an answer, of which ``gap`` steps lie between."""
 
     prompts: tuple[int, ...]
@@ -62,7 +62,7 @@ def calibrate(
     engine.listeners.append(take)
     speculation, engine.scheduler.speculation = engine.scheduler.speculation, None
     try:
-        _run(llm, _Shape((16,), (4,)), random.Random(0))  # what is done once is done now
+        _run(llm, _LoadShape((16,), (4,)), random.Random(0))  # what is done once is done now
         order.clear()
         guess = assume(llm.path, arch, llm.config)
         for number, shape in enumerate(_shapes(llm.config.max_model_len)):
@@ -108,7 +108,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.2f} ms"
 
 
-def _shapes(max_model_len: int) -> Iterator[_Shape]:
+def _shapes(max_model_len: int) -> Iterator[_LoadShape]:
     """Yield shapes, without end: the coarse ones first, then again with other lengths."""
     for turn in count():
         for shape in _turn(random.Random(turn)):
@@ -116,31 +116,31 @@ def _shapes(max_model_len: int) -> Iterator[_Shape]:
             yield shape._replace(prompts=tuple(map(min, shape.prompts, longest_prompts)))
 
 
-def _turn(dice: random.Random) -> Iterator[_Shape]:
+def _turn(dice: random.Random) -> Iterator[_LoadShape]:
     """Yield a turn of shapes."""
-    yield _Shape((8,), (8,))
+    yield _LoadShape((8,), (8,))
     for num in (1, 4, 16, 64):
-        yield _Shape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
+        yield _LoadShape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
     for num in (256, 20, 1024, 64, 5, 512, 128, 14, 2048):
-        yield _Shape((num,), (2,))
+        yield _LoadShape((num,), (2,))
     yield _arriving(dice, 24, 20)
     for num in (1, 4, 16):  # long contexts
-        yield _Shape(tuple(dice.randint(700, 1500) for _ in range(num)), (16,) * num)
+        yield _LoadShape(tuple(dice.randint(700, 1500) for _ in range(num)), (16,) * num)
     for num in (2, 3, 6, 8, 12, 24, 32, 48):
-        yield _Shape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
+        yield _LoadShape(tuple(dice.randint(16, 256) for _ in range(num)), (16,) * num)
     yield _arriving(dice, 24, 5)
     for num in (9, 17, 28, 40, 100, 160, 400, 700, 1500):
-        yield _Shape((num,), (2,))
+        yield _LoadShape((num,), (2,))
     yield _arriving(dice, 24, 2)
 
 
-def _arriving(dice: random.Random, num: int, gap: int) -> _Shape:
+def _arriving(dice: random.Random, num: int, gap: int) -> _LoadShape:
     """Return requests that come while others generate, as in a server."""
     prompts = tuple(dice.randint(16, 400) for _ in range(num))
-    return _Shape(prompts, tuple(dice.randint(8, 48) for _ in range(num)), gap)
+    return _LoadShape(prompts, tuple(dice.randint(8, 48) for _ in range(num)), gap)
 
 
-def _run(llm: LLM, shape: _Shape, dice: random.Random) -> None:
+def _run(llm: LLM, shape: _LoadShape, dice: random.Random) -> None:
     """Answer the prompts of a shape, with random tokens, to the end."""
     engine, vocab = llm.engine, range(llm.arch.vocab_size)
     waiting = list(zip(shape.prompts, shape.num_new, strict=True))
@@ -156,7 +156,7 @@ def _run(llm: LLM, shape: _Shape, dice: random.Random) -> None:
         until_next -= 1
 
 
-def _expected_s(shape: _Shape, guess: Calibration) -> float:
+def _expected_s(shape: _LoadShape, guess: Calibration) -> float:
     """Return roughly how long a shape takes by a model of time."""
     seconds = guess.times.seconds
     num = len(shape.prompts)

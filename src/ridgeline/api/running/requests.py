@@ -33,7 +33,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 LoraWishes = LoraWish | Sequence[LoraWish]
 
 
-class Asked(NamedTuple):
+class Submitted(NamedTuple):
     """Prompts that were asked, by their places.
 
     Attributes:
@@ -64,7 +64,7 @@ class Requests:
         is_stream: bool = False,
         pools: bool = False,
         return_errors: bool = False,
-    ) -> Asked:
+    ) -> Submitted:
         """Queue all prompts, which ``encode`` makes token ids.
 
         If one can never run, none is queued, and with ``return_errors`` the others. Raises
@@ -89,7 +89,7 @@ class Requests:
                 adds[i] = self._add(encode, prompt, sampling, adapter)
             except ValueError as error:
                 refuse(i, error)
-        return Asked(self._loop.submit(adds, refuse), errors)
+        return Submitted(self._loop.submit(adds, refuse), errors)
 
     def _add(
         self,
@@ -180,14 +180,14 @@ class Requests:
         )
 
     def outputs(
-        self, asked: Asked, texts: Sequence[str | None], progress: bool | None
+        self, asked: Submitted, texts: Sequence[str | None], progress: bool | None
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield the outputs of prompts that were given as ``texts``, each when it is complete."""
         chunks = self.chunks(asked.requests, Load(is_read=False))
         return self._collected(asked, texts, chunks, progress)
 
     def _collected(
-        self, asked: Asked, texts: Sequence[str | None], chunks: Chunks, progress: bool | None
+        self, asked: Submitted, texts: Sequence[str | None], chunks: Chunks, progress: bool | None
     ) -> Iterator[tuple[int, RequestOutput]]:
         for i, error in asked.errors.items():
             yield i, refused(texts[i], error)

@@ -56,7 +56,7 @@ async def drive(
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0
     )
     async with httpx2.AsyncClient(limits=limits, timeout=None) as http:
-        run = _Run(http, target, read or read_stream, time.perf_counter())
+        run = _LoadRun(http, target, read or read_stream, time.perf_counter())
         warm = await asyncio.gather(*(run.ask(planned, ()) for planned in warmups))
         if warm and all(outcome.error for outcome in warm):
             raise ValueError(f"{target.url} does not serve the first requests: {warm[0].error}")
@@ -121,7 +121,7 @@ def sessions(plan: Sequence[Planned]) -> list[Session]:
     return grouped
 
 
-class _Run:
+class _LoadRun:
     """Requests on their way to one server, and their answers."""
 
     def __init__(

@@ -15,14 +15,16 @@ from typing import Any
 
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.bench.search.slo import Slo
+from ridgeline.bench.search.slo import RequestSlo
 
 _TIMEOUT_S = 30.0
 _NUM_QUESTIONS = 5
 _PERCENTILES = (50, 90, 95, 99)  # of which a plan speaks
 
 
-def foreseen_rate(asking: Asking, slos: Sequence[Slo], first: Sequence[Outcome]) -> float | None:
+def foreseen_rate(
+    asking: Asking, slos: Sequence[RequestSlo], first: Sequence[Outcome]
+) -> float | None:
     """Return the highest rate, requests per second, that a server foresees to hold.
 
     None if it foresees nothing: it has no such route, model or bound.
@@ -58,7 +60,7 @@ def foreseen_rate(asking: Asking, slos: Sequence[Slo], first: Sequence[Outcome])
     return low if low > knee_per_s / 16 else None
 
 
-def _nearest(slo: Slo) -> str:
+def _nearest(slo: RequestSlo) -> str:
     if slo.percent is None:
         return "mean"
     percent = slo.percent

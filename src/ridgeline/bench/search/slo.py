@@ -22,7 +22,7 @@ _DEVIATIONS = 2.58  # of a normal mean: it is further away with a chance of ``ER
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class RequestSlo:
     """``percent`` of requests have a latency ``metric`` of at most ``limit_ms``; None: the mean."""
 
     metric: str
@@ -62,7 +62,7 @@ class Slo:
         return False if is_late else None
 
 
-def parse_slo(text: str) -> Slo:
+def parse_slo(text: str) -> RequestSlo:
     """Read ``METRIC:PERCENTILE:MS``, such as ``ttft:p95:500`` or ``ttft:mean:300``.
 
     Raises ValueError that says what there is.
@@ -71,7 +71,7 @@ def parse_slo(text: str) -> Slo:
     if match and match[1] in METRICS and float(match[3]) > 0:
         percent = None if match[2] is None else float(match[2])
         if percent is None or 0 < percent < 100:
-            return Slo(match[1], percent, float(match[3]))
+            return RequestSlo(match[1], percent, float(match[3]))
     raise ValueError(
         f"--slo {text} is not METRIC:PERCENTILE:MS, such as ttft:p95:500; METRIC is one of "
         f"{', '.join(METRICS)}, the percentile between 0 and 100, or mean"
@@ -82,7 +82,7 @@ def parse_slo(text: str) -> Slo:
 class Tally:
     """How many of the requests met a service level; of a mean also what it is, and how sure."""
 
-    slo: Slo
+    slo: RequestSlo
     num_met: int
     num: int
     mean_ms: float = 0.0
@@ -136,7 +136,7 @@ def at_least(k: int, n: int, p: float) -> float:
 
 
 def tally(
-    slos: Sequence[Slo], ended: Sequence[Outcome], under_way: Sequence[Outcome], now_s: float
+    slos: Sequence[RequestSlo], ended: Sequence[Outcome], under_way: Sequence[Outcome], now_s: float
 ) -> list[Tally]:
     """Count the measured requests that met each service level, from the first to the last known.
 

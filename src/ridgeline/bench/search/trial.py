@@ -17,7 +17,7 @@ from ridgeline.bench.load.asking import Endpoint
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.search.knee import Trial
-from ridgeline.bench.search.slo import Slo, Tally, queue_grows, tally, verdict
+from ridgeline.bench.search.slo import RequestSlo, Tally, queue_grows, tally, verdict
 from ridgeline.engine_setup.progress import Report, count_bar
 from ridgeline.foresight.simulator.workload import Planned, Workload
 
@@ -40,7 +40,7 @@ class TrialSetting:
 
     target: Endpoint
     workload: Workload
-    slos: Sequence[Slo]
+    slos: Sequence[RequestSlo]
     is_open: bool
     num_measured: int
     answer_s: float
@@ -175,7 +175,7 @@ def run_trial(setting: TrialSetting, load: float, number: int) -> tuple[Trial, d
     return trial, record
 
 
-def percentile_ms(slo: Slo, ended: Sequence[Outcome], num_late: int) -> float:
+def percentile_ms(slo: RequestSlo, ended: Sequence[Outcome], num_late: int) -> float:
     """Return the latency that this percentage of requests stays within; infinite if too many fail.
 
     Requests under way that are already late count as later than all that have ended.

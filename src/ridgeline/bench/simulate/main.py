@@ -71,7 +71,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A case, and what it was made from."""
 
     case: SimulatedRun
@@ -90,7 +90,7 @@ class Simulator:
         self._card = located.sampling
         self._prompts: dict[Any, Prompts] = {}
 
-    def prepare(self, question: Question, options: Options) -> Prepared:
+    def prepare(self, question: Question, options: Options) -> PreparedRun:
         """Return the case of a question with these options.
 
         Raises ValueError if options contradict the model, or a file is not what it should be.
@@ -119,7 +119,7 @@ class Simulator:
         )
         if case.replicas > 1 and any(asked.turn for asked in load):
             raise ValueError("several replicas serve requests of one turn: give no --turns")
-        return Prepared(case, calibration, planned, num_left_out)
+        return PreparedRun(case, calibration, planned, num_left_out)
 
     def _ids(self, question: Question, planned: Sequence[Planned]) -> Prompts:
         """Return the token ids of all prompts, as a server would see them."""
@@ -232,7 +232,7 @@ def simulate_load(question: Question, options: Options, trace: Path | None) -> b
     return bool(summary["num_successful"])
 
 
-def predict(made: Prepared, summary: Mapping[str, Any]) -> dict[str, Any]:
+def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return how far to trust a summary: where it comes from, and its interval."""
     calibration, interval = made.calibration, made.calibration.interval()
     ends = [
@@ -251,7 +251,7 @@ def predict(made: Prepared, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def lines(made: Prepared, prediction: Mapping[str, Any]) -> dict[str, str | float | None]:
+def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | float | None]:
     """Return what is said of a prediction below the block."""
     low, high = prediction["output_tokens_per_s_interval"]
     at, edge = prediction["calibrated_at"], prediction["edge"]
@@ -266,7 +266,7 @@ def lines(made: Prepared, prediction: Mapping[str, Any]) -> dict[str, str | floa
     }
 
 
-def warnings(model: str, made: Prepared, prediction: Mapping[str, Any]) -> list[str]:
+def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> list[str]:
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
     texts = {

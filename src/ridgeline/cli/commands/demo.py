@@ -39,7 +39,7 @@ _PANEL_WIDTH = 38
 
 
 @dataclass
-class _Shown:
+class _Panel:
     """A prompt and its answer so far."""
 
     title: str
@@ -78,16 +78,16 @@ def main() -> None:
     console.print("[dim]Next: ridgeline run smollm2, or examples/[/]")
 
 
-def _prompts(can_chat: bool) -> list[_Shown]:
+def _prompts(can_chat: bool) -> list[_Panel]:
     extra = [os.environ["PROMPT"]] if os.environ.get("PROMPT") else []
-    answers = [_Shown(text, text) for text in _COMPLETIONS]
+    answers = [_Panel(text, text) for text in _COMPLETIONS]
     for text in (*extra, *_QUESTIONS):
         chat: list[Message] = [{"role": "user", "content": text}]
-        answers.append(_Shown(text, chat if can_chat else text))
+        answers.append(_Panel(text, chat if can_chat else text))
     return answers
 
 
-def _stream(llm: LLM, answers: list[_Shown], console: Console) -> None:
+def _stream(llm: LLM, answers: list[_Panel], console: Console) -> None:
     params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     with Live(_panels(answers), console=console, refresh_per_second=12) as live:
         for chunk in llm.stream_many([answer.prompt for answer in answers], params):
@@ -99,7 +99,7 @@ def _stream(llm: LLM, answers: list[_Shown], console: Console) -> None:
         console.print()
 
 
-def _panels(answers: list[_Shown]) -> Columns:
+def _panels(answers: list[_Panel]) -> Columns:
     panels = []
     for answer in answers:
         continued = isinstance(answer.prompt, str)
@@ -111,7 +111,7 @@ def _panels(answers: list[_Shown]) -> Columns:
     return Columns(panels)
 
 
-def _table(answers: list[_Shown], log: _Log, num_blocks: int) -> Table:
+def _table(answers: list[_Panel], log: _Log, num_blocks: int) -> Table:
     table = Table("prompt", box=None, pad_edge=False, title_justify="left")
     for name in ("prompt tokens", "output tokens", "first token s", "tok/s"):
         table.add_column(name, justify="right")

@@ -34,7 +34,7 @@ _SAVED = 0.2  # of a step, on each token, while that is tried
 
 
 @dataclass(slots=True)
-class _Load:
+class _StepStats:
     """What is known of steps with one number of sequences."""
 
     times_s: dict[int, float] = field(default_factory=dict)  # by depth
@@ -52,20 +52,20 @@ class Pace:
     def __init__(self, most: int) -> None:
         """Guess at most ``most`` tokens."""
         self._most = most
-        self._loads: dict[int, _Load] = {}
-        self._now: _Load | None = None
+        self._loads: dict[int, _StepStats] = {}
+        self._now: _StepStats | None = None
         self._num_behind = 0  # tokens that are caught up with before the step under way
         self._catch_up_s: float | None = None  # for each of them
         self._chance, self._num_seen = _CHANCE, 0
 
     def begin(self, num_seqs: int) -> int:
         """Return how many tokens to guess for each of ``num_seqs`` sequences, before a step."""
-        load = self._now = self._loads.setdefault(num_seqs, _Load())
+        load = self._now = self._loads.setdefault(num_seqs, _StepStats())
         self._num_behind = 0
         load.depth = self._decide(load)
         return load.depth
 
-    def _decide(self, load: _Load) -> int:
+    def _decide(self, load: _StepStats) -> int:
         load.num_steps += 1
         place = load.num_steps - load.rest
         trial = min(_TRIAL_DEPTH, self._most)

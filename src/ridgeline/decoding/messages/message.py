@@ -16,7 +16,7 @@ from ridgeline.decoding.messages.quoted_calls import QuotedCall
 from ridgeline.decoding.messages.tools import BARE, ToolFormat, ToolUse, without_markers
 
 
-class Reasoning(NamedTuple):
+class ReasoningMarkers(NamedTuple):
     """The markers around what a model thinks before it answers.
 
     Attributes:
@@ -31,9 +31,9 @@ class Reasoning(NamedTuple):
 
 
 REASONINGS = {  # by the names of their parsers
-    "deepseek_r1": Reasoning(),
-    "qwen3": Reasoning(),
-    "gemma4": Reasoning("<|channel>", "<channel|>", "thought\n"),
+    "deepseek_r1": ReasoningMarkers(),
+    "qwen3": ReasoningMarkers(),
+    "gemma4": ReasoningMarkers("<|channel>", "<channel|>", "thought\n"),
 }
 
 
@@ -47,7 +47,7 @@ class MessageForm(NamedTuple):
         has_body: whether its text follows a grammar of its own: then calls need their markers.
     """
 
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningMarkers | None = None
     is_reasoning: bool = False
     tools: tuple[ToolFormat, ToolUse] | None = None
     has_body: bool = False

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ridgeline.decoding.messages.calls import is_text
-from ridgeline.decoding.messages.message import MessageForm, Reasoning
+from ridgeline.decoding.messages.message import MessageForm, ReasoningMarkers
 from ridgeline.decoding.messages.quoted_grammar import Quote, can_be_quoted, quoted_object
 from ridgeline.decoding.messages.tools import BARE, Tool, ToolFormat, ToolUse, without_markers
 
@@ -111,7 +111,7 @@ class _Markers:
                 f"{rule.upper()}_TEXT: /{start}{_regex(marker)}/{without}"]  # fmt: skip
 
 
-def _whole_reasoning(reasoning: Reasoning, markers: _Markers) -> list[str]:
+def _whole_reasoning(reasoning: ReasoningMarkers, markers: _Markers) -> list[str]:
     """Return rules for reasoning with both of its markers."""
     if markers.is_special(reasoning.begin):
         rules = markers.ending_at("thought", reasoning.end)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ridgeline.core.cache.kvcache import hash_block
 from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.foresight.simulator.drafts import Drafts
-from ridgeline.foresight.simulator.run import Clock, SimRequest, Times, new_replica
+from ridgeline.foresight.simulator.run import Clock, SimRequest, TimeModel, new_replica
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.physics.costs import Features
 
@@ -137,10 +137,10 @@ class Ended:
     num_cached_tokens: int
 
 
-class _Pace:
+class _SlowedTimes:
     """A model of time that can become slower."""
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: TimeModel) -> None:
         self._times, self.factor = times, 1.0
 
     @property
@@ -212,19 +212,19 @@ class _Way:
         )
 
 
-class _Member:
+class _FleetReplica:
     """A replica of the fleet, with its clock."""
 
     def __init__(
         self,
         index: int,
         settings: EngineRecord,
-        times: Times,
+        times: TimeModel,
         opens_s: float,
         drafts: Drafts | None,
     ) -> None:
         self.index, self._settings, self._drafts = index, settings, drafts
-        self.pace = _Pace(times)
+        self.pace = _SlowedTimes(times)
         self.is_open = opens_s <= 0
         self.start(opens_s)
 
@@ -298,7 +298,7 @@ _FAULT, _ARRIVAL, _STEP = range(3)
 class _Fleet:
     """The heap and what stands around it."""
 
-    def __init__(self, members: Sequence[_Member], router: Router) -> None:
+    def __init__(self, members: Sequence[_FleetReplica], router: Router) -> None:
         self.members, self._router = members, router
         self.heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._order = count()
@@ -322,7 +322,7 @@ class _Fleet:
         member.take(way, now_s)
         self._wake(member)
 
-    def open(self, member: _Member, now_s: float) -> None:
+    def open(self, member: _FleetReplica, now_s: float) -> None:
         """Let a replica take requests, first those that found none open."""
         member.is_open = True
         waiting, self._homeless = self._homeless, deque()
@@ -339,7 +339,7 @@ class _Fleet:
             back_s = max(end_s, fault.back_s)
             self.at(back_s, _FAULT, lambda: self.open(member, back_s))
 
-    def _go(self, member: _Member, now_s: float, *, drain: bool) -> None:
+    def _go(self, member: _FleetReplica, now_s: float, *, drain: bool) -> None:
         left = list(member.ways.values())
         member.start(now_s)
         for way in left:
@@ -349,12 +349,12 @@ class _Fleet:
             else:
                 self.end(way.end(member.index, now_s, is_lost=True))
 
-    def _wake(self, member: _Member) -> None:
+    def _wake(self, member: _FleetReplica) -> None:
         if member.index not in self._stepping and member.replica.has_work():
             self._stepping.add(member.index)
             self.at(member.clock.now_s, _STEP, lambda: self._step(member))
 
-    def _step(self, member: _Member) -> None:
+    def _step(self, member: _FleetReplica) -> None:
         self._stepping.discard(member.index)
         if not member.replica.has_work():
             return  # it went, and its requests with it
@@ -380,7 +380,7 @@ class _Fleet:
 def serve_fleet(
     load: Sequence[SimRequest],
     settings: EngineRecord,
-    times: Times,
+    times: TimeModel,
     num_replicas: int,
     *,
     router: Router = least_tokens,
@@ -409,7 +409,7 @@ def serve_fleet(
         if not 0 <= fault.replica < num_replicas:
             raise ValueError(f"there is no replica {fault.replica} of {num_replicas}")
     opens = [*opens_s, *[0.0] * num_replicas][:num_replicas]
-    members = [_Member(i, settings, times, opens[i], drafts) for i in range(num_replicas)]
+    members = [_FleetReplica(i, settings, times, opens[i], drafts) for i in range(num_replicas)]
     fleet = _Fleet(members, router)
     for member, at_s in zip(members, opens, strict=True):
         if at_s > 0:

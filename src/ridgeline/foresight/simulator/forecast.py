@@ -23,7 +23,7 @@ from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import StepOutput
-from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import of_step
 
@@ -136,7 +136,7 @@ def _standing_of(kv: KVCache, request: Request) -> RequestSnapshot:
 
 def forecast(
     state: State,
-    times: Times,
+    times: TimeModel,
     wanted: Listing[int],
     *,
     queued: Listing[RequestSnapshot] = (),

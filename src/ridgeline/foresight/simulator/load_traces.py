@@ -79,7 +79,7 @@ def parse_trace(text: str, name: str) -> LoadTrace:
     return LoadTrace(tuple(requests), num_left_out)
 
 
-class _Row:
+class _TraceLine:
     """A line's fields, each checked as it is taken."""
 
     def __init__(self, name: str, line: int, fields: Mapping[Any, Any]) -> None:
@@ -149,7 +149,7 @@ def _csv_rows(lines: list[str], name: str) -> Iterator[Traced | int]:
         )
     (when, prompt, answer), may_fail = known[0], known[0] is _BURST
     for fields in reader:
-        row = _Row(name, reader.line_num, {str(key).strip(): v for key, v in fields.items()})
+        row = _TraceLine(name, reader.line_num, {str(key).strip(): v for key, v in fields.items()})
         arrival_s, num_answer = row.seconds(when), row.count(answer, least=0 if may_fail else 1)
         if num_answer:
             yield Traced(arrival_s, row.count(prompt), num_answer)
@@ -172,7 +172,7 @@ def _json_rows(lines: list[str], name: str) -> Iterator[Traced | int]:
                 break  # the server was ended amid its last line
             raise ValueError(f"{name}, line {number}: not a JSON object: {error}") from None
         is_own |= number == 1 and "type" in fields
-        row = _Row(name, number, fields)
+        row = _TraceLine(name, number, fields)
         if not is_own:
             yield _mooncake(row)
         elif fields.get("type") == "step":
@@ -184,7 +184,7 @@ def _json_rows(lines: list[str], name: str) -> Iterator[Traced | int]:
         yield len(unfinished)
 
 
-def _mooncake(row: _Row) -> Traced:
+def _mooncake(row: _TraceLine) -> Traced:
     arrival_s = row.seconds("timestamp", 1e-3)
     num_prompt, num_answer = row.count("input_length"), row.count("output_length")
     num_blocks = math.ceil(num_prompt / HASH_BLOCK_TOKENS)
@@ -197,7 +197,7 @@ def _mooncake(row: _Row) -> Traced:
     return Traced(arrival_s, num_prompt, num_answer, hash_ids=hash_ids)
 
 
-def _own(row: _Row, *, failed: bool) -> Iterator[Traced | int]:
+def _own(row: _TraceLine, *, failed: bool) -> Iterator[Traced | int]:
     """Yield a request for each answer of a recorded one: they shared its prompt."""
     tokens = row.ids("prompt_token_ids", "the token ids of the prompt")
     if not tokens:

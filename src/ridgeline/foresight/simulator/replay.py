@@ -77,7 +77,7 @@ class _Lost(RuntimeError):
     """The backend failed then, or something else is to be computed now."""
 
 
-class _Recorded:
+class _RecordedRunner:
     """The runner and the drafter of a replay: they give what was recorded of a step."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def replay(records: Iterable[Json]) -> Replay:
             engine, *others = others
         if engine["type"] != "engine":
             raise ValueError("this is not a trace: its first line does not describe an engine")
-        settings, recorded, made = engine_of(engine), _Recorded(), list[Record]()
+        settings, recorded, made = engine_of(engine), _RecordedRunner(), list[Record]()
         again = Engine(
             new_scheduler(settings, speculation=Speculation(recorded)),
             recorded,

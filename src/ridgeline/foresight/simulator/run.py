@@ -83,7 +83,7 @@ class SimRequest:
         return SamplingParams(temperature=0.0, max_tokens=max(self.num_new), n=len(self.num_new))
 
 
-class Times(Protocol):
+class TimeModel(Protocol):
     """A model of time (``steptime.StepTime``), or what was recorded."""
 
     @property
@@ -120,7 +120,7 @@ class VirtualRunner:
         num_rows: of the output head, in the last step.
     """
 
-    def __init__(self, clock: Clock, times: Times, end: int) -> None:
+    def __init__(self, clock: Clock, times: TimeModel, end: int) -> None:
         """Let ``clock`` go on as ``times`` says; ``end`` is the token that ends an answer."""
         self._clock, self._times, self._end = clock, times, end
         self._asked: dict[int, SimRequest] = {}
@@ -282,7 +282,7 @@ class Replica:
         self._closed.append(record)
 
 
-class _Due(NamedTuple):
+class _NextTurn(NamedTuple):
     """The next turn of a session, and when it comes; the order decides between equal times."""
 
     at_s: float
@@ -303,7 +303,7 @@ class _Due(NamedTuple):
         word = _WORD + (self.order << 16) + self.turn
         return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
 
-    def then(self, asked: SimRequest, now_s: float) -> _Due | None:
+    def then(self, asked: SimRequest, now_s: float) -> _NextTurn | None:
         """Return the turn behind this one, which was ``asked``; None if it was the last."""
         if self.turn + 1 == len(self.session):
             return None
@@ -315,7 +315,7 @@ class _Due(NamedTuple):
 def simulate(
     load: Listing[SimRequest],
     settings: EngineRecord,
-    times: Times,
+    times: TimeModel,
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,
@@ -373,13 +373,13 @@ def serve(
     begin_s = course.now_s()
     some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
-        _Due(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
+        _NextTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
         for i, session in enumerate(_sessions(load))
     ]
     at_first = len(sessions) if concurrency is None else concurrency
     due, waiting = sessions[:at_first], deque(sessions[at_first:])
     heapify(due)
-    under_way: dict[int, tuple[_Due, SimRequest]] = {}
+    under_way: dict[int, tuple[_NextTurn, SimRequest]] = {}
     while due or replica.has_work():
         if not replica.has_work():
             course.wait_until(due[0].at_s)
@@ -417,7 +417,7 @@ def _sessions(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:
 def new_replica(
     settings: EngineRecord,
     clock: Clock,
-    times: Times,
+    times: TimeModel,
     listener: Callable[[Record], None] | None,
     drafts: Drafts | None = None,
 ) -> tuple[Replica, VirtualRunner]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, SeqId, StepRecord
 from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.replay_times import ReplayResult, asked_in, serve_again
-from ridgeline.foresight.simulator.run import SimRequest, Times, simulate
+from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 
 Json = Mapping[str, Any]
 _FIXED = {
@@ -132,7 +132,7 @@ def run_as_recorded(records: Sequence[Json]) -> ReplayResult:
     return again._replace(records=_with_names_for_numbers(again.records))
 
 
-def run(load: Sequence[SimRequest], settings: EngineRecord, times: Times) -> list[Record]:
+def run(load: Sequence[SimRequest], settings: EngineRecord, times: TimeModel) -> list[Record]:
     """Serve a load; return the records, in which requests have their numbers of the load again.
 
     Raises ValueError if a request can never run with these settings.

@@ -36,7 +36,7 @@ _SHARE = 0.02  # of the newest value in a mean of errors
 _MOST_KEPT = 8192  # steps, for the times of requests
 
 
-class _Course:
+class _PredictedTimeline:
     """What was predicted of the time that passed, so that it can be asked for any two moments."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class PredictionMonitor:
         self._times = calibration.times
         self._watcher = Watcher(calibration.reservoir(), calibration.times.windows)
         self._factors = Factors(calibration.factors)
-        self._course = _Course()
+        self._course = _PredictedTimeline()
         self._gap_s = 0.0
         self._last = -1, 0.0  # step, and seconds that were predicted for it and the gap behind
         self._checked = [0, 0.0, 0.0]  # steps, predicted and actual seconds

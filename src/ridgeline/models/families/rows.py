@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ridgeline.models.families.gguf as gguf
-from ridgeline.models.families.table import Family, Reader, const
+from ridgeline.models.families.table import FactReader, Family, const
 
 Changes = Mapping[str, Any]
 _NAMES = ("outer", "layer", "instead")
@@ -26,7 +26,7 @@ _ROPES_IN_ALL_FILES = ("full", "no_rope_layers")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FamilyRow:
     """A family as it stands in a table; see ``row``."""
 
     name: str
@@ -51,7 +51,7 @@ def row(
     text_defaults: Mapping[str, Any] | None = None,
     in_gguf: Changes | None = None,
     **changes: Any,
-) -> Row:
+) -> FamilyRow:
     """Return a row of a table of families.
 
     Args:
@@ -69,7 +69,7 @@ def row(
         in_gguf: changes in GGUF files beside those that follow from ``changes``.
     """
     types = ("" if " " in name else name) if types is None else types
-    return Row(
+    return FamilyRow(
         name,
         like,
         hf=hf,
@@ -83,7 +83,7 @@ def row(
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class FamilyTables:
     """Families by what files call them.
 
     Attributes:
@@ -103,9 +103,9 @@ class Tables:
     text_defaults: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def tables_of(rows: Iterable[Row]) -> Tables:
+def tables_of(rows: Iterable[FamilyRow]) -> FamilyTables:
     """Return the families of these rows, each of which is like one before it or like none."""
-    tables = Tables()
+    tables = FamilyTables()
     known: dict[str, tuple[Changes, Changes]] = {"": ({}, {})}
     for one in rows:
         of_hf, of_gguf = known[one.like]
@@ -152,7 +152,7 @@ def _settled(fields: Changes) -> dict[str, Any]:
         if isinstance(value, Mapping):
             settled[name] = {key: one for key, one in value.items() if one is not None}
     facts = settled["facts"].items()
-    return settled | {"facts": {k: v if isinstance(v, Reader) else const(v) for k, v in facts}}
+    return settled | {"facts": {k: v if isinstance(v, FactReader) else const(v) for k, v in facts}}
 
 
 def _spelt(names: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -193,7 +193,7 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
     return half
 
 
-def _facts_in_gguf(fields: Changes) -> dict[str, Reader]:
+def _facts_in_gguf(fields: Changes) -> dict[str, FactReader]:
     """Return the readers of a family's facts: by a key of GGUF, or what is so of all its models.
 
     These files name no activation, and the like: it is the default. Attention has the biases that

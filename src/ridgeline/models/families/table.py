@@ -1,7 +1,7 @@
 """What a family's name implies, as data: where facts and tensors stand, and how they are read.
 
-A ``Reader`` says how one fact is read from a config; there is a closed set of them, so tables can
-be listed, checked and printed. This module opens no file and names no family.
+A ``FactReader`` says how one fact is read from a config; there is a closed set of them, so tables
+can be listed, checked and printed. This module opens no file and names no family.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ridgeline.models.facts import Facts
 
 
-class Reader(NamedTuple):
+class FactReader(NamedTuple):
     """How a fact is read: "const", a typed value of the first key there is, or made of one."""
 
     how: Literal[
@@ -135,64 +135,64 @@ class Reader(NamedTuple):
                 return self.argument[choice]
 
 
-def const(value: Any) -> Reader:
+def const(value: Any) -> FactReader:
     """The same for every model of the family."""
-    return Reader("const", argument=value)
+    return FactReader("const", argument=value)
 
 
-def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> Reader:
+def integer(*keys: str, default: int | None = None, times_hidden: int = 0) -> FactReader:
     """A whole number of at least 1; where it is missing, a multiple of the hidden size."""
-    return Reader("integer", keys, default, times_hidden)
+    return FactReader("integer", keys, default, times_hidden)
 
 
-def number(*keys: str, default: float | None = None) -> Reader:
+def number(*keys: str, default: float | None = None) -> FactReader:
     """A positive number."""
-    return Reader("number", keys, default)
+    return FactReader("number", keys, default)
 
 
-def cap(key: str, *, default: float) -> Reader:
+def cap(key: str, *, default: float) -> FactReader:
     """A positive number; 0, which caps nothing, where a file says null."""
-    return Reader("cap", (key,), default)
+    return FactReader("cap", (key,), default)
 
 
-def count(*keys: str) -> Reader:
+def count(*keys: str) -> FactReader:
     """A whole number; 0 where it is missing."""
-    return Reader("count", keys)
+    return FactReader("count", keys)
 
 
-def optional(*keys: str) -> Reader:
+def optional(*keys: str) -> FactReader:
     """A positive number; 0 where it is missing."""
-    return Reader("optional", keys)
+    return FactReader("optional", keys)
 
 
-def numbers(key: str, *, default: tuple[float, ...]) -> Reader:
+def numbers(key: str, *, default: tuple[float, ...]) -> FactReader:
     """A list of positive numbers, as many as there are by default."""
-    return Reader("numbers", (key,), default)
+    return FactReader("numbers", (key,), default)
 
 
-def flag(*keys: str, default: bool = False) -> Reader:
+def flag(*keys: str, default: bool = False) -> FactReader:
     """True or false."""
-    return Reader("flag", keys, default)
+    return FactReader("flag", keys, default)
 
 
-def either(key: str, *, yes: Any, no: Any, default: bool = False) -> Reader:
+def either(key: str, *, yes: Any, no: Any, default: bool = False) -> FactReader:
     """True or false, put into our words."""
-    return Reader("either", (key,), default, (yes, no))
+    return FactReader("either", (key,), default, (yes, no))
 
 
-def unless(key: str) -> Reader:
+def unless(key: str) -> FactReader:
     """True unless a key is."""
-    return Reader("unless", (key,))
+    return FactReader("unless", (key,))
 
 
-def choice(*keys: str, among: Mapping[str, Any], default: str | None = None) -> Reader:
+def choice(*keys: str, among: Mapping[str, Any], default: str | None = None) -> FactReader:
     """A word, put into our words."""
-    return Reader("choice", keys, default, among)
+    return FactReader("choice", keys, default, among)
 
 
-def quotient(key: str, by: str) -> Reader:
+def quotient(key: str, by: str) -> FactReader:
     """A whole number, divided by another that divides it."""
-    return Reader("quotient", (key, by))
+    return FactReader("quotient", (key, by))
 
 
 def _quotient(facts: Facts, key: str, by: str) -> int:
@@ -202,9 +202,9 @@ def _quotient(facts: Facts, key: str, by: str) -> int:
     return whole // parts
 
 
-def same(key: str, other: str) -> Reader:
+def same(key: str, other: str) -> FactReader:
     """A whole number that another key, if it is there, must say too."""
-    return Reader("same", (key,), argument=other)
+    return FactReader("same", (key,), argument=other)
 
 
 def _same(facts: Facts, key: str, other: str) -> int:
@@ -214,19 +214,19 @@ def _same(facts: Facts, key: str, other: str) -> int:
     return value
 
 
-def power(key: str, exponent: float, default: float | None = None) -> Reader:
+def power(key: str, exponent: float, default: float | None = None) -> FactReader:
     """A number, raised to a power."""
-    return Reader("power", (key,), default, exponent)
+    return FactReader("power", (key,), default, exponent)
 
 
-def inverse(key: str, default: float | None = None) -> Reader:
+def inverse(key: str, default: float | None = None) -> FactReader:
     """One over a number."""
-    return Reader("inverse", (key,), default)
+    return FactReader("inverse", (key,), default)
 
 
-def adjusted(*keys: str) -> Reader:
+def adjusted(*keys: str) -> FactReader:
     """An MLP's width as LFM2's configs say it: two thirds of a number, rounded up."""
-    return Reader("adjusted", keys)
+    return FactReader("adjusted", keys)
 
 
 def _adjusted(facts: Facts, key: str) -> int:
@@ -237,39 +237,41 @@ def _adjusted(facts: Facts, key: str) -> int:
     return -(-int(factor * int(2 * size / 3)) // multiple) * multiple if is_wide else size
 
 
-def has(tensor: str, *, yes: Any = True, no: Any = False) -> Reader:
+def has(tensor: str, *, yes: Any = True, no: Any = False) -> FactReader:
     """Whether the file has a tensor whose name ends so, put into our words."""
-    return Reader("bias", argument=(tensor, yes, no))
+    return FactReader("bias", argument=(tensor, yes, no))
 
 
-def total(*keys: str) -> Reader:
+def total(*keys: str) -> FactReader:
     """A sum of whole numbers."""
-    return Reader("total", keys)
+    return FactReader("total", keys)
 
 
-def product(count: str, size: str) -> Reader:
+def product(count: str, size: str) -> FactReader:
     """A whole number times another; 0 where the first is missing."""
-    return Reader("product", (count, size))
+    return FactReader("product", (count, size))
 
 
-def groups(key: str) -> Reader:
+def groups(key: str) -> FactReader:
     """A number of groups of experts; 1 where it is missing, or where they play no part."""
-    return Reader("groups", (key,))
+    return FactReader("groups", (key,))
 
 
-def numbered(key: str, *, among: Mapping[int, str], default: int, must_beside: str = "") -> Reader:
+def numbered(
+    key: str, *, among: Mapping[int, str], default: int, must_beside: str = ""
+) -> FactReader:
     """A number, put into our words; beside a tensor whose name ends so, the file must have it."""
-    return Reader("numbered", (key,), default, (among, must_beside))
+    return FactReader("numbered", (key,), default, (among, must_beside))
 
 
-def slopes(num_heads: str, largest: str) -> Reader:
+def slopes(num_heads: str, largest: str) -> FactReader:
     """The slopes of a number of heads; the second key says the largest exponent, else it is 8."""
-    return Reader("slopes", (num_heads,), argument=largest)
+    return FactReader("slopes", (num_heads,), argument=largest)
 
 
-def rank(key: str) -> Reader:
+def rank(key: str) -> FactReader:
     """A whole number; a sixteenth of the hidden size, rounded up, where none is said."""
-    return Reader("rank", (key,))
+    return FactReader("rank", (key,))
 
 
 def _slopes(num_heads: int, largest: float) -> tuple[float, ...]:
@@ -349,7 +351,7 @@ class Family:
     outer: Mapping[str, str]
     layer: Mapping[str, str]
     prefix: str
-    facts: Mapping[str, Reader]
+    facts: Mapping[str, FactReader]
     windows: Literal["none", "all", "switch", "switch of all", "pattern", "named"] = "none"
     default_window: int | None = None
     pattern: int = 0

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ridgeline.core.records import EngineRecord
-from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.physics.costs import Features
 from ridgeline.physics.hardware import Price
 from ridgeline.physics.ownership import Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
-from ridgeline.planner.capacity.load import Load
+from ridgeline.planner.capacity.load import OfferedLoad
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s
 from ridgeline.planner.memory.placement import Placement
 
@@ -22,7 +22,7 @@ _MOST_TOKENS = 1 << 40
 class _Watched:
     """A model of time that asks at each step whether its answer is still wanted."""
 
-    def __init__(self, times: Times, alive: Alive) -> None:
+    def __init__(self, times: TimeModel, alive: Alive) -> None:
         self._times, self._alive = times, alive
         self.windows = times.windows
         self.after = times.after
@@ -41,7 +41,7 @@ class Candidate:
     clock: LatencyModel
     bounds: Bounds
     price: Price | Owned | None
-    load: Load
+    load: OfferedLoad
     alive: Alive
     knees: dict[float, float] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Candidate:
         return None if self.price is None else self.price.of(num, self.placement.device)
 
     @property
-    def times(self) -> Times:
+    def times(self) -> TimeModel:
         """Its model of time, as simulations use it."""
         return _Watched(self.clock.times, self.alive)
 

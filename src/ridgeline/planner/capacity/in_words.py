@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.planner.capacity.load import Load, Slo
-from ridgeline.planner.capacity.option import MOST_BUSY, Choice
+from ridgeline.planner.capacity.load import OfferedLoad, Slo
+from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption
 
 
-def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+def verdict(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo]) -> str:
     """Return what holds the load, at what cost; else the nearest that can, and by how much."""
     if not choices:
         return "nothing holds it: the model fits on none of these devices, or costs too much"
@@ -29,7 +29,7 @@ def verdict(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
     return _nearest(choices, load, slos)
 
 
-def _to_buy(best: Choice) -> str:
+def _to_buy(best: CapacityOption) -> str:
     """Return what to buy, for how much, and what it will do."""
     bill, all_usd = best.bill, best.usd_per_million_tokens
     assert bill is not None
@@ -51,7 +51,7 @@ def _to_buy(best: Choice) -> str:
     )
 
 
-def bought_name(choice: Choice) -> str:
+def bought_name(choice: CapacityOption) -> str:
     """Return "2 x rtx3090 in 1 PC"; without a host what is a machine of its own."""
     if choice.bill is None or choice.owned is None or not choice.owned.host.name:
         return name_of(choice)
@@ -59,7 +59,7 @@ def bought_name(choice: Choice) -> str:
     return f"{name_of(choice)} in {hosts} {name}{'s'[: hosts != 1]}"
 
 
-def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
+def _nearest(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence[Slo]) -> str:
     seen = [choice for choice in choices if choice.seen is not None]
     if not seen:
         best = max(choices, key=lambda choice: choice.knee_per_s or 0.0)
@@ -74,7 +74,7 @@ def _nearest(choices: Sequence[Choice], load: Load, slos: Sequence[Slo]) -> str:
     return f"nothing here meets it: the nearest {verb} {name_of(best)}{_for(best)}, with {bounds}"
 
 
-def _verb(choice: Choice) -> str:
+def _verb(choice: CapacityOption) -> str:
     return "hold" if choice.num_devices > 1 else "holds"
 
 
@@ -88,7 +88,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def _bound(choice: Choice, slo: Slo) -> str:
+def _bound(choice: CapacityOption, slo: Slo) -> str:
     interval = choice.interval_ms(slo.metric, slo.percentile)
     if interval is None:
         return ""
@@ -100,13 +100,13 @@ def _span(low: float, middle: float, high: float | None) -> str:
     return f"{middle:,.0f} ({low:,.0f}-{top})"
 
 
-def span_ms(choice: Choice, metric: str, percentile: str) -> str:
+def span_ms(choice: CapacityOption, metric: str, percentile: str) -> str:
     """Return a latency with its interval, for a table; a dash where none is given."""
     interval = choice.interval_ms(metric, percentile)
     return "-" if interval is None else _span(*interval)
 
 
-def name_of(choice: Choice) -> str:
+def name_of(choice: CapacityOption) -> str:
     """Return "2 x l4", with what divides the model."""
     setting, count = choice.placement.setting, choice.num_devices
     name = f"{count} x {choice.placement.device.id}"
@@ -118,5 +118,5 @@ def name_of(choice: Choice) -> str:
     return f"{name} ({', '.join([*copies, *ways])})"
 
 
-def _for(choice: Choice) -> str:
+def _for(choice: CapacityOption) -> str:
     return "" if choice.usd_per_hour is None else f" for {choice.usd_per_hour:,.2f} USD an hour"

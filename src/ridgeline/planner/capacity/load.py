@@ -199,7 +199,7 @@ def _flag(name: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class OfferedLoad:
     """What comes.
 
     Attributes:
@@ -238,7 +238,7 @@ class Load:
         """Tokens of the longest request, prompt and answer."""
         return max(prompt + new for prompt, new in self.lengths)
 
-    def cut(self, most: int) -> Load:
+    def cut(self, most: int) -> OfferedLoad:
         """Return the load with no request of more tokens: answers end there, prompts before."""
         lengths = (
             (min(prompt, most - 1), max(1, min(new, most - prompt))) for prompt, new in self.lengths
@@ -270,7 +270,7 @@ class Load:
 _NUM_LENGTHS = 4096  # drawn; then they come again
 
 
-def load_of(wishes: LoadWishes) -> Load:
+def load_of(wishes: LoadWishes) -> OfferedLoad:
     """Return the load that flags describe, with all lengths drawn.
 
     Raises ValueError, with file, line and field, for a damaged trace, and OSError.
@@ -283,7 +283,7 @@ def load_of(wishes: LoadWishes) -> Load:
         for name in ("prompt_tokens", "new_tokens")
     )
     is_closed = wishes.request_rate is None
-    return Load(
+    return OfferedLoad(
         wishes.request_rate,
         (wishes.max_concurrency or 1) if is_closed else None,
         wishes.burstiness,
@@ -291,13 +291,13 @@ def load_of(wishes: LoadWishes) -> Load:
     )
 
 
-def _of_trace(requests: Sequence[Traced], wishes: LoadWishes) -> Load:
+def _of_trace(requests: Sequence[Traced], wishes: LoadWishes) -> OfferedLoad:
     start_s, span_s = requests[0].arrival_s, requests[-1].arrival_s - requests[0].arrival_s
     if not span_s:
         raise ValueError(f"{wishes.trace_file}: all requests come at once, which is no rate")
     rate = wishes.request_rate or (len(requests) - 1) / span_s
     stretch = (len(requests) - 1) / (span_s * rate)
-    return Load(
+    return OfferedLoad(
         rate,
         None,
         wishes.burstiness,

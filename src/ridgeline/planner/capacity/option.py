@@ -19,7 +19,7 @@ MOST_BUSY = 0.85  # of the knee: above it a time to the first token means nothin
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Seen:
+class SeenLatencies:
     """What requests saw: of each metric the mean and percentiles in ms, and how many did well.
 
     Attributes:
@@ -46,7 +46,7 @@ class Seen:
         return factor * self.ms[slo.metric][slo.percentile] / slo.limit_ms
 
 
-def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -> Seen:
+def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -> SeenLatencies:
     """Return what the requests of a simulation saw, if each begins `begin_s` later."""
     rows = [_latencies_ms(one, begin_s) for one in ended]
     good = sum(
@@ -54,7 +54,7 @@ def seen_of(ended: Sequence[Ended], slos: Sequence[Slo], begin_s: float = 0.0) -
         for row, one in zip(rows, ended, strict=True)
     )
     ms = {m: _summary([row[m] for row in rows if m in row]) for m in METRICS}
-    return Seen(ms, good / len(ended), is_simulated=True)
+    return SeenLatencies(ms, good / len(ended), is_simulated=True)
 
 
 def _latencies_ms(ended: Ended, begin_s: float) -> dict[str, float]:
@@ -77,7 +77,7 @@ def _summary(values: Iterable[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Choice:
+class CapacityOption:
     """A number of replicas on devices of a kind.
 
     Attributes:
@@ -105,7 +105,7 @@ class Choice:
     placement: Placement
     replicas: int
     clock: LatencyModel
-    seen: Seen | None
+    seen: SeenLatencies | None
     factors: Mapping[str, tuple[float, float | None]]
     knee_per_s: float | None
     utilisation: float | None
@@ -239,7 +239,7 @@ class Choice:
         return document | {"source": self.clock.source, "utilisation": self.utilisation}
 
 
-def with_frontier(choices: Sequence[Choice]) -> set[int]:
+def with_frontier(choices: Sequence[CapacityOption]) -> set[int]:
     """Return the indices of choices that no other beats per device and per user (Pareto, 1906)."""
     dots = [(c.per_device, c.per_user) for c in choices]
     return {

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from ridgeline import svg
 from ridgeline.planner.capacity.in_words import name_of
-from ridgeline.planner.capacity.option import Choice
+from ridgeline.planner.capacity.option import CapacityOption
 
 _COLOURS = {"meets the bounds": "#2da44e", "does not": "#c9ced6"}
 _ROW = 17  # pixels between two names
 _NAMED = 8  # of the best choices, besides the frontier
 
 
-def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
+def pareto_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> str:
     """Return the picture; choices of which no latency is known are left out.
 
     Raises ValueError if that is all of them.
@@ -44,7 +44,7 @@ def pareto_svg(title: str, answer: str, choices: Sequence[Choice]) -> str:
 
 
 def _name(
-    chart: svg.Chart, x: float, y: float, choice: Choice, placed: list[tuple[float, float]]
+    chart: svg.Chart, x: float, y: float, choice: CapacityOption, placed: list[tuple[float, float]]
 ) -> None:
     """Write a name beside its dot, unless it would cover another name."""
     name, left, base = name_of(choice), chart.x(x), chart.y(y)

@@ -20,8 +20,14 @@ from ridgeline.physics.hardware import Device, Price
 from ridgeline.physics.ownership import Owned
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
-from ridgeline.planner.capacity.load import PERCENTILES, Load, LoadWishes, Slo
-from ridgeline.planner.capacity.option import MOST_BUSY, Choice, Seen, seen_of, with_frontier
+from ridgeline.planner.capacity.load import PERCENTILES, LoadWishes, OfferedLoad, Slo
+from ridgeline.planner.capacity.option import (
+    MOST_BUSY,
+    CapacityOption,
+    SeenLatencies,
+    seen_of,
+    with_frontier,
+)
 from ridgeline.planner.capacity.spot import SHOWN
 from ridgeline.planner.capacity.spot_option import with_spot
 from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
@@ -44,14 +50,14 @@ _TAIL = {"mean": 1.0, "p50": 1.0, "p90": 1.5, "p95": 1.8, "p99": 2.5}
 class SearchResult:
     """The choices, the best first, and what was left out and why."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[CapacityOption, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def search(
-    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, devices: Sequence[Device],
-    today: date, report: Report, alive: Alive,
+    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: OfferedLoad,
+    devices: Sequence[Device], today: date, report: Report, alive: Alive,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
 
@@ -66,7 +72,7 @@ def search(
         of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
         sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
-    choices, most_usd = list[Choice](), asked.max_usd_per_hour
+    choices, most_usd = list[CapacityOption](), asked.max_usd_per_hour
     for number, (candidate, replicas) in enumerate(sized):
         alive()
         report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
@@ -89,8 +95,8 @@ def search(
 
 
 def _candidates(
-    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: Load, device: Device, today: date,
-    warnings: list[str], alive: Alive,
+    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: OfferedLoad, device: Device,
+    today: date, warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
     for placement in _divisions(subject, wishes, device):
         bounds = bounds_of(placement)
@@ -153,7 +159,7 @@ def _divisions(subject: ModelSpec, wishes: Wishes, device: Device) -> Iterator[P
 
 
 def settled_of(
-    candidate: Candidate, load: Load, replicas: int, factor: float = 1.0
+    candidate: Candidate, load: OfferedLoad, replicas: int, factor: float = 1.0
 ) -> Steady | None:
     """Return where each of the replicas settles; None above 85 % of the knee."""
     times, bounds, settled = candidate.clock.at(factor), candidate.bounds, None
@@ -167,17 +173,19 @@ def settled_of(
     return replace(settled, ttft_s=settled.ttft_s + candidate.begin_s(replicas, factor))
 
 
-def _by_formula(settled: Steady, load: Load) -> Seen:
+def _by_formula(settled: Steady, load: OfferedLoad) -> SeenLatencies:
     means = {"ttft": 1e3 * settled.ttft_s, "tpot": 1e3 * settled.tpot_s}
     means["e2el"] = means["ttft"] + (load.mean_new - 1) * means["tpot"]
     ms = {
         m: {p: means[m] * (_TAIL[p] if m == "ttft" else 1) for p in ("mean", *PERCENTILES)}
         for m in METRICS
     }
-    return Seen(ms, 1.0, is_simulated=False)
+    return SeenLatencies(ms, 1.0, is_simulated=False)
 
 
-def _replicas(candidate: Candidate, load: Load, slos: Sequence[Slo], asked: LoadWishes) -> int:
+def _replicas(
+    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], asked: LoadWishes
+) -> int:
     """Return the number asked for, or the fewest that hold the load within its bounds by formula.
 
     Where no number does, it is the fewest that bear the load at all.
@@ -205,7 +213,7 @@ def _replicas(candidate: Candidate, load: Load, slos: Sequence[Slo], asked: Load
 
 
 def _cost(
-    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo]
+    candidate: Candidate, replicas: int, load: OfferedLoad, slos: Sequence[Slo]
 ) -> tuple[bool, bool, float]:
     """Return what to look at first: what meets bounds, what has a price, what is cheap."""
     settled = settled_of(candidate, load, replicas)
@@ -217,7 +225,7 @@ def _cost(
     return not does, False, usd
 
 
-def _order(choice: Choice) -> tuple[bool, bool, float, float]:
+def _order(choice: CapacityOption) -> tuple[bool, bool, float, float]:
     cost = choice.usd_per_hour
     size = choice.num_devices * choice.placement.device.usable_bytes
     worse = choice.seen is None or not choice.seen.is_simulated
@@ -227,7 +235,9 @@ def _order(choice: Choice) -> tuple[bool, bool, float, float]:
 # --- a choice ----------------------------------------------------------------------------------
 
 
-def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[Slo]) -> Seen | None:
+def _simulated(
+    candidate: Candidate, load: OfferedLoad, replicas: int, slos: Sequence[Slo]
+) -> SeenLatencies | None:
     """Return what requests of one of the replicas see; None above 85 % of the knee."""
     settled = settled_of(candidate, load, replicas)
     if settled is None:
@@ -246,8 +256,8 @@ def _simulated(candidate: Candidate, load: Load, replicas: int, slos: Sequence[S
 
 
 def _decide(
-    candidate: Candidate, replicas: int, load: Load, asked: LoadWishes, *, is_simulated: bool
-) -> Choice:
+    candidate: Candidate, replicas: int, load: OfferedLoad, asked: LoadWishes, *, is_simulated: bool
+) -> CapacityOption:
     slos = asked.slos()
     seen = None
     if not is_simulated:
@@ -261,8 +271,12 @@ def _decide(
 
 
 def _nearby(
-    candidate: Candidate, load: Load, replicas: int, seen: Seen | None, slos: Sequence[Slo]
-) -> tuple[int, Seen | None]:
+    candidate: Candidate,
+    load: OfferedLoad,
+    replicas: int,
+    seen: SeenLatencies | None,
+    slos: Sequence[Slo],
+) -> tuple[int, SeenLatencies | None]:
     """Try a replica more or fewer, as the simulation says; return the fewest that do."""
     alone = steady(candidate.clock.times, load, candidate.bounds, 1e-9)
     hopeless = alone is None or any(
@@ -288,8 +302,12 @@ def _nearby(
 
 
 def _choice(
-    candidate: Candidate, replicas: int, load: Load, slos: Sequence[Slo], seen: Seen | None
-) -> Choice:
+    candidate: Candidate,
+    replicas: int,
+    load: OfferedLoad,
+    slos: Sequence[Slo],
+    seen: SeenLatencies | None,
+) -> CapacityOption:
     clock = candidate.clock
     settled = {f: settled_of(candidate, load, replicas, f) for f in (clock.low, 1.0, clock.high)}
     middle = settled[1.0]
@@ -304,7 +322,7 @@ def _choice(
     )  # fmt: skip
     price = candidate.price
     knee_per_s = None if load.rate_per_s is None else replicas * candidate.knee()
-    return Choice(
+    return CapacityOption(
         placement=candidate.placement,
         replicas=replicas,
         clock=clock,
@@ -325,7 +343,7 @@ def _choice(
 
 
 def factors_of(
-    clock: LatencyModel, load: Load, settled: Mapping[float, Steady | None]
+    clock: LatencyModel, load: OfferedLoad, settled: Mapping[float, Steady | None]
 ) -> dict[str, tuple[float, float | None]]:
     """Return what each metric is multiplied by at both ends, by formula.
 
@@ -352,7 +370,7 @@ def factors_of(
 
 
 def _rates(
-    candidate: Candidate, load: Load, replicas: int, settled: dict[float, Steady | None]
+    candidate: Candidate, load: OfferedLoad, replicas: int, settled: dict[float, Steady | None]
 ) -> tuple[float, float, float]:
     """Return requests per second, at the slow end, in the middle and at the fast end."""
     clock = candidate.clock
@@ -370,9 +388,9 @@ def _rates(
 
 def _limit(
     candidate: Candidate,
-    load: Load,
+    load: OfferedLoad,
     slos: Sequence[Slo],
-    seen: Seen | None,
+    seen: SeenLatencies | None,
     settled: Steady | None,
 ) -> str:
     """Return what gives in first: a bound, the cache, or what steps spend their time with."""

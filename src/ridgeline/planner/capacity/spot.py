@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord
 from ridgeline.foresight.simulator.fleet import Ended, Evict, serve_fleet
-from ridgeline.foresight.simulator.run import SimRequest, Times
+from ridgeline.foresight.simulator.run import SimRequest, TimeModel
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
 FETCH_BYTES_PER_S, BOOT_S = 1e9, 60.0  # assumed
@@ -157,7 +157,7 @@ def goodput_per_s(
 
 
 def eviction(
-    load: Sequence[SimRequest], settings: EngineRecord, times: Times, num: int, notice_s: float,
+    load: Sequence[SimRequest], settings: EngineRecord, times: TimeModel, num: int, notice_s: float,
     start_s: float, *, drain: bool,
 ) -> Eviction:  # fmt: skip
     """Serve a load of which one replica goes in the middle; return how requests ended."""

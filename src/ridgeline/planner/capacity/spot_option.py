@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
-from ridgeline.planner.capacity.load import Load, LoadWishes
-from ridgeline.planner.capacity.option import Choice, seen_of
+from ridgeline.planner.capacity.load import LoadWishes, OfferedLoad
+from ridgeline.planner.capacity.option import CapacityOption, seen_of
 from ridgeline.planner.capacity.spot import (
     EVICTIONS_PER_HOUR,
     NOTICE_S,
@@ -26,8 +26,13 @@ from ridgeline.planner.catalogue import prices_of, spot_terms
 
 
 def with_spot(
-    choice: Choice, load: Load, asked: LoadWishes, today: date, is_near: bool, alive: Alive
-) -> Choice:
+    choice: CapacityOption,
+    load: OfferedLoad,
+    asked: LoadWishes,
+    today: date,
+    is_near: bool,
+    alive: Alive,
+) -> CapacityOption:
     """Return the choice with what spot machines would do; as it is where it misses a bound.
 
     Args:
@@ -77,8 +82,8 @@ def with_spot(
 
 
 def _simulated(
-    choice: Choice, load: Load, asked: LoadWishes, num: int, per_hour: float, notice_s: float,
-    start_s: float, alive: Alive,
+    choice: CapacityOption, load: OfferedLoad, asked: LoadWishes, num: int, per_hour: float,
+    notice_s: float, start_s: float, alive: Alive,
 ) -> Spoilt:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
     bounds = bounds_of(choice.placement)

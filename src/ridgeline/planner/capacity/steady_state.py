@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.foresight.simulator.run import Times
+from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.physics.costs import Features
-from ridgeline.planner.capacity.load import Load
+from ridgeline.planner.capacity.load import OfferedLoad
 
 _ROUNDS = 200
 _CLOSE = 1e-4
@@ -44,13 +44,13 @@ class Bounds:
     block_size: int
     max_num_batched_tokens: int
 
-    def most_seqs(self, load: Load) -> float:
+    def most_seqs(self, load: OfferedLoad) -> float:
         """Return how many sequences of a load fit at once, half answered in the mean."""
         held = load.mean_prompt + load.mean_new / 2 + self.block_size / 2
         return min(self.max_num_seqs, self.num_blocks * self.block_size / held)
 
 
-def steady(times: Times, load: Load, bounds: Bounds, rate_per_s: float) -> Steady | None:
+def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: float) -> Steady | None:
     """Return where a replica settles that gets this many requests per second; None if nowhere."""
     prompt, new, most = load.mean_prompt, load.mean_new, bounds.most_seqs(load)
 
@@ -95,7 +95,7 @@ def _step(seqs: float, arriving: float, prompt: float, context: float) -> Featur
     )
 
 
-def knee(times: Times, load: Load, bounds: Bounds) -> float:
+def knee(times: TimeModel, load: OfferedLoad, bounds: Bounds) -> float:
     """Return the most requests per second that a replica bears."""
     if bounds.most_seqs(load) < 1:
         return 0.0
@@ -108,7 +108,9 @@ def knee(times: Times, load: Load, bounds: Bounds) -> float:
     return low
 
 
-def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) -> Steady | None:
+def steady_closed(
+    times: TimeModel, load: OfferedLoad, bounds: Bounds, num_clients: float
+) -> Steady | None:
     """Return where a replica settles with this many clients; None if fewer than one fits."""
     low, high = 0.0, knee(times, load, bounds)
     settled = steady(times, load, bounds, high) if high else None
@@ -125,13 +127,13 @@ def steady_closed(times: Times, load: Load, bounds: Bounds, num_clients: float) 
     return settled
 
 
-def queue_s(times: Times, load: Load, bounds: Bounds, num_clients: float) -> float:
+def queue_s(times: TimeModel, load: OfferedLoad, bounds: Bounds, num_clients: float) -> float:
     """Return the seconds that a prompt waits, in the mean, if all clients begin at once."""
     together = min(num_clients, max(1.0, bounds.max_num_batched_tokens / load.mean_prompt))
     step_s = times.seconds(_step(0.0, together, load.mean_prompt, 0.0))
     return max(0.0, num_clients - 1) / 2 * step_s / together
 
 
-def _held(settled: Steady, load: Load) -> float:
+def _held(settled: Steady, load: OfferedLoad) -> float:
     """Return the clients that wait for an answer, in the mean."""
     return settled.rate_per_s * (settled.ttft_s + load.mean_new * settled.tpot_s)

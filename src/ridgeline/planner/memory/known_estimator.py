@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.physics.shapes import Shape, weight_params
+from ridgeline.physics.shapes import ModelShape, weight_params
 from ridgeline.planner.memory.model_spec import ModelSpec
 
 
@@ -77,7 +77,7 @@ def published_formula(subject: ModelSpec, context: int, concurrency: int) -> Pub
     )
 
 
-def _as_the_formula_reads(shape: Shape) -> tuple[int, int, int, int]:
+def _as_the_formula_reads(shape: ModelShape) -> tuple[int, int, int, int]:
     return len(shape.layers), shape.hidden_size, shape.num_heads, shape.num_kv_heads
 
 

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ridgeline.physics.format_bytes import Storage
-from ridgeline.physics.shapes import GROUPS, Cache, Matrix, Shape
+from ridgeline.physics.shapes import GROUPS, LayerCache, Matrix, ModelShape
 
 _GIB = 1 << 30
 _P = ParamSpec("_P")
@@ -24,13 +24,13 @@ MEASURED, FROM_FILE, COMPUTED, ASSUMED = "measured", "from the file", "computed"
 
 
 def _kept(
-    function: Callable[Concatenate[Shape, _P], _R],
-) -> Callable[Concatenate[Shape, _P], _R]:
+    function: Callable[Concatenate[ModelShape, _P], _R],
+) -> Callable[Concatenate[ModelShape, _P], _R]:
     """Keep what a function of a shape returns for as long as the shape lives, and no longer."""
-    kept: WeakKeyDictionary[Shape, dict[Any, _R]] = WeakKeyDictionary()
+    kept: WeakKeyDictionary[ModelShape, dict[Any, _R]] = WeakKeyDictionary()
 
     @wraps(function)
-    def lookup(shape: Shape, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def lookup(shape: ModelShape, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         of_shape = kept.setdefault(shape, {})
         if args not in of_shape:
             of_shape[args] = function(shape, *args, **kwargs)
@@ -206,7 +206,7 @@ class Ledger:
         return max(0.0, self.kv_budget_bytes / self.sequence_kv_bytes)
 
 
-def check_division(shape: Shape, tp: int, pp: int) -> None:
+def check_division(shape: ModelShape, tp: int, pp: int) -> None:
     """Raise ValueError unless the model can be divided among the ranks and stages."""
     if shape.num_heads % tp:
         raise ValueError(f"--tensor-parallel-size {tp} does not divide {shape.num_heads} heads")
@@ -219,7 +219,7 @@ def check_division(shape: Shape, tp: int, pp: int) -> None:
         raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
 
 
-def can_divide(shape: Shape, tp: int, pp: int) -> bool:
+def can_divide(shape: ModelShape, tp: int, pp: int) -> bool:
     """Return whether the model can be divided among the ranks and stages."""
     try:
         check_division(shape, tp, pp)
@@ -229,7 +229,7 @@ def can_divide(shape: Shape, tp: int, pp: int) -> bool:
 
 
 def make_ledger(
-    shape: Shape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
+    shape: ModelShape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
 ) -> Ledger:
     """Return the ledger of the fullest stage.
 
@@ -258,7 +258,7 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
 
 
 def _stage(
-    shape: Shape, storage: Storage, known: Known, capacity: int, setting: Setting, number: int,
+    shape: ModelShape, storage: Storage, known: Known, capacity: int, setting: Setting, number: int,
     part: range,
 ) -> Ledger:  # fmt: skip
     caches = _caches(shape, part)
@@ -320,7 +320,7 @@ def weights_by_group(
 
 
 def _weights(
-    shape: Shape, storage: Storage, known: Known, setting: Setting, number: int
+    shape: ModelShape, storage: Storage, known: Known, setting: Setting, number: int
 ) -> list[Line]:
     if setting.weights_bytes is not None:
         return [Line("weights", setting.weights_bytes, ASSUMED)]
@@ -336,7 +336,7 @@ def _weights(
 
 @_kept  # a plan asks hundreds of times, for the same few divisions
 def _stage_weights(
-    shape: Shape, storage: Storage, tp: int, pp: int, number: int
+    shape: ModelShape, storage: Storage, tp: int, pp: int, number: int
 ) -> Mapping[str, int]:
     """Return the bytes of one stage's weights on one rank, by group."""
     is_first, is_last = number == 0, number == pp - 1
@@ -365,25 +365,25 @@ def held_tokens(window: int | None, setting: Setting) -> int:
     return blocks * setting.block_size
 
 
-def _layer_kv_bytes(cache: Cache, setting: Setting) -> float:
+def _layer_kv_bytes(cache: LayerCache, setting: Setting) -> float:
     """Return what a layer keeps of the tokens of one sequence on one rank."""
     values = held_tokens(cache.window, setting) * cache.values_per_token(setting.tp)
     return values * setting.kv_value_bytes
 
 
-def _layer_state_bytes(cache: Cache, setting: Setting) -> float:
+def _layer_state_bytes(cache: LayerCache, setting: Setting) -> float:
     """Return what a layer keeps of one sequence beside its tokens: in f32, divided as heads are."""
     return 4 * cache.state_values / min(setting.tp, cache.num_heads)
 
 
 @_kept  # bisections ask thousands of times, and most layers are alike
-def _caches(shape: Shape, part: range) -> tuple[tuple[Cache, int], ...]:
+def _caches(shape: ModelShape, part: range) -> tuple[tuple[LayerCache, int], ...]:
     """Return the different caches of these layers, and how many layers have each."""
     return tuple(Counter(shape.layers[i].cache for i in part).items())
 
 
 def _kv_lines(
-    known: Known, setting: Setting, caches: tuple[tuple[Cache, int], ...], num_seqs: int
+    known: Known, setting: Setting, caches: tuple[tuple[LayerCache, int], ...], num_seqs: int
 ) -> list[Line]:
     if known.kv_bytes_per_token is not None:
         held = sum(held_tokens(window, setting) for window in known.windows)
@@ -407,7 +407,9 @@ def _kv_lines(
     ]
 
 
-def _further_token(known: Known, setting: Setting, caches: tuple[tuple[Cache, int], ...]) -> float:
+def _further_token(
+    known: Known, setting: Setting, caches: tuple[tuple[LayerCache, int], ...]
+) -> float:
     """Return the bytes that one token more takes; layers whose window is full take none."""
     frees = setting.engine.frees_windows
     if known.kv_bytes_per_token is not None:
@@ -424,7 +426,8 @@ def _further_token(known: Known, setting: Setting, caches: tuple[tuple[Cache, in
 
 
 def _activations(
-    shape: Shape, storage: Storage, known: Known, setting: Setting, part: range, *, is_last: bool
+    shape: ModelShape, storage: Storage, known: Known, setting: Setting, part: range,
+    *, is_last: bool,
 ) -> Line:  # fmt: skip
     """Return the working memory of the largest step: the most that is alive at once.
 
@@ -447,7 +450,7 @@ def _activations(
 
 
 @_kept
-def _widest(shape: Shape, part: range) -> int:
+def _widest(shape: ModelShape, part: range) -> int:
     """Return the most values of a token that one of these layers computes at once."""
     layers = (shape.layers[i] for i in part)
     return max(max(layer.attention_values, layer.mlp_values) for layer in layers)

@@ -27,7 +27,7 @@ from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import GROUPS, Shape
+from ridgeline.physics.shapes import GROUPS, ModelShape
 from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.memory.file_sizes import (
     bits_per_weight,
@@ -54,7 +54,7 @@ class ModelSpec:
     """
 
     name: str
-    shape: Shape
+    shape: ModelShape
     storage: Storage
     config: Mapping[str, Any] | None = None
     checkpoint: Checkpoint | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ridgeline.physics.shapes import Shape
+from ridgeline.physics.shapes import ModelShape
 from ridgeline.planner.memory.ledger import Ledger, Setting, can_divide
 
 _MOST_TOKENS = 1 << 40
@@ -50,7 +50,7 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], shape: Shape, setting: Setting, most_ranks: int
+    ledger_of: Callable[[Setting], Ledger], shape: ModelShape, setting: Setting, most_ranks: int
 ) -> int | None:
     """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None."""
     ranks = 1

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun, Stopped
-from ridgeline.batch.store import Owned, Store, StoredBatch, new_id
+from ridgeline.batch.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
 
@@ -120,7 +120,7 @@ class Batches:
         finally:
             del self._workers[owner]
 
-    async def _run(self, owned: Owned, batch: StoredBatch, label: str) -> None:
+    async def _run(self, owned: OwnerFiles, batch: StoredBatch, label: str) -> None:
         """Bring a batch to its end. Whatever fails is its own problem."""
         try:
             await self._answer(owned, batch, label)
@@ -133,7 +133,7 @@ class Batches:
             _log.exception("batch %s failed", batch.id)
             owned.moved(batch.id, "failed", problem="it failed; the server's log says more")
 
-    async def _answer(self, owned: Owned, batch: StoredBatch, label: str) -> None:
+    async def _answer(self, owned: OwnerFiles, batch: StoredBatch, label: str) -> None:
         source = RequestFile(owned.content(batch.input_file_id), url=batch.endpoint)
         digest = await asyncio.to_thread(source.digest)
         same = {"input": digest, "model": self._fingerprint, "seed": batch.seed}
@@ -147,7 +147,12 @@ class Batches:
             journal.close()
 
     async def _ask(
-        self, owned: Owned, batch: StoredBatch, source: RequestFile, journal: Journal, label: str
+        self,
+        owned: OwnerFiles,
+        batch: StoredBatch,
+        source: RequestFile,
+        journal: Journal,
+        label: str,
     ) -> None:
         """Have all requests answered that have no answer."""
         total = await asyncio.to_thread(lambda: sum(1 for _ in source.lines()))
@@ -163,7 +168,7 @@ class Batches:
         )
         await run.run(source.lines(), lambda: _note_counts(owned, batch.id, journal))
 
-    async def _finish(self, owned: Owned, batch_id: str, journal: Journal) -> None:
+    async def _finish(self, owned: OwnerFiles, batch_id: str, journal: Journal) -> None:
         """Make files of a journal. Begun again after a kill, it makes the same ones."""
         _note_counts(owned, batch_id, journal)
         batch = owned.batches[batch_id]
@@ -180,7 +185,7 @@ class Batches:
         owned.moved(batch_id, "cancelled" if is_cancelled else "completed")
 
 
-def _note_counts(owned: Owned, batch_id: str, journal: Journal) -> None:
+def _note_counts(owned: OwnerFiles, batch_id: str, journal: Journal) -> None:
     """Show how far a batch is; the journal itself says so after a restart."""
     batch = owned.batches[batch_id]
     owned.batches[batch_id] = replace(

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from ridgeline.batch.run import Answered, Asked, Stopped
+from ridgeline.batch.run import ItemRequest, ItemResponse, Stopped
 from ridgeline.server.http.json_body import CAPPED, IGNORED
 from ridgeline.server.http.turns import CALLER
 
@@ -46,7 +46,7 @@ class LocalClient:
         self._caller = f"{tenant} batch" if is_background else tenant  # has turns of its own
         self._is_background, self._renamed = is_background, renamed
 
-    async def __call__(self, asked: Asked) -> Answered:
+    async def __call__(self, asked: ItemRequest) -> ItemResponse:
         """Return the answer to a request; while there is no room for it, wait and ask again.
 
         Raises Stopped if the server takes no requests any more.
@@ -61,13 +61,13 @@ class LocalClient:
                 raise Stopped(reply.message)
             if reply.status != 429:
                 told = {name: reply.headers[h] for name, h in _TOLD.items() if h in reply.headers}
-                return Answered(reply.status, bytes(reply.body), told)
+                return ItemResponse(reply.status, bytes(reply.body), told)
             pause_s = float(reply.headers.get("retry-after", _MOST_PAUSE_S))
             await asyncio.sleep(min(pause_s, _MOST_PAUSE_S))
 
-    async def _once(self, asked: Asked, body: bytes) -> _Reply:
+    async def _once(self, asked: ItemRequest, body: bytes) -> _CollectedResponse:
         CALLER.set(self._caller)
-        reply, unread = _Reply(), [body]
+        reply, unread = _CollectedResponse(), [body]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -106,7 +106,7 @@ class LocalClient:
         return reply
 
 
-class _Reply:
+class _CollectedResponse:
     """A response as it comes."""
 
     def __init__(self) -> None:

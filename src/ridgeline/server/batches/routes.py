@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import FileResponse, Response
 
 from ridgeline.batch.lines import URLS
-from ridgeline.batch.store import Owned, StoredBatch, StoredFile
+from ridgeline.batch.store import OwnerFiles, StoredBatch, StoredFile
 from ridgeline.server.batches.background import Batches
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.documented import ERRORS
@@ -82,7 +82,7 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
     @app.post(UPLOADS, responses=ERRORS, openapi_extra=_FORM)
     async def upload(request: Request) -> dict[str, Any]:
         """Keep a file of requests, for a batch."""
-        owned: Owned = kept().store.of(request.state.owner)
+        owned: OwnerFiles = kept().store.of(request.state.owner)
         left_bytes = most_bytes - owned.num_bytes
         if left_bytes <= 0 or len(owned.files) >= _MOST_FILES:
             raise _full(owned, most_bytes)
@@ -122,7 +122,7 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
         """Delete a file that no batch reads any more."""
         batches = kept()
         known = _file(batches, request, file_id)
-        owned: Owned = batches.store.of(request.state.owner)
+        owned: OwnerFiles = batches.store.of(request.state.owner)
         for batch in owned.batches.values():
             if known.id == batch.input_file_id and not batch.is_over:
                 message = f"{batch.id} reads this file: cancel it first, or wait for its end"
@@ -201,7 +201,7 @@ def _batch(batches: Batches, request: Request, batch_id: str) -> StoredBatch:
     return batch
 
 
-def _full(owned: Owned, most_bytes: int) -> ApiError:
+def _full(owned: OwnerFiles, most_bytes: int) -> ApiError:
     message = f"{len(owned.files)} files of this key have {owned.num_bytes} bytes: there may be "
     message += f"{_MOST_FILES}, and {most_bytes} bytes (--max-stored); delete some"
     return ApiError(413, message, param="file", code="files_full")

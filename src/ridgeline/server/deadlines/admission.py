@@ -108,7 +108,7 @@ class Promise:
         return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
 
 
-class _Seen(NamedTuple):
+class _RoundFacts(NamedTuple):
     """What a round decides about; seconds count from the copy."""
 
     copy: EngineSnapshot
@@ -367,7 +367,7 @@ class Promises:
 
     def _decide(
         self,
-        seen: _Seen,
+        seen: _RoundFacts,
         asking: list[Promise],
         times: StepTime,
         began_s: float,
@@ -431,7 +431,7 @@ class Promises:
         self._copy = copy._replace(waiting=copy.waiting[:max_num_seqs])
         return self._copy
 
-    def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _Seen:
+    def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _RoundFacts:
         """Return what a round decides about."""
         here = {standing.number: standing for standing in copy.state.requests}
         known, coming = [], list[RequestSnapshot]()
@@ -448,7 +448,7 @@ class Promises:
             standing_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
-        return _Seen(copy, lag_s, new, known, coming, queued)
+        return _RoundFacts(copy, lag_s, new, known, coming, queued)
 
     def _standings(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""

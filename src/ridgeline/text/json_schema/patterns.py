@@ -76,7 +76,7 @@ class PatternError(ValueError):
 @lru_cache(maxsize=64)
 def pattern(source: str) -> Pattern:
     """Return what a pattern asks of a string. Raises PatternError."""
-    reader = _Reader(source)
+    reader = _PatternReader(source)
     body, ahead = reader.whole()
     must = [_anchored(body)]
     must += [_anchored(one, at_start=True) for one, is_negative in ahead if not is_negative]
@@ -89,7 +89,7 @@ def pattern(source: str) -> Pattern:
 @lru_cache(maxsize=64)
 def negated(source: str) -> Pattern:
     """Return what a string must be that a pattern does not match. Raises PatternError."""
-    body, ahead = _Reader(source, is_wide=True).whole()
+    body, ahead = _PatternReader(source, is_wide=True).whole()
     if ahead:
         raise PatternError("look-ahead cannot be negated")
     return Pattern((), (_anchored(body, is_wide=True),))
@@ -122,7 +122,7 @@ def _written(regex: Regex) -> str:
 # --- reading -----------------------------------------------------------------------------------
 
 
-class _Reader:
+class _PatternReader:
     """Reads a pattern. ``is_wide`` takes characters that any reading of it has, not only all."""
 
     def __init__(self, source: str, *, is_wide: bool = False) -> None:

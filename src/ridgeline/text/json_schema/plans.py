@@ -28,7 +28,7 @@ class Member(NamedTuple):
     is_required: bool
 
 
-class Extra(NamedTuple):
+class ExtraMembers(NamedTuple):
     """Members whose names are not known: the terminal of their names."""
 
     terminal: str
@@ -39,7 +39,7 @@ class ObjectPlan(NamedTuple):
     """The members of an object: those with known names, in their order, then others."""
 
     members: tuple[Member, ...]
-    extras: tuple[Extra, ...]
+    extras: tuple[ExtraMembers, ...]
     least: int
     most: int | None
 
@@ -228,7 +228,9 @@ class Planner:
                 return [name for name in listed if isinstance(name, str)]
         return None
 
-    def _extras(self, branch: Branch, taken: Iterable[str], is_open: bool) -> Iterator[Extra]:
+    def _extras(
+        self, branch: Branch, taken: Iterable[str], is_open: bool
+    ) -> Iterator[ExtraMembers]:
         """Yield the other members, by the patterns that their names match."""
         reader = self._reader
         sources = dict.fromkeys(
@@ -245,7 +247,7 @@ class Planner:
             for shape in self._other_names(branch, inside, known):
                 terminal = string_terminal(shape, taken) if self._is_left(shape, taken) else ""
                 if terminal:
-                    yield Extra(terminal, goal)
+                    yield ExtraMembers(terminal, goal)
 
     def _is_known(self, branch: Branch, source: str) -> bool:
         for leaf in branch:

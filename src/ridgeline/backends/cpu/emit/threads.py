@@ -50,7 +50,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     The first arguments are ``sync`` and ``num_threads``.
     ``futex_number`` is that of the system call, None where there is none.
     """
-    wait = _Wait(is_x86, futex_number)
+    wait = _SpinWait(is_x86, futex_number)
     fn = BARRIER.begin(module)
     sync, num_threads = fn.args
     with fn.when(num_threads > 1):
@@ -161,7 +161,7 @@ class AdaptiveThreads:
         self._ratios = []
 
 
-class _Wait:
+class _SpinWait:
     """How a thread waits on this system."""
 
     def __init__(self, is_x86: bool, futex_number: int | None) -> None:

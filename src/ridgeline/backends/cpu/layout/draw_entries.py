@@ -65,7 +65,7 @@ def padded_vocab(vocab_size: int) -> int:
     return -(-vocab_size // BLOCK_LOGITS) * BLOCK_LOGITS
 
 
-class _Memory:
+class _GrowingBuffer:
     """Bytes that kernels read, which grow as they are needed."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Draws:
         """Begin empty."""
         self._vocab_size = vocab_size
         self._table, self._bounds, self._tokens, self._biases, self._pairs, self._mask_bytes = (
-            _Memory() for _ in range(6)
+            _GrowingBuffer() for _ in range(6)
         )
         self.begin()
 
@@ -221,7 +221,7 @@ class Draws:
         return results
 
 
-def _write_array(memory: _Memory, values: array[int]) -> None:
+def _write_array(memory: _GrowingBuffer, values: array[int]) -> None:
     content = values.tobytes()
     memory.hold(len(content))
     memory.view[: len(content)] = content

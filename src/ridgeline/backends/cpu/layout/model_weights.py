@@ -39,7 +39,7 @@ from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
-from ridgeline.backends.cpu.layout.store import Packed
+from ridgeline.backends.cpu.layout.store import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
@@ -84,7 +84,7 @@ class Weights:
     inputs_norm: Floats
     biases: list[NDArray[Any]]  # what the layers' words say of biases, kept alive
     kinds: tuple[str, ...]
-    arrays: Mapping[str, Packed]  # all that is packed, by canonical name
+    arrays: Mapping[str, PackedArray]  # all that is packed, by canonical name
     is_mapped: bool  # whether these are read from a file
 
     def packed(self) -> dict[str, list[NDArray[Any]]]:
@@ -170,12 +170,12 @@ def load_weights(
                 f"directory with room"
             )
         parts = _pack_all(checkpoint, sizes, dtype, progress)
-        arrays = {name: Packed(kind, aligned_copy(data)) for name, (kind, data) in parts}
+        arrays = {name: PackedArray(kind, aligned_copy(data)) for name, (kind, data) in parts}
     give_back()
     return _assemble(arrays, checkpoint.arch, sizes, max_model_len, is_mapped=is_mapped)
 
 
-def _kept(path: Path, say: Callable[[str], None]) -> dict[str, Packed] | None:
+def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
     """Return the arrays of a file; None if it is not there, or damaged, which is said."""
     try:
         return packed.read(path)
@@ -189,19 +189,19 @@ def _kept(path: Path, say: Callable[[str], None]) -> dict[str, Packed] | None:
 
 def _pack_all(
     checkpoint: Checkpoint, sizes: Sizes, dtype: str, progress: Callable[[int, int], None]
-) -> Iterator[tuple[str, Packed]]:
+) -> Iterator[tuple[str, PackedArray]]:
     """Pack the tensors one after another; yield their canonical names with them."""
     arch = checkpoint.arch
     total, done = checkpoint.nbytes, 0
 
     def matrix(
         name: str, rows: Index | None = None, columns: Index | None = None, dtype: str = dtype
-    ) -> Packed:
+    ) -> PackedArray:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, total)
-        return Packed(*pack(tensor, dtype, rows, columns))
+        return PackedArray(*pack(tensor, dtype, rows, columns))
 
     vector = partial(_vector, checkpoint)
     for i, kind in enumerate(sizes.layers):
@@ -221,13 +221,13 @@ def _pack_all(
             mixer = arch.layers[i].attention
             if mixer is not None and name == "attn_norm":
                 values *= np.float32(mixer.in_scale)
-            yield prefix + name, Packed("", values)
+            yield prefix + name, PackedArray("", values)
         yield from _of_heads(checkpoint, prefix, heads, head_rows).items()
         tensor = partial(_floats, checkpoint, prefix)
         made: dict[str, NDArray[np.floating]] = {}
         made |= recurrent_vectors(kind.recurrence, tensor) if kind.recurrence else {}
         made |= per_head(tensor, heads.num_heads, heads.latent) if heads.latent else {}
-        yield from ((prefix + name, Packed("", values)) for name, values in made.items())
+        yield from ((prefix + name, PackedArray("", values)) for name, values in made.items())
         names = file_names(kind)
         for name in kind.matrices:
             of_file = prefix + names.get(name, name)
@@ -235,40 +235,40 @@ def _pack_all(
         for name in sorted(PLAIN & arch.layers[i].ffn.shapes(arch.hidden_size).keys()):
             yield prefix + name, _plain_rows(checkpoint, prefix + name, sizes)
     for name, size in outer_sizes(arch, sizes).items():
-        yield name, Packed("", vector(name, size))
+        yield name, PackedArray("", vector(name, size))
     if sizes.inputs:
         stacked = _stacked(arch.num_layers, arch.input_size, sizes.inputs.size)
         yield "inputs_proj", matrix("inputs_proj", stacked)
-        yield "inputs_norm", Packed("", vector("inputs_norm", sizes.inputs.size))
+        yield "inputs_norm", PackedArray("", vector("inputs_norm", sizes.inputs.size))
     if "relative_bias" in checkpoint.tensors:
-        yield "relative_bias", Packed("", checkpoint.tensors["relative_bias"].to_f32())
+        yield "relative_bias", PackedArray("", checkpoint.tensors["relative_bias"].to_f32())
     if arch.position_rows:
         yield "positions", _plain_rows(checkpoint, "positions", sizes)
-    yield "embedding", Packed("", _embedding(checkpoint, sizes, dtype))
+    yield "embedding", PackedArray("", _embedding(checkpoint, sizes, dtype))
     if arch.has_head:
         name = "embed" if arch.tied_embeddings else "head"
         head = matrix(name, dtype=head_dtype(dtype, checkpoint.tensors[name].dtype))
         yield "head", head
         if head.kind == "w8" and not arch.head_bias and (of_proxy := proxy(PackedMatrix(*head))):
-            yield "proxy", Packed(of_proxy[0].kind, of_proxy[0].data)
-            yield "distances", Packed("", of_proxy[1])
+            yield "proxy", PackedArray(of_proxy[0].kind, of_proxy[0].data)
+            yield "distances", PackedArray("", of_proxy[1])
     progress(total, total)
 
 
 def _of_heads(
     checkpoint: Checkpoint, prefix: str, heads: Heads, head_rows: dict[str, Index]
-) -> dict[str, Packed]:
+) -> dict[str, PackedArray]:
     """Return the biases and norms of a layer's heads, by canonical name."""
-    vectors: dict[str, Packed] = {}
+    vectors: dict[str, PackedArray] = {}
     if heads.attention.qkv_bias:
         parts = [(f"{name}_bias", head_rows[name]) for name in heads.projections]
         biases = [_vector(checkpoint, prefix + name, len(rows), rows) for name, rows in parts]
-        vectors[prefix + "qkv_bias"] = Packed("", np.concatenate(biases))
+        vectors[prefix + "qkv_bias"] = PackedArray("", np.concatenate(biases))
     if heads.attention.qkv_bias and heads.owns:
         norm = checkpoint.tensors[prefix + "attn_norm"].to_f32()
         sizes_of_keys = spreads(checkpoint.tensors[prefix + "k"].to_f32(), norm)
         by_row = np.append(sizes_of_keys, np.float32(0))  # 0 where there is no channel
-        vectors[prefix + "key_spreads"] = Packed("", by_row[head_rows["k"]])
+        vectors[prefix + "key_spreads"] = PackedArray("", by_row[head_rows["k"]])
     if heads.attention.qk_norm:
         orders = [head_rows[name] for name in heads.projections[:2]]
         if heads.attention.qk_norm == "head":
@@ -277,7 +277,7 @@ def _of_heads(
             _vector(checkpoint, prefix + n, len(order), order)
             for n, order in zip(("q_norm", "k_norm"), orders, strict=False)
         ]
-        vectors[prefix + "qk_norms"] = Packed("", np.concatenate(norms))
+        vectors[prefix + "qk_norms"] = PackedArray("", np.concatenate(norms))
     return vectors
 
 
@@ -296,7 +296,7 @@ def _vector(checkpoint: Checkpoint, name: str, size: int, places: Index | None =
 
 
 def _assemble(
-    arrays: dict[str, Packed],
+    arrays: dict[str, PackedArray],
     arch: ModelArch,
     sizes: Sizes,
     max_model_len: int,
@@ -450,12 +450,12 @@ def outer_sizes(arch: ModelArch, sizes: Sizes) -> dict[str, int]:
     return lengths
 
 
-def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> Packed:
+def _plain_rows(checkpoint: Checkpoint, name: str, sizes: Sizes) -> PackedArray:
     """Return rows as wide as the residual stream, in f32, padded."""
     values = checkpoint.tensors[name].to_f32()
     out = np.zeros((len(values), sizes.hidden), np.float32)
     out[:, : values.shape[1]] = values
-    return Packed("", out)
+    return PackedArray("", out)
 
 
 def _embedding(checkpoint: Checkpoint, sizes: Sizes, dtype: str) -> NDArray[np.floating]:

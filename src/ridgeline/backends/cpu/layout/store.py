@@ -48,7 +48,7 @@ _HEAD = struct.Struct("<32sQ")  # the seal, and where the tail begins
 _MOST_THREADS = 8  # that read a file: more wait for memory
 
 
-class Packed(NamedTuple):
+class PackedArray(NamedTuple):
     """An array and what kind of matrix it is; "" for anything else."""
 
     kind: str
@@ -85,7 +85,7 @@ def sources() -> list[Path]:
     return files
 
 
-def read(path: Path) -> dict[str, Packed]:
+def read(path: Path) -> dict[str, PackedArray]:
     """Return the arrays of a file, mapped, after all of it was read and compared with its digests.
 
     Copying them into memory of their own costs a start more than huge pages give back (docs/log),
@@ -111,7 +111,7 @@ def read(path: Path) -> dict[str, Packed]:
     for name, (kind, dtype, shape, begin) in index.items():
         count = math.prod(shape) * np.dtype(dtype).itemsize
         part = content[begin : begin + count].view(dtype)
-        arrays[name] = Packed(kind, part.reshape(shape))
+        arrays[name] = PackedArray(kind, part.reshape(shape))
     return arrays
 
 
@@ -152,7 +152,7 @@ def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
             pass
 
 
-class _Content:
+class _DigestWriter:
     """Writes the arrays of a file, and computes their digests on the way."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -182,7 +182,7 @@ class _Content:
         return self._digest.digest() + self.crcs.tobytes()
 
 
-def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
+def write(path: Path, arrays: Iterable[tuple[str, PackedArray]]) -> bool:
     """Write arrays, each with its name, into a file as they come; return whether it is there.
 
     It is not if the directory cannot be written or has no room. Older files of the same model and
@@ -192,7 +192,7 @@ def write(path: Path, arrays: Iterable[tuple[str, Packed]]) -> bool:
     def write_all(file: IO[bytes]) -> None:
         index = {}
         file.write(bytes(_ALIGNMENT))
-        content = _Content(file)
+        content = _DigestWriter(file)
         for name, (kind, data) in arrays:
             index[name] = (kind, data.dtype.str, data.shape, file.tell())
             content.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
