@@ -39,12 +39,17 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
     "`/v1/chat/completions`": (
         *(protocol.ChatRequest, conversation.Message, conversation.TextPart),
         *(conversation.ToolDefinition, conversation.FunctionDefinition, protocol.StreamOptions),
-        *(conversation.Reasoning, conversation.Thinking),
+        *(conversation.Reasoning, conversation.ThinkingSwitch),
     ),
     "`/v1/completions`": (protocol.CompletionRequest,),
     "`/v1/responses`": (
-        *(responses.ResponsesRequest, responses.Reasoning, responses.TextOptions),
-        *(responses.FunctionTool, responses.MessageItem, responses.TextPart, responses.CallItem),
+        *(responses.ResponsesRequest, responses.ReasoningOptions, responses.TextOptions),
+        *(
+            responses.FunctionTool,
+            responses.MessageItem,
+            responses.ResponsesText,
+            responses.CallItem,
+        ),
         *(responses.CallOutputItem, responses.ReasoningItem),
     ),
     "`/v1/messages`": (
@@ -53,7 +58,8 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
         *(anthropic.ToolResultBlock, anthropic.ThinkingBlock),
     ),
     "`/api/chat`, `/api/generate`": (
-        *(ollama.ChatAsked, ollama.GenerateAsked, ollama.Options, ollama.Message, ollama.Call),
+        *(ollama.ChatAsked, ollama.GenerateAsked, ollama.Call),
+        *(ollama.OllamaOptions, ollama.OllamaMessage),
     ),
     "`/api/show`, `/api/embed`": (ollama.ShowAsked, ollama.EmbedAsked),
     "`/infill`, `/completion`": (

@@ -36,7 +36,7 @@ from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.routes import add_plans
 
 POSTS = (  # their bodies name a model
@@ -240,7 +240,7 @@ def new_app(router: Router) -> FastAPI:
     app = FastAPI(
         title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.state.work = Workers()
+    app.state.work = WorkTurns()
     add_errors(app)
     _add_status(app, router)
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))

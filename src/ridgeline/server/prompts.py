@@ -25,7 +25,7 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionReq
 from ridgeline.server.dialects.openai.response_format import wanted_form
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
 
@@ -67,7 +67,7 @@ class Prompts:
         text: TextProcessor,
         max_model_len: int,
         metrics: Metrics,
-        work: Workers,
+        work: WorkTurns,
         options: ServeOptions,
     ) -> None:
         self._text, self._max_model_len = text, max_model_len

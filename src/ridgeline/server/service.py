@@ -29,7 +29,7 @@ from ridgeline.server.dialects.openai.protocol import (
     ChatRequest,
     CompletionRequest,
 )
-from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, Shape
+from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
 from ridgeline.server.dialects.openai.response_builder import Answers
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
@@ -39,7 +39,7 @@ from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import contradiction
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.lora import Loras, with_adapter
 from ridgeline.server.observe.live import Live
 from ridgeline.server.observe.metrics import Metrics
@@ -47,7 +47,7 @@ from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
 
-NewShape = Callable[[Answers, Any, str, str, str], Shape]  # of a body, and the names to show
+NewShape = Callable[[Answers, Any, str, str, str], ReplyShape]  # of a body, and the names to show
 
 
 class Service:
@@ -78,7 +78,7 @@ class Service:
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
         self.created = int(time.time())
-        self.work = Workers(options.max_queued_requests)
+        self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
         self.live = Live(engine, metrics.score)
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise)

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ridgeline.server.http.errors import ApiError, validation_error
 from ridgeline.server.http.request_model import STRICT
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 
 MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
@@ -85,7 +85,7 @@ class _Read(Request):
 
 
 async def in_turn(
-    work: Workers, adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False
+    work: WorkTurns, adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False
 ) -> Any:
     """Return what ``read`` does, of a long body in a thread, when it is its turn."""
     if len(data) < _LONG_BYTES:

@@ -110,7 +110,7 @@ class Turns:
         return self._num_running[caller] < self._num_threads - 1
 
 
-class Workers:
+class WorkTurns:
     """The work that an application does beside answers, by what it needs and how long it takes.
 
     Attributes:

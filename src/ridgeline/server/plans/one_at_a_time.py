@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 
 MOST_S = 30.0
 _LEFT = 499  # it is not read
@@ -24,7 +24,9 @@ _LEFT = 499  # it is not read
 Alive = Callable[[], None]
 
 
-async def run_long(work: Workers, receive: Receive, make: Callable[[Alive], Response]) -> Response:
+async def run_long(
+    work: WorkTurns, receive: Receive, make: Callable[[Alive], Response]
+) -> Response:
     """Return what ``make`` returns, which runs in a thread and calls what it is given often.
 
     Raises ApiError if another is at work, if it takes too long, or if the client leaves.

@@ -34,7 +34,7 @@ from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import BodyRoute
 from ridgeline.server.http.request_model import Strict, contradiction
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.one_at_a_time import Alive, run_long
 
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
@@ -166,7 +166,7 @@ def add_plans(
     @app.post("/v1/plan", responses=ERRORS | _FORMS)
     async def plan(body: PlanRequest, request: Request) -> Response:
         """Say what a model needs in memory, and what fits; for a load, what to choose."""
-        work: Workers = request.app.state.work
+        work: WorkTurns = request.app.state.work
         answer = partial(_answer, body, find, kept)
         if body.load_is_given and body not in kept:
             return await run_long(work, request.receive, answer)
@@ -175,7 +175,7 @@ def add_plans(
     @app.get("/v1/plan/devices", responses=ERRORS)
     async def catalogue(request: Request) -> dict[str, Any]:
         """List what plans can be asked for: devices with their facts, formats, engines, models."""
-        work: Workers = request.app.state.work
+        work: WorkTurns = request.app.state.work
         return {
             "models": list(names()),
             "chat": has_chat,

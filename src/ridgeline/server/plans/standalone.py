@@ -21,7 +21,7 @@ from ridgeline.server.http.listening import bind, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import Workers
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.http.web_server import WebServer, address
 from ridgeline.server.plans.routes import add_plans
 
@@ -29,7 +29,7 @@ from ridgeline.server.plans.routes import add_plans
 def plan_app(subject: ModelSpec | None) -> FastAPI:
     """Return the application; ``subject`` is a model that requests may name, beside configs."""
     app = FastAPI(title="Ridgeline plans", version=__version__, docs_url=None, redoc_url=None)
-    app.state.work = Workers()
+    app.state.work = WorkTurns()
     add_errors(app)
 
     def find(name: str | None) -> ModelSpec:

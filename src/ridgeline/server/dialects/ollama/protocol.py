@@ -27,7 +27,7 @@ def _whole(value: Any) -> Any:
 _Whole = Annotated[int, BeforeValidator(_whole)]
 
 
-class Options(Strict):
+class OllamaOptions(Strict):
     """Sampling, and hints about the machine, which cannot change an answer and are dropped.
 
     A prompt is never cut, so ``num_ctx`` changes nothing.
@@ -51,7 +51,7 @@ class Options(Strict):
     stop: Annotated[list[str], Field(fail_fast=True)] | None = None
 
 
-class Function(Strict):
+class ToolCallFunction(Strict):
     """What was called, with what."""
 
     extras = fields.OLLAMA_CALL
@@ -66,10 +66,10 @@ class Call(Strict):
     extras = fields.OLLAMA_CALL
 
     id: str | None = None
-    function: Function
+    function: ToolCallFunction
 
 
-class Message(Strict):
+class OllamaMessage(Strict):
     """A turn of the conversation."""
 
     extras = fields.OLLAMA_MESSAGE
@@ -90,7 +90,7 @@ class Asked(Strict):
     model: str
     stream: bool | None = None  # absent: true
     format: str | dict[str, Any] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: str | float | None = None
     think: bool | str | None = None
 
@@ -105,7 +105,7 @@ class ChatAsked(Asked):
 
     runs = ("function",)
 
-    messages: list[Message] = Field([], max_length=_MAX_MESSAGES, fail_fast=True)
+    messages: list[OllamaMessage] = Field([], max_length=_MAX_MESSAGES, fail_fast=True)
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )

@@ -12,8 +12,8 @@ from ridgeline.server.dialects.ollama.protocol import (
     Asked,
     ChatAsked,
     GenerateAsked,
-    Message,
-    Options,
+    OllamaMessage,
+    OllamaOptions,
 )
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.http.errors import ApiError
@@ -67,7 +67,7 @@ def raw_request(asked: GenerateAsked) -> CompletionRequest:
 
 def _common(asked: Asked) -> dict[str, Any]:
     """Return what both kinds of request have in common."""
-    options = asked.options or Options.model_validate({})
+    options = asked.options or OllamaOptions.model_validate({})
     length = options.num_predict
     return {
         "model": asked.model,
@@ -77,7 +77,7 @@ def _common(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _messages(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def _messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
     """Yield the messages; results of tools belong to the calls before them, in their order."""
     open_calls: deque[tuple[str, str]] = deque()  # id and name
     count = 0

@@ -114,7 +114,7 @@ _Tool = Annotated[
 ]
 
 
-class Thinking(Strict):
+class ThinkingSwitch(Strict):
     """Whether to think first, as DeepSeek and GLM have it."""
 
     extras = fields.THINKING
@@ -147,7 +147,7 @@ class Rendering(Strict):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     think: bool | str | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingSwitch | None = None
     reasoning: Reasoning | None = None
 
     @property

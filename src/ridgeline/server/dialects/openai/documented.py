@@ -150,7 +150,7 @@ class ChatLogprobs(Shaped):
     refusal: None
 
 
-class Function(Shaped):
+class FunctionCall(Shaped):
     """What is called: ``arguments`` is a JSON object, as text."""
 
     name: str
@@ -162,7 +162,7 @@ class ToolCall(Shaped):
 
     id: str
     type: Literal["function"]
-    function: Function
+    function: FunctionCall
 
 
 class AssistantMessage(Shaped):

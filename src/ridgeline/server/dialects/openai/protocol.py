@@ -113,7 +113,7 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")  # how long an an
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
-class _Sampled(Strict):
+class _SamplingFields(Strict):
     """The fields that both kinds of completion share."""
 
     extras = fields.COMPLETION
@@ -303,7 +303,7 @@ class _Sampled(Strict):
         return params
 
 
-class ChatRequest(Rendering, _Sampled):
+class ChatRequest(Rendering, _SamplingFields):
     """POST /v1/chat/completions."""
 
     extras = fields.CHAT
@@ -362,7 +362,7 @@ TextOrIds = Annotated[
 ]
 
 
-class CompletionRequest(_Sampled):
+class CompletionRequest(_SamplingFields):
     """POST /v1/completions."""
 
     prompt: TextOrIds

@@ -44,7 +44,7 @@ _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "inp
 _CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
 
 
-class Shape(Protocol):
+class ReplyShape(Protocol):
     """How the objects of an answer are written.
 
     Attributes:
@@ -174,7 +174,7 @@ class Reply(Response):
         stream: RequestStream,
         answers: Results,
         body: Strict,
-        shape: Shape,
+        shape: ReplyShape,
         dialect: Dialect,
         options: ServeOptions,
         turns: Turns,

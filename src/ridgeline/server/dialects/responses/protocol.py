@@ -23,7 +23,7 @@ _MODES = ("none", "auto", "required")
 _TEXTS = ("input_text", "output_text", "reasoning_text")
 
 
-class TextPart(Strict):
+class ResponsesText(Strict):
     """A piece of an item."""
 
     extras = fields.RESPONSE_PART
@@ -33,7 +33,7 @@ class TextPart(Strict):
 
 
 _Part = Annotated[
-    TextPart,
+    ResponsesText,
     typed(_TEXTS, "is not supported: this model reads only text, so send what matters as text"),
 ]
 _Parts = Annotated[list[_Part], Field(fail_fast=True)]
@@ -131,7 +131,7 @@ _Choice = Annotated[
 ]
 
 
-class Reasoning(Strict):
+class ReasoningOptions(Strict):
     """How much to think before the answer."""
 
     extras = fields.RESPONSE_THINKING
@@ -165,7 +165,7 @@ class ResponsesRequest(Strict):
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     safety_identifier: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)

@@ -20,7 +20,7 @@ from ridgeline.server.dialects.responses.protocol import (
     NamedFunction,
     ReasoningItem,
     ResponsesRequest,
-    TextPart,
+    ResponsesText,
 )
 
 RESPONSES = Dialect(
@@ -99,7 +99,7 @@ def _other(item: MessageItem | CallOutputItem) -> dict[str, Any]:
     return {"role": item.role, "content": _text(item.content)}
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
+def _text(content: str | Sequence[ResponsesText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
