@@ -37,7 +37,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.deadline_admission import Due, latest_start_s
 from ridgeline.foresight.simulator.replay_times import asked_in, settings_of
-from ridgeline.foresight.simulator.run import Clock, Course, SimRequest, new_replica, serve
+from ridgeline.foresight.simulator.run import Clock, ClockHooks, SimRequest, new_replica, serve
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.least_squares import fit
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
@@ -191,7 +191,7 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
         def pass_after_step() -> None:
             clock.now_s += at_speed.after(runner.num_rows, len(replica.ended))
 
-        serve(replica, load, Course(clock, clock.wait_until, pass_after_step))
+        serve(replica, load, ClockHooks(clock, clock.wait_until, pass_after_step))
         for record in ended:
             if isinstance(record, RequestRecord):
                 one = deadline.get(record.prompt_token_ids)

@@ -32,10 +32,10 @@ from ridgeline.physics.format_bytes import storage_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import clock_of
-from ridgeline.planner.capacity.load import LoadWishes, load_of
+from ridgeline.planner.capacity.load import LoadFlags, load_of
 from ridgeline.planner.capacity.search import factors_of, settled_of
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.flags import Wishes
+from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.placement import place
 
@@ -168,8 +168,8 @@ def asked_of(point: Point, configs: Path) -> Asked:
 
 def candidate_of(asked: Asked) -> Candidate | None:
     """Return the division that a plan compares by formula; None if it does not fit."""
-    load = load_of(LoadWishes(**asked.of_load))
-    wishes = Wishes(**asked.of_memory, context=load.longest)
+    load = load_of(LoadFlags(**asked.of_load))
+    wishes = PlanFlags(**asked.of_memory, context=load.longest)
     subject = subject_of(asked.config, stores())
     placement = place(subject, devices()[asked.of_memory["on"]], wishes, default_ranks="1")
     bounds = bounds_of(placement)

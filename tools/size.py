@@ -1,8 +1,8 @@
 """The sizes: print lines of code per directory, with the change against git HEAD.
 
 Run as ``python tools/size.py`` anywhere in the repository. Exit status 1 when a file, a function or
-the core is too long, a room has too many files, or a line of a document is too wide. Physical lines
-are counted, comments and blank ones too.
+the core is too long, a room has too many files, too many classes share a name, or a line of a
+document is too wide. Physical lines are counted, comments and blank ones too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_DOCUMENT_WIDTH = 120
 MAX_ROOM_FILES = 10  # at the top of each folder of src/ridgeline (docs/adr/0009)
+# Names that several classes of src have, with or without an underscore: most are what both compiled
+# backends have (a batch, its tables, its weights), or a protocol and what implements it.
+MAX_SHARED_NAMES = 15
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
@@ -88,6 +91,22 @@ def too_full(lines: Iterable[str]) -> list[str]:
     ]
 
 
+def too_ambiguous(root: Path, lines: Iterable[str]) -> list[str]:
+    """Say which names stand for two classes or more, in one line, if too many do."""
+    names = Counter(
+        node.name.removeprefix("_")
+        for path in lines
+        if path.startswith("src/")
+        for node in ast.walk(ast.parse((root / path).read_bytes()))
+        if isinstance(node, ast.ClassDef)
+    )
+    shared = sorted(name for name, count in names.items() if count > 1)
+    if len(shared) <= MAX_SHARED_NAMES:
+        return []
+    excess = len(shared) - MAX_SHARED_NAMES
+    return [f"{len(shared)} names are of several classes, {excess} too many: {', '.join(shared)}"]
+
+
 def too_wide(root: Path) -> list[str]:
     """Say which lines of documents are too wide, one line each."""
     return [
@@ -118,7 +137,8 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     now = lines_now(root)
     print(table(now, lines_at_head(root)))
-    complaints = [*too_long(root, now), *too_full(now), *too_wide(root)]
+    complaints = [*too_long(root, now), *too_full(now), *too_ambiguous(root, now)]
+    complaints += too_wide(root)
     for complaint in complaints:
         print(f"size: {complaint}", file=sys.stderr)
     return 1 if complaints else 0

@@ -32,7 +32,7 @@ from ridgeline.foresight.simulator.forecast import (
     new_standing,
     state_of,
 )
-from ridgeline.foresight.simulator.run import Clock, Course, new_replica, serve
+from ridgeline.foresight.simulator.run import Clock, ClockHooks, new_replica, serve
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
@@ -341,7 +341,7 @@ def num_in_vain(
         serve(
             replica,
             [wish.asked() for wish in load],
-            Course(clock, clock.wait_until, pass_after_step),
+            ClockHooks(clock, clock.wait_until, pass_after_step),
         )
         found = (one for one in ended if isinstance(one, RequestRecord))
         done = ((by_prompt[one.prompt_token_ids], one.finish_s) for one in found)

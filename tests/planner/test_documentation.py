@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.planner import LoadWishes, Wishes
+from ridgeline.planner import LoadFlags, PlanFlags
 from tests.cli.test_main import ridgeline
 from tests.physics.published import PUBLISHED
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "planning.md").read_text()
 
 
-@pytest.mark.parametrize("field", [*fields(Wishes), *fields(LoadWishes)], ids=lambda f: f.name)
+@pytest.mark.parametrize("field", [*fields(PlanFlags), *fields(LoadFlags)], ids=lambda f: f.name)
 def test_every_flag_is_explained(field: Field[Any]) -> None:
     row = re.search(rf"^\| `--{field.name.replace('_', '-')}` \| (.*) \| (.*) \|$", TEXT, re.M)
     assert row is not None

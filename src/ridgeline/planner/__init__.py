@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ridgeline.planner.capacity.load import LoadWishes, OfferedLoad, Slo
-from ridgeline.planner.memory.flags import Wishes
+from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo
+from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.plan import Plan, plan
 
-__all__ = ["LoadWishes", "OfferedLoad", "Plan", "Slo", "Wishes", "plan"]
+__all__ = ["LoadFlags", "OfferedLoad", "Plan", "PlanFlags", "Slo", "plan"]

@@ -14,13 +14,13 @@ from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
-from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadWishes, OfferedLoad, Slo, load_of
+from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoad, Slo, load_of
 from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
-from ridgeline.planner.memory.flags import AUTO, Wishes
+from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.in_words import gib, sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
@@ -98,22 +98,22 @@ def plan(
         compare_published: also say what the best-known formula makes of it.
         today: prices of more than 90 days before it warn.
         report: is told of choices that are looked at, and of how many.
-        wishes: fields of ``Wishes`` and of ``LoadWishes``.
+        wishes: fields of ``PlanFlags`` and of ``LoadFlags``.
 
     Raises:
         ValueError: the model, a device, a price or a wish is wrong, or contradicts another.
         OSError: a file cannot be read.
     """
-    of_load = {name: wishes.pop(name) for name in LoadWishes.__dataclass_fields__ if name in wishes}
-    asked = LoadWishes(**of_load)
+    of_load = {name: wishes.pop(name) for name in LoadFlags.__dataclass_fields__ if name in wishes}
+    asked = LoadFlags(**of_load)
     return plan_for(
-        subject_of(model, stores()), Wishes(**wishes), compare_published, asked, today, report
+        subject_of(model, stores()), PlanFlags(**wishes), compare_published, asked, today, report
     )
 
 
 def plan_for(
-    subject: ModelSpec, wishes: Wishes, compare_published: bool = False,
-    asked: LoadWishes | None = None, today: date | None = None,
+    subject: ModelSpec, wishes: PlanFlags, compare_published: bool = False,
+    asked: LoadFlags | None = None, today: date | None = None,
     report: Report = lambda done, total: None, alive: Alive = lambda: None,
 ) -> Plan:  # fmt: skip
     """Return the plan for a model that was read. Raises ValueError as ``plan`` does.
@@ -177,7 +177,7 @@ def plan_for(
     )
 
 
-def _able(devices: Sequence[Device], wishes: Wishes) -> tuple[list[Device], list[str]]:
+def _able(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
     """Return the devices that can compute what was asked for, and who is left out.
 
     Raises ValueError if none can.
@@ -194,8 +194,8 @@ def _able(devices: Sequence[Device], wishes: Wishes) -> tuple[list[Device], list
 
 def _of_load(
     subject: ModelSpec,
-    wishes: Wishes,
-    asked: LoadWishes,
+    wishes: PlanFlags,
+    asked: LoadFlags,
     load: OfferedLoad,
     choices: Sequence[CapacityOption],
 ) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _of_load(
         yield "slices are paid as the whole cards that they share, however few are used of one"
 
 
-def _of_purchase(asked: LoadWishes, choices: Sequence[CapacityOption]) -> Iterator[str]:
+def _of_purchase(asked: LoadFlags, choices: Sequence[CapacityOption]) -> Iterator[str]:
     if asked.trace_file is None:
         lengths = f"{asked.prompt_tokens} tokens, answers of {asked.new_tokens}"
         yield f"prompts of {lengths}: --prompt-tokens and --new-tokens say otherwise"
@@ -308,7 +308,7 @@ def row_of(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _assumptions(subject: ModelSpec, wishes: Wishes, best: Placement) -> Iterator[str]:
+def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iterator[str]:
     shape, setting, engine = subject.shape, best.setting, best.setting.engine
     yield from shape.assumptions
     if wishes.context is None:

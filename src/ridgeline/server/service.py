@@ -30,7 +30,7 @@ from ridgeline.server.dialects.openai.protocol import (
     CompletionRequest,
 )
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
-from ridgeline.server.dialects.openai.response_builder import Answers
+from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.errors import ApiError
@@ -47,7 +47,8 @@ from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
 
-NewShape = Callable[[Answers, Any, str, str, str], ReplyShape]  # of a body, and the names to show
+# Of a body, and the names to show.
+NewShape = Callable[[ResponseBuilder, Any, str, str, str], ReplyShape]
 
 
 class Service:
@@ -210,7 +211,7 @@ class Service:
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
-        answers = Answers(self.text, body, stream, prepared.form, room=prepared.room)
+        answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths

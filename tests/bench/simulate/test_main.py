@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
-from ridgeline.bench.simulate.main import Question, Simulator
+from ridgeline.bench.simulate.main import Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
 from ridgeline.engine_setup.options import Options
@@ -45,8 +45,8 @@ def document(result: Result) -> dict[str, Any]:
     return found
 
 
-def prepared(path: Path, **load: Any) -> tuple[Simulator, Question]:
-    question = Question(model=str(path), load=Workload(**SIZES | load))
+def prepared(path: Path, **load: Any) -> tuple[Simulator, Scenario]:
+    question = Scenario(model=str(path), load=Workload(**SIZES | load))
     return Simulator(str(path)), question
 
 

@@ -20,9 +20,9 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.planner import Plan, Wishes, plan
+from ridgeline.planner import Plan, PlanFlags, plan
 from ridgeline.planner.capacity.in_words import per_second
-from ridgeline.planner.capacity.load import LoadWishes, OfferedLoad, Slo, load_of, parse_slo
+from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
 from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
 from ridgeline.planner.capacity.pareto import pareto_svg
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s, steady, steady_closed
@@ -48,7 +48,7 @@ def planned(**wishes: Any) -> Plan:
 
 def load(rate: float | None = 2.0, **changes: Any) -> OfferedLoad:
     wishes = {"prompt_tokens": "400", "new_tokens": "60", "request_rate": rate} | changes
-    return load_of(LoadWishes(**wishes))
+    return load_of(LoadFlags(**wishes))
 
 
 # --- what a load is ----------------------------------------------------------------------------
@@ -100,14 +100,14 @@ def test_a_trace_says_when_and_how_long(tmp_path: Path) -> None:
     rows = [f"2023-11-16 18:15:{i:02d}.0,{100 + i},{10 + i}" for i in range(11)]
     trace = tmp_path / "azure.csv"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    found = load_of(LoadWishes(trace_file=str(trace), request_rate=2.0))
+    found = load_of(LoadFlags(trace_file=str(trace), request_rate=2.0))
     assert found.arrivals_s == pytest.approx([i / 2 for i in range(11)])
     assert found.lengths[3] == (103, 13)
     half = found.share(2, 100)
     assert [len(asked.prompt) for asked in half] == [100, 102, 104, 106, 108, 110]
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00,,3\n")
     with pytest.raises(ValueError, match=r"azure\.csv, line 2: ContextTokens is missing"):
-        load_of(LoadWishes(trace_file=str(trace)))
+        load_of(LoadFlags(trace_file=str(trace)))
 
 
 # --- the formula -------------------------------------------------------------------------------
@@ -378,8 +378,8 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
         "tiny", shape_of_arch(checkpoint(ARCHS["plain"]).arch, "llama"),
         storage_of_dtype("bf16"), checkpoint=checkpoint(ARCHS["plain"]),
     )  # fmt: skip
-    wishes = Wishes(on="here", context=64)
-    asked = LoadWishes(prompt_tokens="20", new_tokens="10", request_rate=1.0)
+    wishes = PlanFlags(on="here", context=64)
+    asked = LoadFlags(prompt_tokens="20", new_tokens="10", request_rate=1.0)
     found = plan_for(subject, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "assumed"
     assert any("ridgeline calibrate" in note for note in found.assumptions)

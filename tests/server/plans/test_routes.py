@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.planner import LoadWishes, Wishes, plan
+from ridgeline.planner import LoadFlags, PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
 from ridgeline.server.plans import one_at_a_time, routes
@@ -42,7 +42,7 @@ def ask(served: Served, **body: Any) -> Any:
 def test_fields_are_the_flags_of_the_command() -> None:
     ours = set(PlanRequest.model_fields) - {"model", "compare_published", "picture", "format"}
     files = {"trace_file", "prices", "lora"}
-    assert ours == {one.name for kind in (Wishes, LoadWishes) for one in fields(kind)} - files
+    assert ours == {one.name for kind in (PlanFlags, LoadFlags) for one in fields(kind)} - files
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gemma-3-1b", "mamba-2.8b"])

@@ -42,7 +42,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Text
 from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.foresight.simulator.run import Course, Replica, SimRequest, serve
+from ridgeline.foresight.simulator.run import ClockHooks, Replica, SimRequest, serve
 from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
@@ -234,7 +234,7 @@ def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
     llm.engine.listeners.append(take)
     replica = Replica(llm.engine, new_text=new_text)
     try:
-        serve(replica, case.load, Course(time.monotonic, _wait), concurrency=case.concurrency)
+        serve(replica, case.load, ClockHooks(time.monotonic, _wait), concurrency=case.concurrency)
     finally:
         replica.leave()
         llm.engine.listeners.remove(take)

@@ -44,7 +44,7 @@ Prompts = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Scenario:
     """What is to be simulated, but for the options of the engine.
 
     Attributes:
@@ -90,7 +90,7 @@ class Simulator:
         self._card = located.sampling
         self._prompts: dict[Any, Prompts] = {}
 
-    def prepare(self, question: Question, options: Options) -> PreparedRun:
+    def prepare(self, question: Scenario, options: Options) -> PreparedRun:
         """Return the case of a question with these options.
 
         Raises ValueError if options contradict the model, or a file is not what it should be.
@@ -121,7 +121,7 @@ class Simulator:
             raise ValueError("several replicas serve requests of one turn: give no --turns")
         return PreparedRun(case, calibration, planned, num_left_out)
 
-    def _ids(self, question: Question, planned: Sequence[Planned]) -> Prompts:
+    def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
         """Return the token ids of all prompts, as a server would see them."""
         load = question.load
         if question.prompt_tokens is not None:
@@ -191,14 +191,14 @@ def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "
         raise ValueError(f"--router {router} is none of {', '.join(ROUTERS)}")
 
 
-def seeded(question: Question) -> Question:
+def seeded(question: Scenario) -> Scenario:
     """Return a question whose load has a seed, so that it can be asked again."""
     if question.load.seed is not None:
         return question
     return replace(question, load=replace(question.load, seed=secrets.randbits(32)))
 
 
-def simulate_load(question: Question, options: Options, trace: Path | None) -> bool:
+def simulate_load(question: Scenario, options: Options, trace: Path | None) -> bool:
     """Simulate; print the block of ``bench serve`` and its document. False if nothing succeeded.
 
     ``trace`` is a file for the records. Raises ValueError if something asked for makes no sense,

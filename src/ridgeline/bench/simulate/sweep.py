@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from rich.table import Table
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
-from ridgeline.bench.simulate.main import Question, Simulator, check_fleet, seeded
+from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seeded
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
 from ridgeline.engine_setup.options import Options
@@ -43,7 +43,7 @@ _OF_FLEET: dict[str, Any] = {"replicas": int, "router": str, "drafts": str}
 
 
 def sweep_loads(
-    question: Question,
+    question: Scenario,
     options: Options,
     sweeps: Sequence[str],
     objective: str,
@@ -134,7 +134,7 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _case(
-    simulator: Simulator, question: Question, options: Options, setting: Mapping[str, Any]
+    simulator: Simulator, question: Scenario, options: Options, setting: Mapping[str, Any]
 ) -> SimulatedRun:
     of_engine = {name: v for name, v in setting.items() if hasattr(options, name)}
     of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}

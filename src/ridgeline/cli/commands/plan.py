@@ -19,7 +19,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
-from ridgeline.planner import LoadWishes, Plan, Wishes, plan
+from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import gib, length, parts_of
 from ridgeline.planner.memory.known_estimator import Published
@@ -54,8 +54,8 @@ Model = Annotated[
 ]
 
 
-@flags("asked", LoadWishes)
-@flags("wishes", Wishes)
+@flags("asked", LoadFlags)
+@flags("wishes", PlanFlags)
 def plan_command(
     model: Model = None,
     compare_published: Annotated[
@@ -72,8 +72,8 @@ def plan_command(
         bool, typer.Option("--devices", help="List the devices that are known instead.")
     ] = False,
     *,
-    wishes: Wishes,
-    asked: LoadWishes,
+    wishes: PlanFlags,
+    asked: LoadFlags,
 ) -> None:
     """Say what a model needs in memory, and what fits; for a load, which devices, and the cost.
 

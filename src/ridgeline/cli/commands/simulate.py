@@ -10,7 +10,7 @@ import typer
 
 from ridgeline.bench.client_overhead import read_edge
 from ridgeline.bench.load.stats import parse_limits
-from ridgeline.bench.simulate.main import Question, check_fleet, like, simulate_load
+from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load
 from ridgeline.bench.simulate.sweep import sweep_loads
 from ridgeline.cli.commands.models import MODEL_HELP
 from ridgeline.cli.commands.replay import serve_again
@@ -121,7 +121,7 @@ def _question(
     prompt_tokens: str | None,
     new_tokens: str | None,
     goodput: list[str] | None,
-) -> Question:
+) -> Scenario:
     """Return what is to be simulated. Raises UsageError for flags that make no sense together."""
     try:
         limits = tuple(goodput or ())
@@ -140,12 +140,12 @@ def _question(
             raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
     except ValueError as error:
         raise UsageError(error) from error
-    return Question(
+    return Scenario(
         model=model, load=load, endpoint=endpoint, prompt_tokens=prompt_tokens, goodput=limits
     )
 
 
-def _check(question: Question, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
+def _check(question: Scenario, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
     try:
         check_fleet(question.replicas, question.router, question.drafts)
     except ValueError as error:

@@ -341,13 +341,13 @@ def simulate(
     def pass_after_step() -> None:
         clock.now_s += times.after(runner.num_rows, len(replica.ended))
 
-    course = Course(clock, clock.wait_until, pass_after_step)
+    course = ClockHooks(clock, clock.wait_until, pass_after_step)
     serve(replica, [replace(asked, arrival_s=0.0) for asked in warmups], course)
     serve(replica, load, course, concurrency=concurrency, turnaround_s=turnaround_s)
     return records
 
 
-class Course(NamedTuple):
+class ClockHooks(NamedTuple):
     """How time goes on, virtual or real.
 
     Attributes:
@@ -364,7 +364,7 @@ class Course(NamedTuple):
 def serve(
     replica: Replica,
     load: Listing[SimRequest],
-    course: Course,
+    course: ClockHooks,
     *,
     concurrency: int | None = None,
     turnaround_s: float = 0.0,

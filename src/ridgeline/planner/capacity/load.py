@@ -70,7 +70,7 @@ def parse_slo(text: str) -> Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWishes:
+class LoadFlags:
     """The flags of ``plan`` that describe a load, and what may be chosen for it."""
 
     prompt_tokens: str | None = flag_field(
@@ -270,7 +270,7 @@ class OfferedLoad:
 _NUM_LENGTHS = 4096  # drawn; then they come again
 
 
-def load_of(wishes: LoadWishes) -> OfferedLoad:
+def load_of(wishes: LoadFlags) -> OfferedLoad:
     """Return the load that flags describe, with all lengths drawn.
 
     Raises ValueError, with file, line and field, for a damaged trace, and OSError.
@@ -291,7 +291,7 @@ def load_of(wishes: LoadWishes) -> OfferedLoad:
     )
 
 
-def _of_trace(requests: Sequence[Traced], wishes: LoadWishes) -> OfferedLoad:
+def _of_trace(requests: Sequence[Traced], wishes: LoadFlags) -> OfferedLoad:
     start_s, span_s = requests[0].arrival_s, requests[-1].arrival_s - requests[0].arrival_s
     if not span_s:
         raise ValueError(f"{wishes.trace_file}: all requests come at once, which is no rate")

@@ -20,7 +20,7 @@ from ridgeline.physics.hardware import Device, Price
 from ridgeline.physics.ownership import Owned
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
-from ridgeline.planner.capacity.load import PERCENTILES, LoadWishes, OfferedLoad, Slo
+from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo
 from ridgeline.planner.capacity.option import (
     MOST_BUSY,
     CapacityOption,
@@ -32,7 +32,7 @@ from ridgeline.planner.capacity.spot import SHOWN
 from ridgeline.planner.capacity.spot_option import with_spot
 from ridgeline.planner.capacity.steady_state import Steady, knee, steady, steady_closed
 from ridgeline.planner.catalogue import HERE, offers, prices_of
-from ridgeline.planner.memory.flags import AUTO, Wishes
+from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.placement import Placement, place
 
@@ -56,7 +56,7 @@ class SearchResult:
 
 
 def search(
-    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: OfferedLoad,
+    subject: ModelSpec, wishes: PlanFlags, asked: LoadFlags, load: OfferedLoad,
     devices: Sequence[Device], today: date, report: Report, alive: Alive,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
@@ -95,7 +95,7 @@ def search(
 
 
 def _candidates(
-    subject: ModelSpec, wishes: Wishes, asked: LoadWishes, load: OfferedLoad, device: Device,
+    subject: ModelSpec, wishes: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
     today: date, warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
     for placement in _divisions(subject, wishes, device):
@@ -116,7 +116,7 @@ def _candidates(
 
 
 def _price(
-    device: Device, placement: Placement, asked: LoadWishes, today: date
+    device: Device, placement: Placement, asked: LoadFlags, today: date
 ) -> tuple[Price | Owned | None, list[str]]:
     """Return the cheapest price of renting a device, or that of owning it, and warnings."""
     if asked.buy:
@@ -136,7 +136,7 @@ def _price(
     return prices[0], [text for text in old if f"at {prices[0].provider} " in text]
 
 
-def _divisions(subject: ModelSpec, wishes: Wishes, device: Device) -> Iterator[Placement]:
+def _divisions(subject: ModelSpec, wishes: PlanFlags, device: Device) -> Iterator[Placement]:
     """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
     first = place(subject, device, wishes, default_ranks=AUTO if device.id != HERE else "1")
     if not first.ledger.fits:
@@ -184,7 +184,7 @@ def _by_formula(settled: Steady, load: OfferedLoad) -> SeenLatencies:
 
 
 def _replicas(
-    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], asked: LoadWishes
+    candidate: Candidate, load: OfferedLoad, slos: Sequence[Slo], asked: LoadFlags
 ) -> int:
     """Return the number asked for, or the fewest that hold the load within its bounds by formula.
 
@@ -256,7 +256,7 @@ def _simulated(
 
 
 def _decide(
-    candidate: Candidate, replicas: int, load: OfferedLoad, asked: LoadWishes, *, is_simulated: bool
+    candidate: Candidate, replicas: int, load: OfferedLoad, asked: LoadFlags, *, is_simulated: bool
 ) -> CapacityOption:
     slos = asked.slos()
     seen = None

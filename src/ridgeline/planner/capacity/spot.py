@@ -23,7 +23,7 @@ _SURELY = 0.99
 _MOST_MORE = 64
 
 
-class Spoilt(NamedTuple):
+class EvictionLoss(NamedTuple):
     """What an eviction spoils; None where none was simulated.
 
     Attributes:
@@ -54,7 +54,7 @@ class Spot:
         evictions_per_hour: of one machine.
         notice_s: between notice and end.
         start_s: until another takes requests.
-        tokens_again, tokens_lost, requests_lost, goodput_per_s: as in ``Spoilt``.
+        tokens_again, tokens_lost, requests_lost, goodput_per_s: as in ``EvictionLoss``.
     """
 
     replicas: int

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
-from ridgeline.planner.capacity.load import LoadWishes, OfferedLoad
+from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad
 from ridgeline.planner.capacity.option import CapacityOption, seen_of
 from ridgeline.planner.capacity.spot import (
     EVICTIONS_PER_HOUR,
     NOTICE_S,
-    Spoilt,
+    EvictionLoss,
     Spot,
     availability,
     eviction,
@@ -28,7 +28,7 @@ from ridgeline.planner.catalogue import prices_of, spot_terms
 def with_spot(
     choice: CapacityOption,
     load: OfferedLoad,
-    asked: LoadWishes,
+    asked: LoadFlags,
     today: date,
     is_near: bool,
     alive: Alive,
@@ -60,7 +60,7 @@ def with_spot(
     # A replica goes when any of its devices does.
     up = up_share(per_hour * placement.num_devices, 0.0, start_s)
     num = replicas_for(choice.replicas, up)
-    spoilt = Spoilt()
+    spoilt = EvictionLoss()
     if is_near and load.rate_per_s is not None:
         spoilt = _simulated(choice, load, asked, num, per_hour, notice_s, start_s, alive)
     devices = num * placement.num_devices
@@ -82,9 +82,9 @@ def with_spot(
 
 
 def _simulated(
-    choice: CapacityOption, load: OfferedLoad, asked: LoadWishes, num: int, per_hour: float,
+    choice: CapacityOption, load: OfferedLoad, asked: LoadFlags, num: int, per_hour: float,
     notice_s: float, start_s: float, alive: Alive,
-) -> Spoilt:  # fmt: skip
+) -> EvictionLoss:  # fmt: skip
     """Return what one eviction spoils, of ``num`` replicas."""
     bounds = bounds_of(choice.placement)
     candidate = Candidate(choice.placement, choice.clock, bounds, None, load, alive)
@@ -100,7 +100,7 @@ def _simulated(
         for ended in (serve_fleet(*args), drained.ended)
     ]
     all_per_hour = per_hour * choice.placement.num_devices * num
-    return Spoilt(
+    return EvictionLoss(
         tokens_again=drained.tokens_again,
         tokens_lost=cut.tokens_lost,
         requests_lost=cut.requests_lost,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ridgeline.api.adapters import read_adapters, room_for
 from ridgeline.models.adapters import Base
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.planner.memory.flags import Wishes
+from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.ledger import ASSUMED, FROM_FILE
 
 
@@ -28,7 +28,7 @@ class AdapterRoom(NamedTuple):
 NO_ADAPTERS = AdapterRoom()
 
 
-def adapter_room(wishes: Wishes, checkpoint: Checkpoint | None) -> AdapterRoom:
+def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom:
     """Return the room that the engine leaves for adapters.
 
     Args:

@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PlanFlags:
     """The flags of ``plan`` that say what memory is needed for; None and "auto" leave it open."""
 
     context: int | None = flag_field(

@@ -20,7 +20,7 @@ from ridgeline.physics.format_bytes import (
 )
 from ridgeline.physics.hardware import Device
 from ridgeline.physics.module_names import Modules
-from ridgeline.planner.memory.flags import AUTO, Wishes
+from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     COMPUTED,
     ENGINES,
@@ -77,7 +77,9 @@ class Placement:
         return self.setting.tp * self.setting.pp
 
 
-def place(subject: ModelSpec, device: Device, wishes: Wishes, *, default_ranks: str) -> Placement:
+def place(
+    subject: ModelSpec, device: Device, wishes: PlanFlags, *, default_ranks: str
+) -> Placement:
     """Return the model on a device, divided as wished.
 
     Args:
@@ -128,7 +130,7 @@ def cannot_compute(device: Device, form: str) -> bool:
     return has_units and form not in device.peak_ops_per_s
 
 
-def _storage(subject: ModelSpec, wishes: Wishes, device: Device) -> Storage:
+def _storage(subject: ModelSpec, wishes: PlanFlags, device: Device) -> Storage:
     storage = subject.storage
     if wishes.dtype != AUTO:
         storage = storage_of_dtype(format_named(wishes.dtype).name)
@@ -143,7 +145,7 @@ def _storage(subject: ModelSpec, wishes: Wishes, device: Device) -> Storage:
 
 
 def _setting(
-    subject: ModelSpec, device: Device, wishes: Wishes, engine: EngineOverheads, storage: Storage
+    subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads, storage: Storage
 ) -> Setting:
     kv_dtype = wishes.kv_cache_dtype
     if kv_dtype == AUTO and engine.name == "ridgeline":
@@ -176,7 +178,7 @@ def _setting(
     )
 
 
-def _known(subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting) -> Known:
+def _known(subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting) -> Known:
     """Return what the file says, or the backend that would run it here."""
     checkpoint, adapters = subject.checkpoint, _adapter_line(subject)
     if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
@@ -220,7 +222,7 @@ def _adapter_line(subject: ModelSpec) -> Line | None:
 
 
 def _divide(
-    subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting, storage: Storage,
+    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage,
     tp: int | None, pp: int | None,
 ) -> tuple[Setting, Known]:  # fmt: skip
     """Return the setting with both sizes chosen: the fewest devices on which it fits.
@@ -261,7 +263,7 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    subject: ModelSpec, device: Device, wishes: Wishes, setting: Setting, storage: Storage
+    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage
 ) -> Iterator[str]:
     """Yield flags, each of which alone would make it fit."""
     known = _known(subject, device, wishes, setting)

@@ -22,7 +22,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.physics.format_bytes import FORMATS
 from ridgeline.physics.hardware import Device
-from ridgeline.planner import LoadWishes, Plan, Wishes
+from ridgeline.planner import LoadFlags, Plan, PlanFlags
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.ledger import ENGINES
@@ -65,7 +65,7 @@ def _is_text(name: str) -> bool:
 
 def _flag_fields() -> dict[str, Any]:
     """Return a field for each flag of ``ridgeline plan`` that names no file; none is required."""
-    kinds = get_type_hints(Wishes) | get_type_hints(LoadWishes)
+    kinds = get_type_hints(PlanFlags) | get_type_hints(LoadFlags)
     kinds = {name: int | kind if _is_text(name) else kind for name, kind in kinds.items()}
     kinds["slo"] = Annotated[list[str], Field(max_length=16, fail_fast=True)]
     return {name: (kind | None, None) for name, kind in kinds.items() if name not in _NO_FILES}
@@ -87,21 +87,21 @@ class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the
     picture: bool | None = None
     format: Literal["json", "csv", "markdown", "svg"] = "json"
 
-    def wishes(self) -> Wishes:
+    def wishes(self) -> PlanFlags:
         """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
-        return Wishes(**self._values_of(Wishes))
+        return PlanFlags(**self._values_of(PlanFlags))
 
     @property
     def load_is_given(self) -> bool:
         """Whether any field asks for more than memory."""
-        return bool(self._values_of(LoadWishes))
+        return bool(self._values_of(LoadFlags))
 
-    def load(self) -> LoadWishes | None:
+    def load(self) -> LoadFlags | None:
         """Return what load is asked for, if any.
 
         Raises ApiError for a load that is too large for a server, ValueError as ``wishes`` does.
         """
-        values = self._values_of(LoadWishes)
+        values = self._values_of(LoadFlags)
         if not values:
             return None
         if {"request_rate", "max_concurrency"} <= values.keys():
@@ -118,9 +118,9 @@ class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the
         for name, (low, high) in _LEAST_MOST.items():
             if name in values and not low <= values[name] <= high:
                 raise _wrong(name, f"is {values[name]:g}: from {low:g} to {high:g} here")
-        return LoadWishes(**values)
+        return LoadFlags(**values)
 
-    def _values_of(self, kind: type[Wishes | LoadWishes]) -> dict[str, Any]:
+    def _values_of(self, kind: type[PlanFlags | LoadFlags]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in (field.name for field in fields(kind) if field.name not in _NO_FILES):
             value = getattr(self, name)

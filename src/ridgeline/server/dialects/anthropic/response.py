@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.openai.reply import SSE, sse
-from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError, anthropic_body
 
@@ -32,7 +32,12 @@ class MessageShape:
     stream_type, ping = SSE, b"event: ping\n" + sse({"type": "ping"})
 
     def __init__(
-        self, answers: Answers, body: ChatRequest, request_id: str, model: str, fingerprint: str
+        self,
+        answers: ResponseBuilder,
+        body: ChatRequest,
+        request_id: str,
+        model: str,
+        fingerprint: str,
     ) -> None:
         """Write ``answers`` to what ``body`` asks."""
         self._answers, self._is_streamed = answers, bool(body.stream)

@@ -16,7 +16,7 @@ from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
-from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict
@@ -100,7 +100,7 @@ class LlamaCppShape:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: ResponseBuilder,
         body: LlamaCppRequest,
         request_id: str,
         model: str,

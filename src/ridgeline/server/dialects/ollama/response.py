@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 
@@ -27,7 +27,7 @@ class OllamaShape:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: ResponseBuilder,
         body: ChatRequest | CompletionRequest,
         request_id: str,
         model: str,

@@ -19,7 +19,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import (
     ClientGone,
@@ -105,7 +105,7 @@ class OpenAiShape:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: ResponseBuilder,
         body: ChatRequest | CompletionRequest,
         request_id: str,
         model: str,

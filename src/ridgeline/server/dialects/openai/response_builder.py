@@ -36,7 +36,7 @@ _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
 
 
 @dataclass
-class _Answer:
+class ChoiceState:
     """One of the choices: the part of it that is known and not yet shown."""
 
     index: int
@@ -57,7 +57,7 @@ class _Answer:
     has_prompt_ids: bool = False  # a chunk had those of the prompt
 
 
-class Answers:
+class ResponseBuilder:
     """The answers to one request."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Answers:
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
         self._answers = [
-            _Answer(i, AnswerReader(form))
+            ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         self._requests: dict[int, Request] = {}  # by prompt
@@ -94,7 +94,7 @@ class Answers:
         answer = self.take(event)
         return self._chunks(answer) if answer else []
 
-    def take(self, event: StreamEvent) -> _Answer | None:
+    def take(self, event: StreamEvent) -> ChoiceState | None:
         """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
         index, payload = event
         if isinstance(payload, Request):
@@ -114,7 +114,7 @@ class Answers:
         self._add_event(answer, payload, index)
         return answer
 
-    def _chunks(self, answer: _Answer) -> list[Choice]:
+    def _chunks(self, answer: ChoiceState) -> list[Choice]:
         """Return the new part of a streamed answer, its end apart from its text.
 
         Clients may stop reading at ``finish_reason``, so no text may come with it.
@@ -133,7 +133,7 @@ class Answers:
             chunks.append(self._ended(answer, self._choice(answer, form, None)))
         return chunks
 
-    def _add_event(self, answer: _Answer, event: Event, prompt: int) -> None:
+    def _add_event(self, answer: ChoiceState, event: Event, prompt: int) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
         if self._body.longest == 0:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
@@ -151,7 +151,7 @@ class Answers:
         if self._with_logprobs:
             self._add_logprobs(answer, event, prompt)
 
-    def _add_logprobs(self, answer: _Answer, event: Event, prompt: int) -> None:
+    def _add_logprobs(self, answer: ChoiceState, event: Event, prompt: int) -> None:
         """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
         if answer.held is None:
             params = replace(self._stream.params, stop=())
@@ -164,7 +164,7 @@ class Answers:
             len(event.text), answer.reader.num_held, is_over=is_over
         )
 
-    def _add_echo(self, answer: _Answer, index: int) -> None:
+    def _add_echo(self, answer: ChoiceState, index: int) -> None:
         """Let an answer begin with its prompt; in a chat, with the message that it continues."""
         if isinstance(self._body, ChatRequest):
             last = self._body.messages[-1]
@@ -191,7 +191,7 @@ class Answers:
                 answer.index = index
         return [self._ended(answer, self._shown(answer)) for answer in answers]
 
-    def _shown(self, answer: _Answer) -> Choice:
+    def _shown(self, answer: ChoiceState) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
         pieces, logprobs = answer.pieces, self._logprobs(answer)
         answer.pieces, answer.logprobs = [], []
@@ -201,7 +201,7 @@ class Answers:
             answer.num_calls += sum(kind == "call" for kind, _ in pieces)
         return self._choice(answer, form, logprobs)
 
-    def _news(self, answer: _Answer) -> list[Choice]:
+    def _news(self, answer: ChoiceState) -> list[Choice]:
         """Return the new parts of a streamed answer, which then count as shown."""
         if not self._is_chat:
             return [self._shown(answer)]
@@ -217,7 +217,7 @@ class Answers:
             *(self._choice(answer, {"delta": delta}, None) for delta in later),
         ]
 
-    def _choice(self, answer: _Answer, form: Choice, logprobs: Choice | None) -> Choice:
+    def _choice(self, answer: ChoiceState, form: Choice, logprobs: Choice | None) -> Choice:
         choice = {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
         if self._body.return_token_ids:
             choice["token_ids"], answer.token_ids = answer.token_ids, None
@@ -255,7 +255,7 @@ class Answers:
             for token, logprob in shown
         }
 
-    def _ended(self, answer: _Answer, choice: Choice) -> Choice:
+    def _ended(self, answer: ChoiceState, choice: Choice) -> Choice:
         """Return a choice that also says how the answer ended."""
         calls = answer.num_calls and answer.finish_reason == "stop" and not self._is_named
         choice["finish_reason"] = "tool_calls" if calls else answer.finish_reason
@@ -265,7 +265,7 @@ class Answers:
 
     # --- logprobs ------------------------------------------------------------------------------
 
-    def _logprobs(self, answer: _Answer) -> Choice | None:
+    def _logprobs(self, answer: ChoiceState) -> Choice | None:
         if not self._with_logprobs:
             return None
         if not self._is_chat:
@@ -286,7 +286,7 @@ class Answers:
         is_id = self._body.return_tokens_as_token_ids
         return f"token_id:{token}" if is_id else self._text.spell(token)
 
-    def _completion_logprobs(self, answer: _Answer) -> Choice:
+    def _completion_logprobs(self, answer: ChoiceState) -> Choice:
         """Return four parallel lists; offsets count the characters of all tokens before."""
         answer.decode = answer.decode or self._text.tokenizer.new_decoder()
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -402,6 +402,6 @@ class Answers:
         }
 
 
-def _means(answers: Iterable[_Answer]) -> list[float]:
+def _means(answers: Iterable[ChoiceState]) -> list[float]:
     """Return the mean log-probability of each answer's tokens."""
     return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

@@ -14,7 +14,7 @@ from uuid import uuid4
 from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
-from ridgeline.server.dialects.openai.response_builder import Answers, Choice
+from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
@@ -32,7 +32,7 @@ class ResponseShape:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: ResponseBuilder,
         body: ChatRequest,
         request_id: str,
         model: str,
