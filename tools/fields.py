@@ -44,13 +44,8 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
     "`/v1/completions`": (protocol.CompletionRequest,),
     "`/v1/responses`": (
         *(responses.ResponsesRequest, responses.ReasoningOptions, responses.TextOptions),
-        *(
-            responses.FunctionTool,
-            responses.MessageItem,
-            responses.ResponsesText,
-            responses.CallItem,
-        ),
-        *(responses.CallOutputItem, responses.ReasoningItem),
+        *(responses.FunctionTool, responses.MessageItem, responses.ResponsesText),
+        *(responses.CallItem, responses.CallOutputItem, responses.ReasoningItem),
     ),
     "`/v1/messages`": (
         *(anthropic.MessagesRequest, anthropic.Thinking, anthropic.OutputConfig),
@@ -58,8 +53,8 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
         *(anthropic.ToolResultBlock, anthropic.ThinkingBlock),
     ),
     "`/api/chat`, `/api/generate`": (
-        *(ollama.ChatAsked, ollama.GenerateAsked, ollama.Call),
-        *(ollama.OllamaOptions, ollama.OllamaMessage),
+        *(ollama.ChatAsked, ollama.GenerateAsked),
+        *(ollama.OllamaOptions, ollama.OllamaMessage, ollama.Call),
     ),
     "`/api/show`, `/api/embed`": (ollama.ShowAsked, ollama.EmbedAsked),
     "`/infill`, `/completion`": (
