@@ -115,6 +115,24 @@ def test_text_is_free_until_a_call_begins(text: TextProcessor, name: str) -> Non
         assert message is None or calls_of(form, message)
 
 
+@pytest.mark.parametrize("name", [form.name for form in FORMATS if form.key])
+def test_a_call_without_marker_fits_too(text: TextProcessor, name: str) -> None:
+    """As small models write it: indented, and in a fence; a package's JSON stays text."""
+    tool_format = format_named(name, "")
+    form = MessageForm(tools=(tool_format, USE))
+    head = f'{{\n  "name": "add",\n  "{tool_format.key}": '
+    whole = f'{head}{{\n    "a": 5,\n    "c": "red"\n  }}\n}}'
+    for said in (whole, f"```json\n{whole}\n```", f"```\n{whole}\n```"):
+        assert written(text, form, said, 1) == said
+        assert calls_of(form, said) == [("add", {"a": 5, "c": "red"})]
+    for seed in range(4):
+        message = written(text, form, f"```json\n{head}", seed)
+        assert message is None or calls_of(form, message)
+    for said in ('```json\n{\n  "name": "add-on",\n  "version": "1"\n}\n``` That is it.\n',
+                 '```json\n{"name": "sum", "arguments": {"a": 100}}\n```'):  # fmt: skip
+        assert (written(text, form, said, 1) or "").startswith(said)
+
+
 def test_arguments_in_gemmas_notation_fit_their_schema(text: TextProcessor) -> None:
     place = {
         "type": "object",

@@ -140,6 +140,38 @@ def test_a_call_without_marker_is_one_where_the_message_begins(places: list[int]
     assert read(form_of("hermes"), [f"See: {call}"])["content"] == f"See: {call}"
 
 
+UNMARKED = (
+    '{\n"name": "now",\n"arguments": {\n"a": 1\n}\n}',
+    '{ "name" : "now" , "arguments" : {"a": 1} }\n',
+    '```json\n{\n  "name": "now",\n  "arguments": {\n    "a": 1\n  }\n}\n```',
+    '\n```\n{"name": "now", "arguments": {"a": 1}}\n```\n',
+)
+
+
+@given(places=places, call=st.sampled_from(UNMARKED))
+def test_a_call_without_marker_may_be_indented_and_fenced(places: list[int], call: str) -> None:
+    found = read(form_of("hermes"), cut(call, places))
+    [[name, arguments]] = found.pop("calls")
+    assert (name, json.loads(arguments)) == ("now", {"a": 1})
+    assert found == {"reasoning": "", "content": ""}
+    assert read(form_of("hermes", has_body=True), cut(call, places))["content"] == call
+    other = call.replace("arguments", "parameters")
+    [[name, arguments]] = read(form_of("llama3_json"), cut(other, places))["calls"]
+    assert (name, json.loads(arguments)) == ("now", {"a": 1})
+
+
+@given(
+    places=places,
+    text=st.sampled_from(UNMARKED),
+    change=st.sampled_from([('"now"', '"nowhere"'), ("arguments", "args"), ("{", "[")]),
+)
+def test_json_that_calls_no_tool_is_text(
+    places: list[int], text: str, change: tuple[str, str]
+) -> None:
+    text = text.replace(*change)
+    assert read(form_of("hermes"), cut(text, places))["content"] == text
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_cut_off_is_delivered_as_far_as_it_is_known(name: str) -> None:
     whole = WRITTEN[name]

@@ -36,7 +36,8 @@ class JsonCall:
     def __init__(self, key: str) -> None:
         """Expect the arguments under ``key``."""
         self.is_over = False
-        self._head = re.compile(rf'{{"name": "([^"]*)", "{key}": ')
+        parts = (r"\{", '"name"', ":", '"([^"]*)"', ",", f'"{key}"', r":", r"(?=\{)")
+        self._head = re.compile(r"\s*".join(parts))
         self._scan: JsonScan | None = None
 
     def feed(self, text: str) -> tuple[list[Piece], str]:
@@ -52,8 +53,8 @@ class JsonCall:
             end = self._scan.feed(text)
             pieces.append(Piece("arguments", text[:end]))
             text = text[end:]
-        if self._scan.is_over and text.startswith("}"):
-            self.is_over, text = True, text[1:]
+        if self._scan.is_over and text.lstrip().startswith("}"):
+            self.is_over, text = True, text.lstrip()[1:]
         return pieces, text
 
 

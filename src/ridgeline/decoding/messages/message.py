@@ -13,7 +13,12 @@ from typing import NamedTuple
 from ridgeline.core.step import Event
 from ridgeline.decoding.messages.calls import CallReader, JsonCall, Piece, XmlCall, num_held
 from ridgeline.decoding.messages.quoted_calls import QuotedCall
-from ridgeline.decoding.messages.tools import BARE, ToolFormat, ToolUse, without_markers
+from ridgeline.decoding.messages.tools import (
+    ToolFormat,
+    ToolUse,
+    is_unmarked_call,
+    without_markers,
+)
 
 
 class ReasoningMarkers(NamedTuple):
@@ -110,15 +115,18 @@ class MessageReader:
         """Find out whether the message begins with reasoning, or with a call without marker."""
         start = self._text.lstrip()
         marker = self._reasoning.begin if self._reasoning else ""
-        bare = BARE if self._tools and self._tools[0].key and not self._has_body else ""
-        if any(len(start) < len(one) and one.startswith(start) for one in (marker, bare)):
+        is_call: bool | None = False
+        if self._tools and self._tools[0].key and not self._has_body:
+            is_call = is_unmarked_call(start, *self._tools)
+        if is_call is None or (len(start) < len(marker) and marker.startswith(start)):
             return False
         if marker and start.startswith(marker):
             self._text, self._read, self._strips = start[len(marker) :], self._label, True
             return True
-        if self._tools and bare and start.startswith(bare):
+        if self._tools and is_call:
             form, use = self._tools
             self._tools = without_markers(form), use
+            self._text = start[start.index("{") :]
             return self._turn(self._open)
         if self._tools and not self._tools[0].begin:
             self._tools = None

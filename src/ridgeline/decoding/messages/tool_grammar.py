@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from ridgeline.decoding.messages.calls import is_text
 from ridgeline.decoding.messages.message import MessageForm, ReasoningMarkers
 from ridgeline.decoding.messages.quoted_grammar import Quote, can_be_quoted, quoted_object
-from ridgeline.decoding.messages.tools import BARE, Tool, ToolFormat, ToolUse, without_markers
+from ridgeline.decoding.messages.tools import (
+    BARE,
+    FENCE,
+    JSON_SPACE,
+    Tool,
+    ToolFormat,
+    ToolUse,
+    unmarked_parts,
+    without_markers,
+)
 
 _ANY = r"(.|\n)*"
 
@@ -81,7 +90,9 @@ class _Schemas:
         self.ignored.append(path)
 
 
-_WHITE = r"[ \n\r\t]{0,4}"
+_SPACE = f"[{JSON_SPACE}]".encode("unicode_escape").decode()
+_WHITE = _SPACE + "{0,4}"
+_GAP = _SPACE + "{0,20}"  # in calls that are indented
 
 
 class _Markers:
@@ -154,7 +165,8 @@ def _text_or_calls(
     rules.append(f"{text}: {text.upper()}")
     bare = " | bare" if form.key else ""
     if form.key:
-        without += rf" & ~/\s*{_regex(BARE)}{_ANY}/"
+        unmarked = _unmarked(form, [tool.name for tool in use.tools], _SPACE + "*")
+        without += rf" & ~/\s*{_regex(BARE)}{_ANY}/ & ~/{unmarked}{_ANY}/"
     if not form.begin:
         rules.append(f"{text.upper()}: /{_ANY}/{without}")
         return f"{text}{bare}"
@@ -176,12 +188,14 @@ def _calls(form: ToolFormat, use: ToolUse, markers: _Markers, schemas: _Schemas)
     yield f"rest: {rest}"
     if form.key:
         # White space belongs to the name, or a lexer would take both for the beginning of text.
-        first = [f'bare_{i} args_{i} "}}"' for i in range(len(use.tools))]
-        yield f"bare: ({' | '.join(first)}){_further_calls(without_markers(form), use)}"
+        first = " | ".join(f"bare_{i} gap args_{i}" for i in range(len(use.tools)))
+        further_calls = _further_calls(without_markers(form), use)
+        yield f'bare: ({first}) gap "}}"{further_calls} (gap {json.dumps(FENCE)})?'
+        yield f"gap: /{_GAP}/"
     yield f"block: {markers.one(form.begin)} rest" if form.begin else "block: rest"
     for i, tool in enumerate(use.tools):
         if form.key:
-            yield from _json_call(i, tool, form.key, schemas)
+            yield from _json_call(i, tool, form, schemas)
         elif form.quote:
             yield from _quoted_call(i, tool, form.quote, markers, schemas)
         else:
@@ -200,11 +214,17 @@ def _further_calls(form: ToolFormat, use: ToolUse) -> str:
     return f" (ws {separator}{_one(use)})*"
 
 
-def _json_call(i: int, tool: Tool, key: str, schemas: _Schemas) -> Iterator[str]:
-    head = f'{{"name": "{tool.name}", "{key}": '
+def _json_call(i: int, tool: Tool, form: ToolFormat, schemas: _Schemas) -> Iterator[str]:
+    head = f'{{"name": "{tool.name}", "{form.key}": '
     yield f'call_{i}: {json.dumps(head)} args_{i} "}}"'
-    yield f"bare_{i}: /{_WHITE}{_regex(head)}/"
+    yield f"bare_{i}: /{_unmarked(form, [tool.name], _GAP)}/"
     yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
+
+
+def _unmarked(form: ToolFormat, names: Sequence[str], white: str) -> str:
+    """Return a regular expression of what a call without marker begins with."""
+    parts = unmarked_parts(form, names)
+    return "".join(f"{white}({'|'.join(map(_regex, options))})" for options in parts)
 
 
 def _quoted_call(

@@ -6,7 +6,7 @@ in it (``messages.message``) are the same for all formats but two, whose argumen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -45,7 +45,7 @@ class ToolFormat(NamedTuple):
 
     Attributes:
         name: as ``--tool-call-parser`` and vLLM call it.
-        begin: the marker before a call; empty if nothing but ``BARE`` announces it.
+        begin: the marker before a call; empty if these models write none.
         opening: behind that marker.
         key: of the arguments in a call's object; empty if a call is no JSON.
         separator: between calls behind one marker; None if each call has markers of its own.
@@ -67,6 +67,8 @@ class ToolFormat(NamedTuple):
 
 
 BARE = '{"name": "'  # a message that begins so is a call, also of models that forget the marker
+FENCE = "```"  # which some of these models put around such a call
+JSON_SPACE = " \n\r\t"
 HERMES = ToolFormat(
     "hermes", begin="<tool_call>", key="arguments", end="</tool_call>", sign="<tool_call>"
 )
@@ -89,9 +91,38 @@ FORMATS = (  # looked for in this order
 
 
 def without_markers(form: ToolFormat) -> ToolFormat:
-    """Return the format of calls that begin with ``BARE``, where the message begins."""
+    """Return the format of calls that have no marker and begin where the message does."""
     separator = "" if form.begin else form.separator
     return form._replace(begin="", opening="", separator=separator, closing="", end="")
+
+
+def unmarked_parts(form: ToolFormat, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return what a call without marker begins with: parts with white space before each.
+
+    Each part is one of several texts; ``names`` are those of the tools. So JSON that has a name but
+    calls nothing, such as a package's, is none.
+    """
+    quoted = tuple(f'"{name}"' for name in names)
+    fences = (f"{FENCE}json", FENCE, "")
+    return (fences, ("{",), ('"name"',), (":",), quoted, (",",), (f'"{form.key}"',), (":",))
+
+
+def is_unmarked_call(text: str, form: ToolFormat, use: ToolUse) -> bool | None:
+    """Return whether a message that begins so is a call without marker; None if it may become one.
+
+    White space before it is not part of ``text``.
+    """
+    if text.startswith(BARE):
+        return True
+    for options in unmarked_parts(form, [tool.name for tool in use.tools]):
+        text = text.lstrip(JSON_SPACE)
+        if any(len(text) < len(one) and one.startswith(text) for one in options):
+            return None
+        found = max((one for one in options if text.startswith(one)), key=len, default=None)
+        if found is None:
+            return False
+        text = text[len(found) :]
+    return True
 
 
 def format_named(name: str, template: str) -> ToolFormat:
