@@ -92,8 +92,12 @@ def test_claude_code(agent: Served) -> None:
         "max_tokens": 32000,
         "stream": True,
         "system": [{"type": "text", "text": SYSTEM} | cached],
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "List"} | cached]}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "List"}]},
+            {"role": "system", "content": [{"type": "text", "text": "# Environment"} | cached]},
+        ],
         "tools": [
+            {"name": "Later", "description": "", "input_schema": SCHEMA, "defer_loading": True},
             {"name": "Read", "description": "", "input_schema": SCHEMA},
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
         ],
@@ -108,7 +112,7 @@ def test_claude_code(agent: Served) -> None:
         assert status == 200, text
         assert headers["x-ridgeline-capped"].startswith("max_tokens 32000 -> ")
         assert names_of(headers) >= {
-            "context_management", "output_config.effort", "tools[1] (web_search_20250305)",
+            "context_management", "output_config.effort", "tools[2] (web_search_20250305)",
             "system.cache_control",
         }  # fmt: skip
         found = events(text)

@@ -207,6 +207,20 @@ def test_a_call_and_its_result_go_back(thinker: Served) -> None:
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == wanted
 
 
+def test_instructions_may_come_between_turns(served: Served) -> None:
+    """Claude Code tells the model of its surroundings in a message of the system."""
+    texts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    for told in ("Be\nbrief.", [*texts[:1], texts[1] | {"cache_control": {"type": "ephemeral"}}]):
+        turns = [*HELLO, {"role": "system", "content": told}]
+        status, counted, _ = post(
+            served, {"model": "tiny", "messages": turns}, f"{PATH}/count_tokens"
+        )
+        chat = [*HELLO, {"role": "system", "content": "Be\nbrief."}]
+        wanted = served.call("/tokenize", {"messages": chat})[1]["count"]
+        assert (status, counted) == (200, {"input_tokens": wanted})
+        assert both(served, messages=turns)["content"]
+
+
 def test_thoughts_are_blocks_of_their_own(reasoner: Served) -> None:
     message = both(reasoner, thinking={"type": "enabled", "budget_tokens": 1024})
     assert [block["type"] for block in message["content"]] == ["thinking", "text"]
@@ -235,7 +249,12 @@ def test_a_schema_is_kept(served: Served) -> None:
         ({"messages": []}, "messages is wrong"),
         ({"temperature": 1.5}, "temperature is 1.5: it must"),
         ({"stop_sequences": [f"{i}" for i in range(65)]}, "stop_sequences asks for 65"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role is "),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role is "),
+        (
+            {"messages": [*HELLO, {"role": "system", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "b"}]}]},
+            "tool_result belongs into a message whose role is user",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0].type is not supported: this model reads only text",

@@ -86,11 +86,11 @@ _Block = Annotated[
 
 
 class InputMessage(Strict):
-    """A turn of one side."""
+    """A turn of one side, or instructions that came up between turns."""
 
     extras = fields.ANY
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
 
 

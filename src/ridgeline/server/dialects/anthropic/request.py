@@ -95,7 +95,7 @@ def _messages(asked: Conversation) -> Iterator[dict[str, Any]]:
         elif message.role == "assistant":
             yield _assistant(message)
         else:
-            yield from _user(message)
+            yield from _others(message)
 
 
 def _assistant(message: InputMessage) -> dict[str, Any]:
@@ -121,23 +121,25 @@ def _assistant(message: InputMessage) -> dict[str, Any]:
     return said
 
 
-def _user(message: InputMessage) -> Iterator[dict[str, Any]]:
-    """Yield results of tools, each a message of its own, and what the user says, in order."""
+def _others(message: InputMessage) -> Iterator[dict[str, Any]]:
+    """Yield results of tools, each a message of its own, and what the role says, in order."""
     texts: list[str] = []
     for block in message.content:
         match block:
             case TextBlock():
                 texts.append(block.text)
-            case ToolResultBlock():
+            case ToolResultBlock() if message.role == "user":
                 if texts:
-                    yield {"role": "user", "content": "\n".join(texts)}
+                    yield {"role": message.role, "content": "\n".join(texts)}
                     texts = []
                 content = _text(block.content or "")
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            case ToolResultBlock():
+                raise _misplaced(block.type, "user")
             case ToolUseBlock() | ThinkingBlock():
                 raise _misplaced(block.type, "assistant")
     if texts:
-        yield {"role": "user", "content": "\n".join(texts)}
+        yield {"role": message.role, "content": "\n".join(texts)}
 
 
 def _misplaced(kind: str, role: str) -> ApiError:
