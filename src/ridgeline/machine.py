@@ -203,6 +203,8 @@ def _arenas(proc: Path) -> Iterator[tuple[int, int]]:
     """
     start = end = 0
     for line in _text(proc / "self" / "maps").splitlines():
+        if "/" in line:  # of a file, as most are
+            continue
         span, rights, _, _, _, *path = line.split(maxsplit=5)
         previous, (start, end) = (start, end), [int(address, 16) for address in span.split("-")]
         if path == ["[heap]"]:

@@ -27,9 +27,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ridgeline.text import child
+from tests.faults import warm
 from tests.faults.kinds import FILES, KINDS, Use, load
 
 _ROOT = Path(__file__).parents[2]
+# One heap, not one for each thread: a load looks at all of them.
+_ENVIRONMENT = os.environ | {"MALLOC_ARENA_MAX": "1"}
 _MOST_S, _MOST_BYTES = 60.0, 4 << 30  # of one file, on a busy machine; and of addresses
 
 
@@ -61,6 +65,7 @@ def _outcome(use: Use, number: int) -> str:
 def _child(kind: str, seed: int, first: int, count: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     os.environ["RIDGELINE_HOME"], os.environ["COLUMNS"] = str(folder / "home"), "100"
+    setattr(child, "_started", warm.forks())  # noqa: B010 (before the limit, and for mypy)
     use = KINDS[kind](folder, seed)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     for number in range(first, first + count):
@@ -81,7 +86,7 @@ def damaged(kind: str, count: int, seed: int, folder: Path) -> dict[str, list[in
         words: list[str] = []
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         process = subprocess.Popen(
-            command, stdout=-1, stderr=-1, text=True, errors="replace", cwd=_ROOT
+            command, stdout=-1, stderr=-1, text=True, errors="replace", cwd=_ROOT, env=_ENVIRONMENT
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -196,6 +201,8 @@ def t46(model: Path, count: int, rng: Random) -> str:
 def t47(model: Path, count: int, rng: Random) -> str:
     return used(("packed", "calibration", "trace", "stores"), count, rng)
 
+
+DAMAGED = (t45, t46, t47)
 
 if __name__ == "__main__":
     _child(sys.argv[1], *map(int, sys.argv[2:5]), Path(sys.argv[5]))

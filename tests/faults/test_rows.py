@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.faults.files import DAMAGED
 from tests.faults.rows import ROWS, Row, Unreachable
 
 
@@ -17,3 +18,10 @@ def test_row(model: Path, row: Row) -> None:  # noqa: F811
         print(row.run(model, row.ci, random.Random(1)))
     except Unreachable as why:
         pytest.skip(str(why))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", [row for row in ROWS if row.run in DAMAGED], ids=lambda row: row.id)
+def test_damaged_files_in_number(model: Path, row: Row) -> None:  # noqa: F811
+    """A twentieth of the 100,000 files of each kind that ``--count 100000`` uses."""
+    print(row.run(model, row.full, random.Random(2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -82,10 +83,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no model could make sense of."""
-        for name, kind in get_type_hints(Options).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                allowed = ", ".join(get_args(kind))
-                raise ValueError(f"{_flag(name)} is {getattr(self, name)!r}, not one of {allowed}")
+        for name, allowed in _choices().items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{_flag(name)} is {value!r}, not one of {', '.join(allowed)}")
         _at_least("block_size", self.block_size, 1)
         _at_least("max_model_len", self.max_model_len, 2)
         for name in ("max_num_seqs", "max_num_batched_tokens", "threads"):
@@ -119,6 +119,13 @@ class Options:
         if len(by_name := dict(pairs)) < len(pairs):
             raise ValueError("--lora: two adapters have one name")
         return by_name
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return what an option may be, by its name, of those that have a list."""
+    hints = get_type_hints(Options).items()
+    return {name: get_args(kind) for name, kind in hints if get_origin(kind) is Literal}
 
 
 def parse_bytes(size: int | str, flag: str) -> int:

@@ -41,12 +41,7 @@ class Child:
             self.close()
         if self._process is not None:
             return
-        self._process = subprocess.Popen(
-            # -P: no module beside the program may replace one of the standard library.
-            [sys.executable, "-P", str(self._program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = _started(self._program)
         self._finalizer = weakref.finalize(self, _end, self._process)
         if not self._exchange(self._process, self._greeting(), _START_S):
             self.close()
@@ -135,6 +130,12 @@ class Children:
                 yield child
             finally:
                 self._idle.append(child)
+
+
+def _started(program: Path) -> subprocess.Popen[bytes]:
+    # -P: no module beside the program may replace one of the standard library.
+    command = [sys.executable, "-P", str(program)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
