@@ -17,8 +17,8 @@ from sys import getsizeof
 from typing import Any, NamedTuple
 
 from ridgeline.backends.interface import Held
-from ridgeline.core.content import Content
 from ridgeline.core.engine import Engine
+from ridgeline.core.request import Content
 from ridgeline.machine import freed_bytes, memory_of
 
 MEASURED, COMPUTED = "measured", "computed"

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
-from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.scheduling.policies import ALONE, Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 from ridgeline.core.structured import StructuredOutputsParams
 
 R = TypeVar("R")
-_ALONE = Load()
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
-
-
-@dataclass(slots=True)
-class _Times:
-    """When what happened to a request, in seconds of the engine's clock."""
-
-    arrival_s: float
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    error: str | None = None  # the first
 
 
 class Engine:
@@ -66,12 +55,8 @@ class Engine:
         self._new_search = new_search
         self.listeners = list(listeners)
         self.end_listeners: list[Callable[[RequestRecord], None]] = []
-        self._times: dict[int, _Times] = {}
         self._next_id = self._num_steps = 0
-        self._arrived: list[int] = []
-        self._aborted: list[int] = []
-        self._paused: list[int] = []
-        self._resumed: list[int] = []
+        self._since = _nothing()  # what happened since the last step, by the names of its record
         self._tell(self.describe, self.listeners)
 
     def add(
@@ -113,12 +98,12 @@ class Engine:
             token_rules=token_rules,
             new_search=self._new_search,
             due_s=due_s,
+            arrival_s=self._clock() if arrival_s is None else arrival_s,
         )
         self.scheduler.add(request)
         self._next_id += 1
         self.requests[request_id] = request
-        self._times[request_id] = _Times(self._clock() if arrival_s is None else arrival_s)
-        self._arrived.append(request_id)
+        self._since["arrived"].append(request_id)
         return request_id
 
     def abort(self, request_id: int) -> list[Event]:
@@ -126,7 +111,7 @@ class Engine:
         request = self.requests.get(request_id)
         if request is None:
             return []
-        self._aborted.append(request_id)
+        self._since["aborted"].append(request_id)
         events = fold.abort(self.scheduler.queues, request)
         self._close(request_id, self._clock())
         return events
@@ -134,20 +119,20 @@ class Engine:
     def pause(self, request_id: int) -> None:
         """Pause a request, between steps, until ``resume``; it keeps nothing but its tokens."""
         if request_id in self.requests:
-            self._paused.append(request_id)
+            self._since["paused"].append(request_id)
             self.scheduler.queues.pause(self.requests[request_id])
 
     def resume(self, request_id: int) -> None:
         """Let a paused request go on; its answers are the same as without the pause."""
         if request_id in self.requests:
-            self._resumed.append(request_id)
+            self._since["resumed"].append(request_id)
             self.scheduler.queues.resume(self.requests[request_id])
 
     def has_work(self) -> bool:
         """Whether any request is alive and not paused."""
         return self.scheduler.queues.has_work()
 
-    def step(self, load: Load = _ALONE) -> list[Event]:
+    def step(self, load: Load = ALONE) -> list[Event]:
         """Run one step; return the events of its sequences.
 
         ``load`` tells the policy about the world outside the engine. An exception of the runner
@@ -192,26 +177,25 @@ class Engine:
 
     def _note_admissions(self, step: Step, now_s: float) -> None:
         for (request_id, _), num_cached in step.admitted:
-            times = self._times[request_id]
-            if times.scheduled_s is None:
-                times.scheduled_s = now_s
-                self.requests[request_id].num_cached_tokens = num_cached
+            request = self.requests[request_id]
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+                request.num_cached_tokens = num_cached
 
     def _note_events(self, events: list[Event], now_s: float) -> None:
         for event in events:
-            request_id = event.seq_id[0]
-            times = self._times[request_id]
-            if times.first_token_s is None:
+            request = self.requests[event.seq_id[0]]
+            if request.first_token_s is None:
                 has_news = event.token is not None or event.vector is not None
-                times.first_token_s = now_s if has_news else None
+                request.first_token_s = now_s if has_news else None
             if event.error:
-                times.error = times.error or event.error
+                request.error = request.error or event.error
         for request_id in {event.seq_id[0]: None for event in events if event.finish_reason}:
             if self.requests[request_id].is_finished:
                 self._close(request_id, now_s)
 
     def _close(self, request_id: int, now_s: float) -> None:
-        request, times = self.requests.pop(request_id), self._times.pop(request_id)
+        request = self.requests.pop(request_id)
         if self.scheduler.speculation:
             self.scheduler.speculation.forget(request)
         self._tell(
@@ -222,9 +206,9 @@ class Engine:
                 adapter=request.adapter.digest.hex(),
                 prompt_token_ids=request.prompt,
                 params=_changed(request.params),
-                arrival_s=times.arrival_s,
-                scheduled_s=times.scheduled_s,
-                first_token_s=times.first_token_s,
+                arrival_s=request.arrival_s,
+                scheduled_s=request.scheduled_s,
+                first_token_s=request.first_token_s,
                 finish_s=now_s,
                 num_cached_tokens=request.num_cached_tokens,
                 num_preemptions=request.num_preemptions,
@@ -233,7 +217,7 @@ class Engine:
                 num_drafts=request.num_drafts,
                 num_draft_tokens=request.num_draft_tokens,
                 num_accepted_tokens=request.num_accepted_tokens,
-                error=times.error,
+                error=request.error,
                 due_s=None if request.due_s == inf else request.due_s,
                 owner=request.owner,
             ),
@@ -241,7 +225,7 @@ class Engine:
         )
         request.adapter = NO_ADAPTER  # whose memory others may wait for
 
-    def _filled(self) -> dict[str, int]:
+    def _filled(self) -> dict[str, Any]:
         """Return how full the queues and the cache are, by the names of a step's record."""
         queues = self.scheduler.queues
         pool = queues.kv.pool
@@ -257,11 +241,12 @@ class Engine:
         step: Step,
         output: StepOutput,
         load: Load,
-        filled: dict[str, int],
+        filled: dict[str, Any],
         times_s: tuple[float, float, float],
     ) -> None:
         start_s, scheduled_s, executed_s = times_s
         sampled, errors = output.tokens, output.errors
+        since: dict[str, Any] = {name: tuple(ids) for name, ids in self._since.items()}
         if errors:  # the tokens of a failed item mean nothing
             sampled = tuple(() if i in errors else tokens for i, tokens in enumerate(sampled))
         self._tell(
@@ -271,10 +256,6 @@ class Engine:
                 schedule_s=scheduled_s - start_s,
                 execute_s=executed_s - scheduled_s,
                 commit_s=self._clock() - executed_s,
-                arrived=tuple(self._arrived),
-                aborted=tuple(self._aborted),
-                paused=tuple(self._paused),
-                resumed=tuple(self._resumed),
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
                 drafts=tuple(
@@ -291,14 +272,14 @@ class Engine:
                 preempted=step.preempted,
                 waits=tuple((seq_id, wait.value) for seq_id, wait in step.waits),
                 num_copies=len(step.copies),
-                num_outside=load.num_outside,
-                is_read=load.is_read,
+                **load._asdict(),
                 **filled,
+                **since,
             ),
             self.listeners,
         )
         self._num_steps += 1
-        self._arrived, self._aborted, self._paused, self._resumed = [], [], [], []
+        self._since = _nothing()
 
     def _tell(self, record: Callable[[], R], listeners: Sequence[Callable[[R], None]]) -> None:
         """Call listeners with a record, which is made only if there are some."""
@@ -332,6 +313,10 @@ def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[in
         tokens[: num_kept[work.seq_id]] if work.drafts else tokens
         for work, tokens in zip(step.work, output.tokens, strict=True)
     )
+
+
+def _nothing() -> dict[str, list[int]]:
+    return {"arrived": [], "aborted": [], "paused": [], "resumed": []}
 
 
 _DEFAULTS = asdict(SamplingParams())

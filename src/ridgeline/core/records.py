@@ -92,10 +92,8 @@ class StepRecord:
         number: counts from 0.
         start_s: when it was begun.
         schedule_s, execute_s, commit_s: durations of its three parts.
-        arrived: requests added since the step before.
-        aborted: requests aborted since the step before.
-        paused: requests paused since the step before; these come before those resumed.
-        resumed: requests resumed since the step before.
+        arrived, aborted, paused, resumed: requests added since the step before, aborted, paused and
+            resumed; these come in this order.
         work: (sequence, first position, number of tokens) of each item.
         drafts: sequences with drafts, and which; these are the last of their tokens in ``work``.
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
-from dataclasses import InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum, auto
 from math import inf
 from typing import Protocol
 
-from ridgeline.core.content import Content
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import (
     NO_RULES,
@@ -98,6 +97,19 @@ class Search(Protocol):
         """Return the answers of a search that is over, best first."""
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Content:
+    """What a published block holds: these tokens, after the content of the parent block.
+
+    A first block has its request's root for a parent (``Request.cache_root``). Content is known
+    while anybody holds it, as a child does: a window may leave a block without its parent's.
+    """
+
+    key: bytes
+    parent: Content | bytes
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
     """What is added to the weights for a request (LoRA). Its digest keeps cached prefixes apart."""
@@ -109,40 +121,51 @@ class Adapter:
 NO_ADAPTER = Adapter(0, b"")
 
 
+@dataclass(eq=False, repr=False)
 class Request:
-    """A prompt, how to continue it, and the sequences that do."""
+    """A prompt, how to continue it, and the sequences that do.
 
-    def __init__(
-        self,
-        request_id: int,
-        prompt: tuple[int, ...],
-        params: SamplingParams,
-        *,
-        eos_ids: tuple[int, ...] = (),
-        max_model_len: int,
-        default_seed: int = 0,
-        new_text: Callable[[], Text] | None = None,
-        name: str = "",
-        cache_root: bytes = b"",
-        adapter: Adapter = NO_ADAPTER,
-        prediction: tuple[int, ...] = (),
-        owner: str = "",
-        new_constraint: Callable[[], Constraint] | None = None,
-        token_rules: TokenRules = NO_RULES,
-        new_search: Callable[[Request], Search | None] = lambda request: None,
-        due_s: float = inf,
-    ) -> None:
-        """Prepare the first sequence; the others fork from it when the prompt is computed.
+    There is one sequence; the others fork from it when the prompt is computed. ``name`` is what its
+    client knows it by. Only requests of the same ``cache_root``, of at most 48 bytes, and
+    ``adapter`` share cached prefixes. ``prediction`` is what the answer may be like; it changes
+    only how soon it comes, as earlier answers to the same ``owner`` may. Slots are shared out
+    between owners. ``new_constraint`` makes what each answer must comply with, and ``token_rules``
+    says what ``params`` mean in token ids. ``new_search`` returns the search that the parameters
+    ask for. ``due_s`` is when it must run at the latest, inf if nothing was promised; the earliest
+    goes first. Times are seconds of the engine's clock.
+    Raises ValueError if the prompt is empty or leaves no room for an answer.
+    """
 
-        ``name`` is what its client knows it by. Only requests of the same ``cache_root``, of at
-        most 48 bytes, and ``adapter`` share cached prefixes. ``prediction`` is what the answer may
-        be like; it changes only how soon it comes, as earlier answers to the same ``owner`` may.
-        Slots are shared out between owners. ``new_constraint`` makes what each answer must comply
-        with, and ``token_rules`` says what ``params`` mean in token ids.
-        ``new_search`` returns the search that the parameters ask for. ``due_s`` is when it must run
-        at the latest, on the engine's clock, inf if nothing was promised; the earliest goes first.
-        Raises ValueError if the prompt is empty or leaves no room for an answer.
-        """
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    _: KW_ONLY
+    eos_ids: tuple[int, ...] = ()
+    max_model_len: int
+    default_seed: int = 0
+    token_rules: TokenRules = NO_RULES
+    new_search: Callable[[Request], Search | None] = lambda request: None
+    new_text: Callable[[], Text] | None = None
+    name: str = ""
+    cache_root: bytes = b""
+    adapter: Adapter = NO_ADAPTER
+    prediction: tuple[int, ...] = ()
+    owner: str = ""
+    new_constraint: Callable[[], Constraint] | None = None
+    due_s: float = inf
+    arrival_s: float = 0.0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    error: str | None = None  # the first
+    num_cached_tokens: int = 0  # prompt tokens that the first admission found computed
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_preemptions: int = 0  # of its sequences
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by position
+
+    def __post_init__(self) -> None:
+        prompt, params, max_model_len = self.prompt, self.params, self.max_model_len
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token")
         if len(prompt) > max_model_len - (not params.pool):
@@ -152,30 +175,16 @@ class Request:
             )
         longest = 0 if params.pool else max_model_len - len(prompt)
         max_tokens = longest if params.max_tokens is None else min(params.max_tokens, longest)
-        eos = () if params.ignore_eos else eos_ids
-        seed = (default_seed if params.seed is None else params.seed) % (1 << 64)
-        self.id = request_id
-        self.due_s = due_s
-        self.rank = due_s, request_id  # of two requests, the lower one goes first
-        self.name = name
-        self.adapter = adapter
-        self.cache_root = cache_root + adapter.digest
-        self.prompt = prompt
-        self.prediction = prediction
-        self.owner = owner
-        self.params = params
+        eos = () if params.ignore_eos else self.eos_ids
+        seed = (self.default_seed if params.seed is None else params.seed) % (1 << 64)
+        self.rank = self.due_s, self.id  # of two requests, the lower one goes first
+        self.cache_root += self.adapter.digest
         self.max_len = len(prompt) + max_tokens
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         suppressed = tuple(sorted(self.stop_ids)) if params.min_tokens else ()
-        self.sampling = Sampling(params, len(prompt), suppressed, token_rules)
+        self.sampling = Sampling(params, len(prompt), suppressed, self.token_rules)
         self.needs_context = params.needs_history or params.prompt_logprobs is not None
-        self.new_text = new_text
-        self.new_constraint = new_constraint
-        self.num_cached_tokens = 0  # prompt tokens that the first admission found computed
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.num_preemptions = 0  # of its sequences
-        self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # by position
-        self.search = new_search(self)  # until it is over; its beams draw nothing and have no text
+        self.search = self.new_search(self)  # until it is over; beams draw nothing and have no text
         assert self.search or not params.searches, "an engine without a search"
         num_seeds = 0 if self.search or params.pool else params.num_seqs
         seeds = tuple((seed + i * _SEED_STRIDE) % (1 << 64) for i in range(num_seeds))

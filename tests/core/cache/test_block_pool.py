@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.cache.block_pool import BlockPool
-from ridgeline.core.content import Content
+from ridgeline.core.request import Content
 
 
 def content(

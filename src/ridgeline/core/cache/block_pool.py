@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from ridgeline.core.content import Content
+from ridgeline.core.request import Content
 
 
 class BlockPool:

@@ -17,9 +17,8 @@ from itertools import zip_longest
 
 from ridgeline.core.cache.block_pool import BlockPool
 from ridgeline.core.cache.states import States
-from ridgeline.core.content import Content
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Sequence
+from ridgeline.core.request import Content, Sequence
 from ridgeline.core.step import Work
 
 NOWHERE = -1  # in a table: the block of tokens that no later token sees

@@ -12,8 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Listing
 
-from ridgeline.core.content import Content
-from ridgeline.core.request import Sequence
+from ridgeline.core.request import Content, Sequence
 from ridgeline.core.step import Work
 
 CHECKPOINT_EVERY = 1024  # tokens of a prompt, rounded down to whole blocks

@@ -33,6 +33,9 @@ class Load(NamedTuple):
     is_read: bool = True
 
 
+ALONE = Load()
+
+
 class Policy(Protocol):
     """What the scheduler asks of a policy."""
 
