@@ -15,8 +15,15 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.decoding.messages.message import MessageForm, MessageReader, ReasoningMarkers
-from ridgeline.decoding.messages.tools import FORMATS, Tool, ToolUse, format_named
+from ridgeline.decoding.messages.tools import (
+    FORMATS,
+    MAX_UNMARKED_TOOLS,
+    Tool,
+    ToolUse,
+    format_named,
+)
 from tests.api.test_llm import model
+from tests.real_models import real_model
 
 __all__ = ["model"]  # a fixture
 
@@ -131,6 +138,26 @@ def test_a_call_without_marker_fits_too(text: TextProcessor, name: str) -> None:
     for said in ('```json\n{\n  "name": "add-on",\n  "version": "1"\n}\n``` That is it.\n',
                  '```json\n{"name": "sum", "arguments": {"a": 100}}\n```'):  # fmt: skip
         assert (written(text, form, said, 1) or "").startswith(said)
+
+
+def test_many_tools_may_be_offered_at_once() -> None:
+    """The vocabulary is a real one: a grammar that is too large shows only there."""
+    path = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    with LLM(real_model("smollm2"), kv_cache_memory="16MiB") as llm:
+        for num_tools in (4, 24, MAX_UNMARKED_TOOLS, MAX_UNMARKED_TOOLS + 1, 200):
+            tools = tuple(Tool(f"server_{i}_read_the_page", path) for i in range(num_tools))
+            form = MessageForm(tools=(format_named("hermes", ""), ToolUse(tools)))
+            new = llm.text.new_constraint(FREE, form)
+            assert new is not None
+            named = f'{{"name": "{tools[-1].name}", "arguments": {{"path": "a"}}}}'
+            fenced = f"```json\n{named}\n```"
+            for said in (f"Well.\n<tool_call>\n{named}\n</tool_call>", named, fenced):
+                ids = tuple(llm.text.tokenizer.encode(said, add_bos=False))
+                assert new().num_valid(ids) == len(ids), (num_tools, said)
+                is_read = said != fenced or num_tools <= MAX_UNMARKED_TOOLS
+                reader = MessageReader(form)
+                pieces = reader.feed(said) + reader.finish()
+                assert (("call", tools[-1].name) in pieces) == is_read
 
 
 def test_arguments_in_gemmas_notation_fit_their_schema(text: TextProcessor) -> None:

@@ -21,6 +21,7 @@ from ridgeline.decoding.messages.tools import (
     BARE,
     FENCE,
     JSON_SPACE,
+    MAX_UNMARKED_TOOLS,
     Tool,
     ToolFormat,
     ToolUse,
@@ -165,8 +166,9 @@ def _text_or_calls(
     rules.append(f"{text}: {text.upper()}")
     bare = " | bare" if form.key else ""
     if form.key:
-        unmarked = _unmarked(form, [tool.name for tool in use.tools], _SPACE + "*")
-        without += rf" & ~/\s*{_regex(BARE)}{_ANY}/ & ~/{unmarked}{_ANY}/"
+        without += rf" & ~/\s*{_regex(BARE)}{_ANY}/"
+        if len(use.tools) <= MAX_UNMARKED_TOOLS:
+            without += f" & ~/{_unmarked(form, [tool.name for tool in use.tools])}{_ANY}/"
     if not form.begin:
         rules.append(f"{text.upper()}: /{_ANY}/{without}")
         return f"{text}{bare}"
@@ -179,31 +181,27 @@ def _text_or_calls(
 
 def _calls(form: ToolFormat, use: ToolUse, markers: _Markers, schemas: _Schemas) -> Iterator[str]:
     """Yield rules: ``block`` has all calls of one marker, ``rest`` what follows the marker."""
-    calls = _one(use) + _further_calls(form, use)
+    calls = "call" + _further_calls(form, use)
     rest = f"ws {json.dumps(form.opening)} ws {calls}" if form.opening else f"ws {calls}"
     for closing in filter(None, (form.closing, form.end)):
         # Between the two is nothing: readers look for them together.
         ws = "" if closing == form.end and form.closing else "ws "
         rest += f" {ws}{markers.one(closing)}"
     yield f"rest: {rest}"
-    if form.key:
-        # White space belongs to the name, or a lexer would take both for the beginning of text.
-        first = " | ".join(f"bare_{i} gap args_{i}" for i in range(len(use.tools)))
-        further_calls = _further_calls(without_markers(form), use)
-        yield f'bare: ({first}) gap "}}"{further_calls} (gap {json.dumps(FENCE)})?'
-        yield f"gap: /{_GAP}/"
     yield f"block: {markers.one(form.begin)} rest" if form.begin else "block: rest"
+    if form.key:
+        yield from _json_calls(form, use, schemas)
+        return
+    yield f"call: {_any_of('call', use)}"
     for i, tool in enumerate(use.tools):
-        if form.key:
-            yield from _json_call(i, tool, form, schemas)
-        elif form.quote:
+        if form.quote:
             yield from _quoted_call(i, tool, form.quote, markers, schemas)
         else:
             yield from _xml_call(i, tool, schemas)
 
 
-def _one(use: ToolUse) -> str:
-    return "(" + " | ".join(f"call_{i}" for i in range(len(use.tools))) + ")"
+def _any_of(rule: str, use: ToolUse) -> str:
+    return "(" + " | ".join(f"{rule}_{i}" for i in range(len(use.tools))) + ")"
 
 
 def _further_calls(form: ToolFormat, use: ToolUse) -> str:
@@ -211,20 +209,42 @@ def _further_calls(form: ToolFormat, use: ToolUse) -> str:
     if form.separator is None or not use.is_parallel:
         return ""
     separator = f"{json.dumps(form.separator)} ws " if form.separator else ""
-    return f" (ws {separator}{_one(use)})*"
+    return f" (ws {separator}call)*"
 
 
-def _json_call(i: int, tool: Tool, form: ToolFormat, schemas: _Schemas) -> Iterator[str]:
-    head = f'{{"name": "{tool.name}", "{form.key}": '
-    yield f'call_{i}: {json.dumps(head)} args_{i} "}}"'
-    yield f"bare_{i}: /{_unmarked(form, [tool.name], _GAP)}/"
-    yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
+def _json_calls(form: ToolFormat, use: ToolUse, schemas: _Schemas) -> Iterator[str]:
+    """Yield rules: ``call`` is one in the format, ``bare`` are calls without its markers.
+
+    What all tools have in common stands once, as far as it can: else many would be too large.
+    """
+    yield f'call: {json.dumps(BARE)} {_any_of("named", use)} "}}"'
+    between = f', "{form.key}": '
+    yield f"between: {json.dumps(between)}"
+    yield f"gap: /{_GAP}/"
+    for i, tool in enumerate(use.tools):
+        quoted = json.dumps(f'{tool.name}"')
+        yield f"named_{i}: {quoted} between args_{i}"
+        yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
+    # White space belongs to the name, or a lexer would take both for the beginning of text.
+    first = f"bare_begin {_any_of('named', use)}"
+    if len(use.tools) > MAX_UNMARKED_TOOLS:
+        yield rf"bare_begin: /{_WHITE}{_regex(BARE)}/"
+    else:
+        first = _any_of("unmarked", use)
+        for i, tool in enumerate(use.tools):
+            yield f"unmarked_{i}: unmarked_name_{i} gap args_{i}"
+            yield f"unmarked_name_{i}: /{_unmarked(form, [tool.name])}/"
+    further_calls = _further_calls(without_markers(form), use)
+    yield f'bare: {first} gap "}}"{further_calls} (gap {json.dumps(FENCE)})?'
 
 
-def _unmarked(form: ToolFormat, names: Sequence[str], white: str) -> str:
-    """Return a regular expression of what a call without marker begins with."""
+def _unmarked(form: ToolFormat, names: Sequence[str]) -> str:
+    """Return a regular expression of what a call without marker begins with.
+
+    White space has no bound in it: a count would take the library's states, of each tool.
+    """
     parts = unmarked_parts(form, names)
-    return "".join(f"{white}({'|'.join(map(_regex, options))})" for options in parts)
+    return "".join(f"{_SPACE}*({'|'.join(map(_regex, options))})" for options in parts)
 
 
 def _quoted_call(

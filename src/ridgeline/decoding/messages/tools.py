@@ -69,6 +69,7 @@ class ToolFormat(NamedTuple):
 BARE = '{"name": "'  # a message that begins so is a call, also of models that forget the marker
 FENCE = "```"  # which some of these models put around such a call
 JSON_SPACE = " \n\r\t"
+MAX_UNMARKED_TOOLS = 64  # with more, only BARE begins a call: their grammar would be too large
 HERMES = ToolFormat(
     "hermes", begin="<tool_call>", key="arguments", end="</tool_call>", sign="<tool_call>"
 )
@@ -114,6 +115,8 @@ def is_unmarked_call(text: str, form: ToolFormat, use: ToolUse) -> bool | None:
     """
     if text.startswith(BARE):
         return True
+    if len(use.tools) > MAX_UNMARKED_TOOLS:
+        return None if BARE.startswith(text) else False
     for options in unmarked_parts(form, [tool.name for tool in use.tools]):
         text = text.lstrip(JSON_SPACE)
         if any(len(text) < len(one) and one.startswith(text) for one in options):
