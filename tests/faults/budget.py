@@ -86,6 +86,8 @@ def _get(path: str) -> Ask:
 
 _REFUSED = b'{"model": "random", "x": [' + b"[]," * 60_000 + b"[]]}"
 _SLOW_TEMPLATE = "{{% for i in range(10**9) %}}{{% endfor %}}{}"
+_TO_THE_END = {"ignore_eos": True, "logprobs": 5}
+_EASY = {"total_ms": 600_000}
 _WIDE = config("llama-3.1-8b") | {"num_hidden_layers": 512}
 _WORST: dict[str, Ask] = {
     "slow grammars": _post(COMPLETE, lambda i: formed({"multipleOf": 99_999_989 + 2 * i})),
@@ -95,6 +97,11 @@ _WORST: dict[str, Ask] = {
     "messages": _post(CHAT, {"messages": [{"role": "user", "content": "a"}] * 8000}),
     "slow templates": _post(
         CHAT, lambda i: {"messages": HELLO, "chat_template": _SLOW_TEMPLATE.format(i)}
+    ),
+    "answers": _post(COMPLETE, {"prompt": [40, 41], "max_tokens": 200, "n": 128, **_TO_THE_END}),
+    "promised answers": _post(
+        COMPLETE,
+        {"prompt": [40] * 15, "max_tokens": 100, "n": 4, **_TO_THE_END, "deadline": _EASY},
     ),
     "tokens": _post("/tokenize", {"prompt": "1 2\n" * 100}),
     "vectors": _post("/v1/embeddings", lambda i: {"input": [f"{i} {j} w w" for j in range(900)]}),
@@ -150,36 +157,31 @@ def _send(connection: http.client.HTTPConnection, key: str, asked: Any) -> int:
     return response.status
 
 
-def _attack(port: int, ask: Ask, is_over: Any) -> None:
-    """Have the first key send a request again and again, on eight connections."""
+def _attack(port: int, ask: Ask) -> None:
+    """Have the first key send a request again and again, on eight connections, without an end."""
     number = numbers()
 
     def send() -> None:
-        while not is_over.is_set():
+        while True:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             with suppress(OSError, http.client.HTTPException):
-                while not is_over.is_set():
+                while True:
                     _send(connection, "key-a", ask(next(number)))
             connection.close()
 
-    threads = [threading.Thread(target=send) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    for _ in range(8):
+        threading.Thread(target=send).start()
 
 
 @contextmanager
 def _attacked(port: int, ask: Ask) -> Iterator[None]:
     """Attack from a process of its own, or who measures would wait for who attacks."""
-    fork = multiprocessing.get_context("fork")
-    is_over = fork.Event()
-    attacker = fork.Process(target=_attack, args=(port, ask, is_over))
+    attacker = multiprocessing.get_context("fork").Process(target=_attack, args=(port, ask))
     attacker.start()
     try:
         yield
     finally:
-        is_over.set()
+        attacker.terminate()  # what it still waits for is given up
         attacker.join()
 
 

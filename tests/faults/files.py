@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,7 +34,7 @@ from tests.faults.kinds import FILES, KINDS, Use, load
 _ROOT = Path(__file__).parents[2]
 # One heap, not one for each thread: a load looks at all of them.
 _ENVIRONMENT = os.environ | {"MALLOC_ARENA_MAX": "1"}
-_MOST_S, _MOST_BYTES = 60.0, 4 << 30  # of one file, on a busy machine; and of addresses
+_MOST_S, _MOST_BYTES = 60, 4 << 30  # of one file, on a busy machine; and of addresses
 
 
 def _outcome(use: Use, number: int) -> str:
@@ -96,18 +96,12 @@ def damaged(kind: str, count: int, seed: int, folder: Path) -> dict[str, list[in
         ]
         for reader in readers:
             reader.start()
-        limit_s, number, ended = 60.0, first, ""
-        while True:
-            try:
-                line = lines.get(timeout=limit_s)
-            except queue.Empty:
-                ended = "it hangs"
-                break
-            if not line:
-                break
-            number, limit_s = int(line.split()[0]), _MOST_S
+        number = first
+        while line := _next(lines):
+            number = int(line.split()[0])
             if not line.endswith("begins\n"):
                 problems.setdefault(line.partition(" ")[2].strip(), []).append(number)
+        ended = "it hangs" if line is None else ""
         process.kill()
         status = process.wait()
         for reader, stream in zip(readers, (process.stdout, process.stderr), strict=True):
@@ -119,6 +113,17 @@ def damaged(kind: str, count: int, seed: int, folder: Path) -> dict[str, list[in
         first = number + 1 if ended else count
         shutil.rmtree(place, ignore_errors=True)
     return problems
+
+
+def _next(lines: queue.SimpleQueue[str]) -> str | None:
+    """Return the next line, None if none comes for too long, "" at the end.
+
+    Time in which this process is stopped does not count: files are tried beside measurements.
+    """
+    for _ in range(_MOST_S):
+        with suppress(queue.Empty):
+            return lines.get(timeout=1.0)
+    return None
 
 
 def _read(stream: Any, take: Callable[[str], object]) -> None:
