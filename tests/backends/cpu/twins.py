@@ -180,7 +180,8 @@ def unpack(kind: str, data: Array) -> tuple[Array, Array, Array]:
     outputs = tiles * 32
     if kind == "r8":
         scales = data[:, -128:].copy().view(np.float32).reshape(outputs, 1)
-        data = data[:, :-128].reshape(tiles, -1, 1024)
+        pairs = data[:, :-128].reshape(tiles, -1, 2, 2, 512)  # a half of both, then the other
+        data = np.stack([pairs[:, :, :, i] for i in range(2)], axis=2).reshape(tiles, -1, 1024)
     if kind == "t4":
         tables = np.repeat(data[:, -64:-48].astype(np.int32) - 128, 32, axis=0)
         data = data[:, :-64].reshape(tiles, -1, 576)

@@ -48,6 +48,7 @@ from ridgeline.backends.cpu.layout.formats import (
 )
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
+_HALF_RECORD = 512  # bytes of 16 outputs, of weights that are bytes
 _ROWS_AT_ONCE = 240  # rows of activations that stay in the second-level cache
 
 _Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half
@@ -210,6 +211,9 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
 
 def _place(packed: WeightFormat, weights: Value, k: Value) -> tuple[Value, Value]:
     """Return where record ``k`` is, and what it shares with the others of its block, if it does."""
+    if packed.has_pairs:  # the other half is behind that of the record beside
+        record = weights + (k >> 1) * (2 * packed.record_bytes) + (k & 1) * _HALF_RECORD
+        return record, record
     if not packed.head_bytes:
         record = weights + k * packed.record_bytes
         return record, record
@@ -338,7 +342,7 @@ def _add_bytes(
 ) -> None:
     """Add one record's products to the sums, which stay integers to the end of the row."""
     for v in range(8):
-        at = [record + half * 512 + 64 * v for record, _, half in places]
+        at = [record + half * (2 * _HALF_RECORD) + 64 * v for record, _, half in places]
         weights = [fn.load(place, vec(I8, 64), 64) for place in at]
         for m, row in enumerate(sums):
             x = broadcast4(fn, operand.x + operand.x_stride * m + k * TILE + 4 * v)

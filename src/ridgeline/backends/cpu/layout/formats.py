@@ -23,7 +23,9 @@ read front to back exactly once:
                     and g of the last 16 inputs: weight = d f (q - 32) or d g (q - 32)
     w8  1088 bytes  [2 halves][8][64] bytes + [2 halves][16] f16
                     byte (v, 4 o + i): input 4 v + i as q + 128. Then scale d: weight = d q.
-    r8  1024 bytes  [2 halves][8][64] bytes as in w8; after a tile's records its scales, 32 f32
+    r8  1024 bytes  in pairs: [2 halves][2 records][8][64] bytes as in w8, so that 16 lines are 64
+                    inputs of 16 outputs; an odd last record has a pair of zero bytes. After a
+                    tile's records its scales, 32 f32
     bf16 2048 bytes [2 halves][16 pairs of inputs][16 outputs][2] bf16
     f32  4096 bytes [32 inputs][32 outputs] f32
 
@@ -68,6 +70,7 @@ class WeightFormat:
         tail_bytes: after the records of a tile.
         has_table: nibbles are places in the table in the tail.
         has_zero: a byte for each output stands behind the scales.
+        has_pairs: two records lie together, first a half of both; their number is even.
         shift_to_middle: by how many bits values move to the left to become bytes around 128, as
             those of w8 are; None where they have offsets instead of a middle.
         tile_shapes: rows x halves that a kernel computes at once, the largest first. They fill the
@@ -82,6 +85,7 @@ class WeightFormat:
     tail_bytes: int = 0
     has_table: bool = False
     has_zero: bool = False
+    has_pairs: bool = False
     shift_to_middle: int | None = None
     tile_shapes: _Shapes = _GROUPS
 
@@ -89,6 +93,11 @@ class WeightFormat:
     def has_nibbles(self) -> bool:
         """Whether the low four bits of values are kept in nibbles."""
         return self.bits < 8
+
+    def num_records(self, num_inputs: int) -> int:
+        """Return how many records hold this many inputs."""
+        records = -(-num_inputs // TILE)
+        return records + records % 2 if self.has_pairs else records
 
     def tile_bytes(self, num_records: int) -> int:
         """Return the bytes of a tile with ``num_records`` records."""
@@ -106,7 +115,9 @@ FORMATS: Mapping[str, WeightFormat] = {
     "k5": WeightFormat(5, 720, head_bytes=128),
     "k6": WeightFormat(6, 840, head_bytes=64),
     "w8": WeightFormat(8, 1088, shift_to_middle=0),
-    "r8": WeightFormat(8, 1024, "rows", tail_bytes=TILE * 4, tile_shapes=_PAIRS),
+    "r8": WeightFormat(
+        8, 1024, "rows", tail_bytes=TILE * 4, has_pairs=True, tile_shapes=_PAIRS
+    ),
     "bf16": WeightFormat(16, 2048, "bf16", tile_shapes=_PAIRS),
     "f32": WeightFormat(32, 4096, "floats", tile_shapes=_FLOATS),
 }

@@ -245,9 +245,12 @@ def _byte_records(q: NDArray[np.int8]) -> Bytes:
 
 def _pack_r8(weights: NDArray[np.float32]) -> PackedMatrix:
     q, scale = to_row_bytes(hadamard(weights))
-    tiles = len(q) // TILE
-    records, scales = _byte_records(q), scale.view(np.uint8)
-    return PackedMatrix("r8", np.hstack([records.reshape(tiles, -1), scales.reshape(tiles, -1)]))
+    tiles, num_pairs = len(q) // TILE, FORMATS["r8"].num_records(q.shape[1]) // 2
+    records = np.zeros((tiles, 2 * num_pairs, 2, 512), np.uint8)  # a byte of 0 adds nothing
+    records[:, : q.shape[1] // TILE] = _byte_records(q).reshape(tiles, -1, 2, 512)
+    pairs = records.reshape(tiles, num_pairs, 2, 2, 512).transpose(0, 1, 3, 2, 4)
+    parts = pairs.reshape(tiles, -1), scale.view(np.uint8).reshape(tiles, -1)
+    return PackedMatrix("r8", np.hstack(parts))
 
 
 def _pack_bf16(weights: NDArray[np.float32]) -> PackedMatrix:

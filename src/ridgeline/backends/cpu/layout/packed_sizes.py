@@ -113,5 +113,5 @@ def _part_bytes(
 
 
 def _matrix_bytes(kind: str, num_outputs: int, num_inputs: int) -> int:
-    tiles, records = padded(num_outputs) // TILE, padded(num_inputs) // TILE
-    return tiles * FORMATS[kind].tile_bytes(records)
+    packed = FORMATS[kind]
+    return padded(num_outputs) // TILE * packed.tile_bytes(packed.num_records(num_inputs))
