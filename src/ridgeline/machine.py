@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,14 @@ _ENTRY_BYTES = 8  # of a page in the kernel's page map; its highest bit says tha
 _PAGES_AT_ONCE = 1 << 15  # so that looking takes no memory to speak of
 _IS_PRESENT = bytes(byte >> 7 for byte in range(256))
 _ARENA_BYTES = 64 << 20  # of glibc, for what a thread allocates
+# Of x86-64 Linux: the system call, what it is asked for, and the state that tiles are.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+_TILES_REFUSED = {
+    errno.EINVAL: "Linux does not know them before 5.16",
+    errno.EOPNOTSUPP: "the processor has none, or its hypervisor hides them",
+    errno.ENOSPC: "a thread of this process has a signal stack that is too small for them",
+    errno.EPERM: "a sandbox around this process forbids arch_prctl",
+}
 
 
 class DeviceLost(OSError):
@@ -121,6 +131,23 @@ def cpu_fact(*names: str, proc: Path = Path("/proc")) -> str:
 def processor_name() -> str:
     """Return what the processor is called; its kind where the system says no more."""
     return cpu_fact("model name", "Model") or platform.processor() or platform.machine()
+
+
+@cache
+def tiles_refusal() -> str:
+    """Ask the system, once, to let this process use matrix tiles (AMX); return why it does not.
+
+    It is "" where it does. Without a grant the first such instruction ends the process (SIGILL). A
+    grant holds for all threads and is kept over fork, not over exec.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "only processors with AMX have them, and Linux grants their use"
+    system_call = ctypes.CDLL(None, use_errno=True).syscall
+    words = (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    if system_call(*map(ctypes.c_long, words)) == 0:
+        return ""
+    error = ctypes.get_errno()
+    return _TILES_REFUSED.get(error, f"Linux refused: {os.strerror(error)}")
 
 
 def memory_of(process_id: int, proc: Path = Path("/proc")) -> Memory:

@@ -40,13 +40,17 @@ CASES += [(name, kind) for name in ("host", "baseline", "arm") for kind in ("f32
 # A GEMV reads one tile or four at once; this machine prefers one of them, both must be right.
 if TARGETS["host"].processor.dot is Dot.VNNI512:
     CASES += [("host", kind, "other streams") for kind in KINDS]
+if TARGETS["host"].processor.has_tiles:
+    CASES.append(("host", "r8", "no tiles"))
 
 
 @pytest.fixture(scope="module", params=CASES, ids=", ".join)
 def case(request: pytest.FixtureRequest) -> tuple[Machine, str]:
     name, kind, *others = request.param
     processor = TARGETS[name].processor
-    if others:
+    if others == ["no tiles"]:
+        processor = processor._replace(has_tiles=False)
+    elif others:
         processor = processor._replace(streams=4 if processor.streams == 1 else 1)
 
     def emit(module: ir.Module) -> None:

@@ -31,6 +31,7 @@ from ridgeline.machine import (
     available_bytes,
     cpu_fact,
     processor_name,
+    tiles_refusal,
     total_bytes,
     usable_cpus,
 )
@@ -83,6 +84,8 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     cores = usable_cpus()
     yield "processor", f"{processor_name()}, {cores} of {os.cpu_count()} cores usable"
     yield "instruction sets", " ".join(sets) or "unknown"
+    refusal = tiles_refusal()
+    yield "matrix tiles", f"not used: {refusal}" if refusal else "granted: int8-row uses them"
     yield "memory", f"{gib(available_bytes())} usable of {gib(total_bytes())}"
     yield "python", f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]

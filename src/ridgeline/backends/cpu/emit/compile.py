@@ -35,7 +35,7 @@ from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from ridgeline.backends.cpu.layout.store import write_whole
-from ridgeline.machine import give_back, memory_in_use
+from ridgeline.machine import give_back, memory_in_use, tiles_refusal
 
 _DIGEST_BYTES = 32
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call, on Linux
@@ -63,11 +63,13 @@ class Target:
 
 
 def host_target() -> Target:
-    """Return the processor that this process runs on."""
+    """Return the processor that this process runs on, with what the system lets it use."""
     _initialise()
     features = dict(llvm.get_host_cpu_features())
     if platform.machine() == "aarch64" and platform.system() == "Linux":
         features |= arm_features(Path("/proc/cpuinfo").read_text())
+    if features.get("amx-tile") and tiles_refusal():
+        features |= {name: False for name in features if name.startswith("amx")}
     return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
 
 

@@ -10,7 +10,6 @@ computed it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ridgeline.backends.cpu.emit.ir import (
     F16,
@@ -36,7 +35,9 @@ from ridgeline.backends.cpu.emit.isa import (
     lookup,
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
+from ridgeline.backends.cpu.emit.operand import OF_ROWS, OF_TILES, Operand
 from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
+from ridgeline.backends.cpu.emit.tiles import LINEAR_TILES, TILE_ROWS, emit_linear_tiles
 from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     ACT_SCALES_BYTES,
@@ -54,35 +55,15 @@ _ROWS_AT_ONCE = 240  # rows of activations that stay in the second-level cache
 _Place = tuple[Value, Value, Value]  # record, what it shares with others of its block, half
 
 
-class Operand(NamedTuple):
-    """Where a tile's activations and results are: addresses, and bytes from row to row."""
-
-    x: Value
-    x_stride: Value
-    act_scales: Value
-    act_scales_stride: Value
-    y: Value
-    y_stride: Value
-
-    def moved(self, row: Value, y_offset: Value) -> Operand:
-        """Return the same from another row on, with results further right."""
-        return self._replace(
-            x=self.x + row * self.x_stride,
-            act_scales=self.act_scales + row * self.act_scales_stride,
-            y=self.y + row * self.y_stride + y_offset,
-        )
-
-
-_MATMUL = ("num_rows", *Operand._fields, "next_address")
-MATMUL = Kernel("matmul", ("matrix", "first", "last", *_MATMUL))
+MATMUL = Kernel("matmul", ("matrix", "first", "last", *OF_ROWS))
 
 
 def _linear(kind: str) -> Kernel:
     """Return the kernel that computes outputs 32 * first .. 32 * last of all rows.
 
-    Results begin at column 32 * first of y. ``next_address`` is where the thread will read next.
+    ``next_address`` is where the thread will read next.
     """
-    return Kernel(f"linear_{kind}", ("tiles", "first", "last", "num_records", *_MATMUL))
+    return Kernel(f"linear_{kind}", OF_TILES)
 
 
 def _tile(kind: str, rows: int, halves: int) -> Kernel:
@@ -109,7 +90,10 @@ def emit_linear(module: object, processor: Processor, kinds: Sequence[str]) -> N
         together = processor.streams if processor.dot is Dot.VNNI512 else 1  # as registers go
         if together > 1:
             _emit_tile(module, processor, kind, 1, 2 * together)
-        _emit_linear(module, processor.dot, kind, together)
+        has_tiles = processor.has_tiles and FORMATS[kind].has_pairs
+        if has_tiles:
+            emit_linear_tiles(module)
+        _emit_linear(module, processor.dot, kind, together, has_tiles=has_tiles)
 
 
 def emit_matmul(module: object, kinds: Sequence[str]) -> None:
@@ -127,13 +111,17 @@ def emit_matmul(module: object, kinds: Sequence[str]) -> None:
     fn.finish()
 
 
-def _emit_linear(module: object, form: Dot, kind: str, together: int) -> None:
+def _emit_linear(module: object, form: Dot, kind: str, together: int, *, has_tiles: bool) -> None:
     fn = _linear(kind).begin(module)
     tiles, first, last, num_records, num_rows, *of_operand, next_address = fn.args
     operand = Operand._make(of_operand)
     packed = FORMATS[kind]
     stride = num_records * packed.record_bytes + packed.tail_bytes
     begin = fn.var(first)
+    if has_tiles:
+        with fn.when(num_rows >= TILE_ROWS):
+            LINEAR_TILES.call(fn, **dict(zip(OF_TILES, fn.args, strict=True)))
+            begin.set(last)
     if together > 1:
         with fn.loop_while(lambda: num_rows.equals(1) & (begin.get() + together <= last)):
             weights = tiles + begin.get() * stride

@@ -66,6 +66,7 @@ class Processor(NamedTuple):
     has_bf16: bool  # a dot product of bf16, in 512 bits
     nearest: int  # locality of the cache into which a GEMV had best prefetch its weights
     streams: int  # tiles of weights that a GEMV had best read side by side
+    has_tiles: bool  # a unit that multiplies tiles of bytes (AMX), and may be used
 
 
 def describe(features: Mapping[str, bool]) -> Processor:
@@ -73,7 +74,8 @@ def describe(features: Mapping[str, bool]) -> Processor:
     form = next((form for name, form in _DOTS.items() if features.get(name)), Dot.PLAIN)
     # SSE4a is AMD's: a Zen 4 wants the second cache and one stream, an Ice Lake neither (docs/log).
     nearest, streams = (2, 1) if features.get("sse4a") else (3, 4)
-    return Processor(form, features.get("avx512bf16", False), nearest, streams)
+    has_tiles = form is Dot.VNNI512 and features.get("amx-int8", False)
+    return Processor(form, features.get("avx512bf16", False), nearest, streams, has_tiles)
 
 
 def arm_features(cpuinfo: str) -> dict[str, bool]:

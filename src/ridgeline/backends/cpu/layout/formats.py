@@ -115,9 +115,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "k5": WeightFormat(5, 720, head_bytes=128),
     "k6": WeightFormat(6, 840, head_bytes=64),
     "w8": WeightFormat(8, 1088, shift_to_middle=0),
-    "r8": WeightFormat(
-        8, 1024, "rows", tail_bytes=TILE * 4, has_pairs=True, tile_shapes=_PAIRS
-    ),
+    "r8": WeightFormat(8, 1024, "rows", tail_bytes=TILE * 4, has_pairs=True, tile_shapes=_PAIRS),
     "bf16": WeightFormat(16, 2048, "bf16", tile_shapes=_PAIRS),
     "f32": WeightFormat(32, 4096, "floats", tile_shapes=_FLOATS),
 }
