@@ -16,7 +16,7 @@ import torch
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda import twins
-from ridgeline.backends.cuda.loading import blocks_of_rest, step_of
+from ridgeline.backends.cuda.loading import DEAREST, blocks_of_rest, step_of
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.step.staging import Part, Staging
@@ -80,6 +80,9 @@ def test_the_largest_step_runs_in_the_blocks_that_it_names(name: str, tmp_path: 
     output = runner.execute(step)
     assert not output.errors
     assert all(len(tokens) == 1 for tokens in output.tokens)
+    dearest = runner.execute(step_of(setup, len(runner.groups), 64, DEAREST))
+    assert all(len(ranks[0].top) == 20 for ranks in dearest.logprobs.values())
+    assert len(dearest.logprobs) == setup.max_num_seqs
     for count in (1, 5, 30):
         small = step_of(setup, len(runner.groups), count)
         assert sum(len(item.tokens) for item in small.work) == count

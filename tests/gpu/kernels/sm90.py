@@ -113,6 +113,11 @@ def small_kernels() -> Iterator[tuple[str, Any]]:
     long = numbers(8, dtype=I64)
     draws = (numbers(8, 128256, dtype=F32), long, numbers(8, dtype=torch.float64), *5 * (long,))
     yield "draw", lambda: kernels.draw(*draws)
+    yield "draw of adjusted rows", lambda: kernels.draw(*draws, is_adjusted=True)
+    masks = numbers(2, 16032, dtype=torch.uint8)
+    edits = (long, masks, long, long, long, numbers(8, 4, dtype=torch.float64))
+    yield "adjust", lambda: kernels.adjust(draws[0], *edits)
+    yield "rank", lambda: kernels.rank(draws[0], long, integers)
     blocks = numbers(64, 65536)
     yield "copies of blocks", lambda: kernels.copy_blocks(blocks, long, long)
 
@@ -140,6 +145,11 @@ def step(rows: int) -> Iterator[tuple[str, Any]]:
     yield "gate", lambda: kernels.gate(x, "silu", True, 1.0)
     draws = (numbers(rows, 128256, dtype=F32), long, part(torch.float64, rows), *5 * (long,))
     yield "draw", lambda: kernels.draw(*draws)
+    edits = (long, numbers(rows, 16032, dtype=torch.uint8), long, long, long)
+    changes = part(torch.float64, rows, 4)
+    yield "adjust", lambda: kernels.adjust(draws[0], *edits, changes)
+    yield "draw of adjusted rows", lambda: kernels.draw(*draws, is_adjusted=True)
+    yield "rank", lambda: kernels.rank(draws[0], long, integers)
 
 
 def cases(is_full: bool) -> Iterator[tuple[str, Any]]:

@@ -24,8 +24,12 @@ import torch
 from ridgeline.backends.cuda import kernels, packed, tiles, twins
 from ridgeline.backends.cuda.kernels.draws import filters
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.step.draws import Draws
+from ridgeline.backends.cuda.step.edits import changes
 from ridgeline.backends.sampler import rule
+from ridgeline.backends.sampler.step_output import answered
 from ridgeline.core.params import SamplingParams
+from tests.gpu.kernels.asks import asks_of, logits_of
 from tests.gpu.kernels.cases import DRAWS, attention_case, draw_case, heads_case, near, signed
 
 F32, F16 = torch.float32, torch.float16
@@ -216,6 +220,18 @@ def test_draws_are_the_rule_s_token_by_token(vocabulary: int) -> None:
     picked, finite = kernels.draw(*given)
     assert picked.tolist() == wanted
     assert finite.tolist() == [1] * len(DRAWS)
+
+
+def test_penalties_masks_and_ranks_are_the_rule_s() -> None:
+    random = np.random.default_rng(2)
+    asks, logits = asks_of(random, 14, 1500), logits_of(random, 14, 1500)
+    logits[7, 1400] = float("-inf")
+    drawn = Draws(8, 99, kernels, torch.device("cpu"))
+    found = drawn.answers(torch.from_numpy(logits), asks)
+    for i, (row, ask, answer) in enumerate(zip(logits, asks, found, strict=True)):
+        assert answer == answered(row, ask) if i != 7 else not answer.is_finite
+    assert sum(changes(ask.draws[0]) for ask in asks if ask.draws) > 3
+    assert sum(ask.num_top is not None for ask in asks) > 3
 
 
 def test_draws_without_filters_need_no_search() -> None:

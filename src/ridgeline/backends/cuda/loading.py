@@ -22,6 +22,9 @@ from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.models.tensors import Checkpoint
 
 _PROBED_GRAPHS = (1, 64, 512)  # sizes, of which the others' memory is reckoned
+_PLAIN = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
+# What takes most memory behind the layers: rows of logits are copied, and ranked.
+DEAREST = SamplingParams(top_p=0.9, seed=0, repetition_penalty=1.1, logprobs=20)
 _SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
 
@@ -43,12 +46,14 @@ def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendConte
     return runner
 
 
-def step_of(setup: Setup, num_groups: int, num_tokens: int) -> Step:
+def step_of(
+    setup: Setup, num_groups: int, num_tokens: int, params: SamplingParams = _PLAIN
+) -> Step:
     """Return a step of ``num_tokens``: as many single ones as may be, and a prompt of the rest.
 
     All write into the first blocks. What they compute means nothing.
     """
-    sampling = Sampling(SamplingParams(temperature=0.8, top_p=0.9, seed=0), 1, ())
+    sampling = Sampling(params, 1, ())
     singles = min(setup.max_num_seqs, num_tokens) - 1
     longest = min(num_tokens - singles, setup.max_model_len - 1)
     work = []
@@ -57,8 +62,8 @@ def step_of(setup: Setup, num_groups: int, num_tokens: int) -> Step:
         need = -(-count // setup.block_size)
         tables = [tuple(range(need))] * num_groups
         tokens = (0,) * count
-        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (), (), others=tuple(tables[1:]))
-        work.append(item)
+        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (0,), ())
+        work.append(item._replace(others=tuple(tables[1:])))
     return Step(tuple(work), (), (), (), ())
 
 
@@ -72,11 +77,13 @@ def blocks_of_rest(
 
 def _fill(runner: CudaRunner, setup: Setup) -> None:
     """Make the cache of what the device has left beside weights, a step and graphs."""
-    step = step_of(setup, len(runner.groups), setup.max_num_batched_tokens)
+    groups, most = len(runner.groups), setup.max_num_batched_tokens
+    step = step_of(setup, groups, most, DEAREST)
     needed = max(len(item.table) for item in step.work)
     runner.resize(max(needed, 1))
     runner.graphs.pads = runner.runs_ahead = False
-    runner.execute(step)  # compiles, and settles what is allocated once
+    for one in (step_of(setup, groups, most), step):
+        runner.execute(one)  # compiles, and settles what is allocated once
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

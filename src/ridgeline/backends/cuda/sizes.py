@@ -67,7 +67,8 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     inner = max(map(_inner_size, (layer.ffn for layer in arch.layers)))
     of_token = 12 * arch.hidden_size + wide * (4 * arch.hidden_size + 4 * q_size + 2 * kv_size)
     of_token += wide * 3 * inner
-    logits = 2 * 4 * max_draws(setup.max_num_seqs) * arch.vocab_size
+    # Made, copied where penalties change them; and keys of 64 rows, by which they are ranked.
+    logits = (3 * 4 * max_draws(setup.max_num_seqs) + 32 * 64) * arch.vocab_size
     step_bytes = setup.max_num_batched_tokens * of_token + MOST_SLOTS * 4 * q_size + logits
     in_cache = 4 if setup.kv_cache_dtype == "f32" else 2
     return Footprint(step_bytes, in_cache * values_per_token(arch, setup.groups or one_group(arch)))

@@ -5,7 +5,9 @@ Importing this package imports Triton. Nothing here knows of sequences, steps or
 
 from ridgeline.backends.cuda.kernels.attention import attend
 from ridgeline.backends.cuda.kernels.copy_blocks import copy_blocks
+from ridgeline.backends.cuda.kernels.draws.adjust import adjust
 from ridgeline.backends.cuda.kernels.draws.draw import draw
+from ridgeline.backends.cuda.kernels.draws.ranks import rank
 from ridgeline.backends.cuda.kernels.gate import gate
 from ridgeline.backends.cuda.kernels.norm import add_norm, norm
 from ridgeline.backends.cuda.kernels.products.grouped import grouped_product
@@ -15,6 +17,7 @@ from ridgeline.backends.cuda.kernels.rope_and_cache import rope_and_cache
 
 __all__ = [
     "add_norm",
+    "adjust",
     "attend",
     "copy_blocks",
     "draw",
@@ -23,5 +26,6 @@ __all__ = [
     "norm",
     "packed_product",
     "product",
+    "rank",
     "rope_and_cache",
 ]

@@ -1,11 +1,13 @@
 """Draws on the device: what of ``backends.sampler.rule`` its kernel knows, and for whom.
 
-It knows temperature, top-k, top-p, min-p and the draw. Who asks for more, such as penalties or
-a grammar, is answered by the rule itself, of logits that are copied.
+It knows penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and ranks. Who asks for
+more (typical sampling, top-n-sigma, a draw in which XTC acts, the middle of a text) is answered by
+the rule itself, of logits that are copied.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +15,12 @@ import numpy as np
 import torch
 
 from ridgeline.backends.cuda.step.ahead import is_plain
+from ridgeline.backends.cuda.step.edits import changes, edits
+from ridgeline.backends.cuda.step.ranks import likeliest, ranks
 from ridgeline.backends.cuda.step.staging import Part, Staging
-from ridgeline.backends.sampler.rule import rule
-from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, answered
-from ridgeline.core.params import SamplingParams
-from ridgeline.core.step import Sampling, Work
+from ridgeline.backends.sampler.rule import rule, uniform_bits
+from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered
+from ridgeline.core.step import Sampling, TokenLogprobs, Work
 
 _BY_RULE = ("top_k", "shares", "least")
 _BY_DRAW = ("seeds", "positions", "row_of")
@@ -66,55 +69,116 @@ class Draws:
 
     def answers(self, logits: torch.Tensor, asks: Sequence[LogitsRequest]) -> list[Sampled]:
         """Answer asks, each by its own row of ``logits``: on the device where that is possible."""
-        of_kernel = [i for i, ask in enumerate(asks) if _knows(ask)]
-        drawn = self._drawn(logits, asks, of_kernel) if of_kernel else None
-        of_host = [i for i, ask in enumerate(asks) if not _knows(ask)]
-        rows = logits[of_host].numpy(force=True) if of_host else np.zeros((0, 0), np.float32)
         found: dict[int, Sampled] = {}
-        with np.errstate(all="ignore"):  # a damaged row is found by its values, and fails alone
-            for i, row in zip(of_host, rows, strict=True):
-                found[i] = answered(row, asks[i])
-        if drawn is not None:
-            tokens, finite = (iter(array.tolist()) for array in drawn)
-            for i in of_kernel:
-                picks = [(next(tokens), next(finite)) for _ in asks[i].draws]
-                is_finite = all(good for _, good in picks)
-                found[i] = Sampled([(None if t < 0 else t, None) for t, _ in picks], is_finite)
+        of_host = [i for i, ask in enumerate(asks) if not _knows(ask)]
+        if of_host:
+            rows = logits[of_host].numpy(force=True)
+            with np.errstate(all="ignore"):  # a damaged row is found by its values, and fails alone
+                for i, row in zip(of_host, rows, strict=True):
+                    found[i] = answered(row, asks[i])
+        of_device = [i for i in range(len(asks)) if i not in found]
+        if of_device:
+            answers = self._of_device(logits, of_device, [asks[i] for i in of_device])
+            found |= dict(zip(of_device, answers, strict=True))
         return [found[i] for i in range(len(asks))]
 
+    def _of_device(
+        self, logits: torch.Tensor, rows: Sequence[int], asks: Sequence[LogitsRequest]
+    ) -> list[Sampled]:
+        """Answer asks by their ``rows`` of logits."""
+        drawing = [i for i, ask in enumerate(asks) if ask.draws]
+        if drawing:
+            of_asks = [rows[i] for i in drawing]
+            picked, finite = self._drawn(logits, of_asks, [asks[i] for i in drawing])
+        else:
+            picked = finite = torch.zeros(0, dtype=torch.int32, device=logits.device)
+        known = [ask.known for ask in asks if not ask.draws]
+        picked = torch.cat([picked, torch.tensor(known, dtype=torch.int32).to(picked.device)])
+        owners = [i for i in drawing for _ in asks[i].draws]  # of each token
+        owners += [i for i, ask in enumerate(asks) if not ask.draws]
+        by_token = self._ranked(logits, rows, asks, owners, picked)
+        picks: list[list[Pick]] = [[] for _ in asks]
+        sound = [True] * len(asks)
+        for i, is_finite in zip(owners, finite.tolist(), strict=False):
+            sound[i] &= bool(is_finite)
+        for place, (i, token) in enumerate(zip(owners, picked.tolist(), strict=True)):
+            rank = by_token.get(place)
+            if token >= 0:
+                picks[i].append((token, rank))
+            if rank is not None and not asks[i].draws:
+                sound[i] = not math.isnan(rank.logprob)
+        return [Sampled(*answer) for answer in zip(picks, sound, strict=True)]
+
+    def _ranked(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        asks: Sequence[LogitsRequest],
+        owners: Sequence[int],
+        tokens: torch.Tensor,
+    ) -> dict[int, TokenLogprobs]:
+        """Return ranks of tokens by their places, where the ask that owns the token wants one."""
+        counts = {i: ask.num_top for i, ask in enumerate(asks) if ask.num_top is not None}
+        places = [place for place, i in enumerate(owners) if i in counts]
+        if not places:
+            return {}
+        tops = likeliest(
+            logits, [rows[i] for i in counts], list(counts.values()), [asks[i].mask for i in counts]
+        )
+        by_ask = dict(zip(counts, tops, strict=True))
+        of_places = [owners[place] for place in places]
+        found = ranks(
+            logits, [rows[i] for i in of_places], tokens[places],
+            [by_ask[i] for i in of_places], self._ops,
+        )  # fmt: skip
+        return dict(zip(places, found, strict=True))
+
     def _drawn(
-        self, logits: torch.Tensor, asks: Sequence[LogitsRequest], chosen: Sequence[int]
+        self, logits: torch.Tensor, rows: Sequence[int], asks: Sequence[LogitsRequest]
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw for asks, by their own rows of logits, changed where their requests say so."""
+        is_adjusted = any(changes(ask.draws[0]) for ask in asks)
+        if is_adjusted:
+            of_asks = edits([ask.draws[0] for ask in asks], logits.shape[1])
+            given = (torch.from_numpy(array).to(logits.device) for array in of_asks)
+            logits = self._ops.adjust(logits, torch.tensor(rows, device=logits.device), *given)
+            rows = range(len(asks))
         host, n = self.staging.host, 0
-        for i in chosen:
-            how = rule(asks[i].draws[0].sampling.params)
-            for row in asks[i].draws:
+        for of_ask, ask in zip(rows, asks, strict=True):
+            how = rule(ask.draws[0].sampling.params)
+            for row in ask.draws:
                 host["top_k"][n], host["least"][n] = how.top_k, how.least
                 host["shares"][n], host["factors"][n] = _signed(how.share), how.factor
                 host["seeds"][n], host["positions"][n] = _signed(row.seed), row.position
-                host["row_of"][n] = i
+                host["row_of"][n] = of_ask
                 n += 1
-        return self._send(logits, n)
+        return self._send(logits, n, is_adjusted=is_adjusted)
 
-    def _send(self, logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _send(
+        self, logits: torch.Tensor, n: int, *, is_adjusted: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         host = self.staging.host
         has_filters = bool(host["shares"][:n].any() or (host["top_k"][:n] > 1).any())
         self.staging.send()
         there = self.staging.device
         names = ("row_of", "factors", "top_k", "shares", "least", "seeds", "positions")
         given = (there[name][:n] for name in names)
-        picked, finite = self._ops.draw(logits, *given, has_filters=has_filters)
+        picked, finite = self._ops.draw(
+            logits, *given, has_filters=has_filters, is_adjusted=is_adjusted
+        )
         return picked, finite
 
 
 def _knows(ask: LogitsRequest) -> bool:
-    """Whether the kernel knows all that the draws of an ask need."""
-    if not ask.draws or ask.num_top is not None or ask.is_plain:
+    """Whether the device knows all that an ask needs."""
+    if not ask.draws:
+        return True
+    sampling = ask.draws[0].sampling
+    how = rule(sampling.params)
+    if how.typical or how.sigmas or sampling.tokens.texts:
         return False
-    row, params = ask.draws[0], ask.draws[0].sampling.params
-    if row.mask or row.banned or row.repeats or row.suppresses:
-        return False
-    return not (row.history and params.penalises) and _is_rule_known(params)
+    draws = ask.draws if how.chance else ()
+    return all(uniform_bits(row.seed, row.position, stream=1) >= how.chance for row in draws)
 
 
 def _is_all_known(sampling: Sampling) -> bool:
@@ -124,12 +188,10 @@ def _is_all_known(sampling: Sampling) -> bool:
         return False
     if params.penalises or params.uses_dry or params.bad_words or params.penalty_alpha:
         return False
-    return not (rules.allowed or rules.banned or rules.texts) and _is_rule_known(params)
-
-
-def _is_rule_known(params: SamplingParams) -> bool:
     how = rule(params)
-    return not (how.typical or how.sigmas or how.chance or params.logit_bias)
+    if how.typical or how.sigmas or how.chance or params.logit_bias:
+        return False
+    return not (rules.allowed or rules.banned or rules.texts)
 
 
 def _signed(bits: int) -> int:

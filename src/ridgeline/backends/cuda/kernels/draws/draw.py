@@ -25,14 +25,19 @@ WARPS = 16
 
 @triton.jit(do_not_specialize_on_alignment=OF_A_STEP)
 def survey_kernel(
-    logits, row_of, piece_tops, piece_ids, piece_bad, vocabulary, stride, PIECE: tl.constexpr
-):
-    """Find a piece's greatest logit and its first id, and whether one is not finite."""
+    logits, row_of, piece_tops, piece_ids, piece_bad, vocabulary, stride,
+    ADJUSTED: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Find a piece's greatest logit and its first id, and whether one is not finite.
+
+    ADJUSTED rows may have minus infinity.
+    """
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = piece * PIECE + tl.arange(0, PIECE)
     inside = ids < vocabulary
     x = tl.load(logits + tl.load(row_of + row) * stride + ids, mask=inside, other=float("-inf"))
-    unsound = inside & ((tl.abs(x) < float("inf")) == 0)
+    size = x if ADJUSTED else tl.abs(x)
+    unsound = inside & ((size < float("inf")) == 0)
     top = tl.max(x, axis=0)
     at = row * tl.num_programs(1) + piece
     tl.store(piece_tops + at, top)
@@ -90,14 +95,15 @@ def pick_kernel(
     limit_keys, limit_ids, sums, picked, finite, vocabulary, stride, pieces,
     PIECES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Find the first token of a row whose running sum passes the mark."""
+    """Find the first token of a row whose running sum passes the mark; -1 if there is none."""
     row = tl.program_id(0).to(tl.int64)
     bad = tl.load(is_bad + row)
     tl.store(finite + row, 1 - bad)
     if bad != 0:
         tl.store(picked + row, -1)
     elif tl.load(top_ks + row) == 1:
-        tl.store(picked + row, tl.load(likeliest + row))
+        is_there = tl.load(tops + row) > float("-inf")
+        tl.store(picked + row, tl.where(is_there, tl.load(likeliest + row), -1))
     else:
         i = tl.arange(0, PIECES)
         found = tl.load(sums + row * pieces + i, mask=i < pieces, other=0)
@@ -114,10 +120,14 @@ def pick_kernel(
             tl.load(limit_ids + row),
         )  # fmt: skip
         passes = before + tl.cumsum(weights, axis=0) > mark
-        tl.store(picked + row, tl.min(tl.where(passes, ids, vocabulary), axis=0))
+        token = tl.min(tl.where(passes, ids, vocabulary), axis=0)
+        tl.store(picked + row, tl.where(token < vocabulary, token, -1))  # none has a weight
 
 
-def draw(logits, row_of, factors, top_k, shares, least, seeds, positions, *, has_filters=True):
+def draw(
+    logits, row_of, factors, top_k, shares, least, seeds, positions, *,
+    has_filters=True, is_adjusted=False,
+):  # fmt: skip
     """Draw a token for each row: see the twin."""
     draws, vocabulary, stride, piece = len(row_of), logits.shape[1], logits.stride(0), tiles.PIECE
     pieces = triton.cdiv(vocabulary, piece)
@@ -133,7 +143,7 @@ def draw(logits, row_of, factors, top_k, shares, least, seeds, positions, *, has
     exactly = {"PIECE": piece, "num_warps": WARPS, "enable_fp_fusion": False}
     survey_kernel[grid](
         logits, row_of, piece_tops, piece_ids, piece_bad, vocabulary, stride,
-        PIECE=piece, num_warps=WARPS,
+        ADJUSTED=is_adjusted, PIECE=piece, num_warps=WARPS,
     )  # fmt: skip
     join_kernel[(draws,)](
         piece_tops, piece_ids, piece_bad, tops, likeliest, is_bad, *limits, vocabulary, pieces,

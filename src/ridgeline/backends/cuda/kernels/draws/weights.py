@@ -17,7 +17,7 @@ from ridgeline.backends.sampler.rule import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_B
 OF_A_STEP = [
     "row_of", "factors", "top_ks", "shares", "leasts", "seeds", "positions", "tops", "likeliest",
     "is_bad", "limit_keys", "limit_ids", "piece_ids", "piece_bad", "picked", "finite", "prefixes",
-    "aboves",
+    "aboves", "masks", "mask_of", "edit_rows", "edit_ids", "amounts",
 ]  # fmt: skip
 
 LEAST = tl.constexpr(LEAST_EXPONENT)

@@ -1,8 +1,4 @@
-"""Every kernel's twin in torch, with the same name and arguments, written to be read.
-
-On a CPU they compute whole models, so that everything around the kernels is tested without a GPU.
-On a GPU they say what a kernel has to return. They sum in float32, in whatever order torch likes,
-and in float64 if that is what they are given.
+"""Twins of the kernels of layers.
 
 Shapes: T tokens; H query heads and K key heads of D channels; N outputs of K inputs for a matrix. A
 layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any strides.
@@ -14,17 +10,12 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from ridgeline.backends.sampler import rule
 
 if TYPE_CHECKING:
     from ridgeline.backends.cuda.layer_spec import HeadSpec
     from ridgeline.backends.cuda.packed import Packed
-
-UNSIGNED = 2**64 - 1  # seeds and shares of 64 bits travel as signed numbers
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -321,53 +312,6 @@ def grouped_product(
         else:
             out[pairs] = made
     return out
-
-
-def draw(
-    logits: Tensor,
-    row_of: Tensor,
-    factors: Tensor,
-    top_k: Tensor,
-    shares: Tensor,
-    least: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    *,
-    has_filters: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Draw a token for each of R rows by the rule of ``backends.sampler.rule``.
-
-    Args:
-        logits: ``[rows, vocabulary]`` float32.
-        row_of: the row of ``logits`` of each draw, ``[R]`` int64.
-        factors: ``Rule.factor`` of each draw, ``[R]`` float64.
-        top_k: ``Rule.top_k``, ``[R]`` int64; 0 keeps all, and 1 is greedy.
-        shares: ``Rule.share``, ``[R]`` int64 with the bits of an unsigned number; 0 keeps all.
-        least: ``Rule.least``, ``[R]`` int64.
-        seeds: ``[R]`` int64, with the bits of an unsigned number.
-        positions: ``[R]`` int64.
-        has_filters: some draw has a share, or a ``top_k`` above 1. False saves the kernel work.
-
-    Returns:
-        The tokens ``[R]`` int32, -1 for none; and 1 for each draw whose logits are all finite, else
-        0, ``[R]`` int32.
-    """
-    rows = logits.numpy(force=True)[row_of.numpy(force=True)]
-    picked, finite = [], []
-    for i, row in enumerate(rows):
-        finite.append(bool(np.isfinite(row).all()))
-        if not finite[-1]:
-            picked.append(-1)
-            continue
-        share = int(shares[i]) & UNSIGNED
-        wanted = rule.Rule(float(factors[i]), int(top_k[i]), share, int(least[i]))
-        ids, weights = rule.keep(row, wanted)
-        reached = np.cumsum(weights)
-        bits = rule.uniform_bits(int(seeds[i]) & UNSIGNED, int(positions[i]))
-        mark = bits * int(reached[-1]) >> 53
-        picked.append(int(ids[np.searchsorted(reached, mark, side="right")]))
-    tokens = torch.tensor(picked, dtype=torch.int32, device=logits.device)
-    return tokens, torch.tensor(finite, dtype=torch.int32, device=logits.device)
 
 
 def copy_blocks(cache: Tensor, old: Tensor, new: Tensor) -> None:

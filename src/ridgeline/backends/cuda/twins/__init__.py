@@ -1,0 +1,34 @@
+"""Every kernel's twin in torch, with the same name and arguments, written to be read.
+
+On a CPU they compute whole models, so that everything around the kernels is tested without a GPU.
+On a GPU they say what a kernel has to return. They sum in float32, in whatever order torch likes,
+and in float64 if that is what they are given.
+"""
+
+from ridgeline.backends.cuda.twins.draws import adjust, draw, rank
+from ridgeline.backends.cuda.twins.layers import (
+    add_norm,
+    attend,
+    copy_blocks,
+    gate,
+    grouped_product,
+    norm,
+    packed_product,
+    product,
+    rope_and_cache,
+)
+
+__all__ = [
+    "add_norm",
+    "adjust",
+    "attend",
+    "copy_blocks",
+    "draw",
+    "gate",
+    "grouped_product",
+    "norm",
+    "packed_product",
+    "product",
+    "rank",
+    "rope_and_cache",
+]
