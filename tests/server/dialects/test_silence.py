@@ -74,6 +74,28 @@ def test_a_head_and_signs_of_life_come_before_the_first_token(served: Served) ->
             assert lines[-1].startswith(last)
 
 
+def test_pieces_of_a_stream_share_a_timer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer for each piece would cost more of the event loop's time than the piece."""
+    loop, is_read, set_timers = served.loop, threading.Semaphore(1), []
+    call_at = loop.call_at
+
+    def counted(when: float, callback: Any, *arguments: Any, **options: Any) -> Any:
+        set_timers.append(callback)
+        return call_at(when, callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    served.valve.before = lambda step: is_read.acquire(timeout=0.05) and None  # a piece a step
+    body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    num_pieces = 0
+    with asked(served, "/v1/completions", body) as response:
+        for line in response:
+            if line.startswith(b"data: "):
+                num_pieces += 1
+                is_read.release()
+    assert num_pieces > 40
+    assert 0 < len(set_timers) < num_pieces / 2
+
+
 def test_who_waits_in_the_queue_gets_a_head_too(served: Served) -> None:
     go_on = hold(served, after=2)
     slots = served.llm.config.max_num_seqs

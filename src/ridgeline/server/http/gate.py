@@ -77,9 +77,9 @@ class Gate:
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
         self._own_pages = OWN_PAGES if OWN in origins else None
-        self._inner: ASGIApp = self._enter
+        self._of_pages: ASGIApp = self._enter  # what takes the requests of web pages
         if origins:
-            self._inner = CORSMiddleware(
+            self._of_pages = CORSMiddleware(
                 self._enter,
                 allow_origins=[one for one in origins if one != OWN],
                 allow_origin_regex=self._own_pages,
@@ -123,7 +123,8 @@ class Gate:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         try:
-            await self._inner(scope, receive, answer)
+            enter = self._of_pages if b"origin" in _first(scope) else self._enter
+            await enter(scope, receive, answer)
         except (KeyboardInterrupt, SystemExit):
             raise
         except asyncio.CancelledError:  # at the server's end: its body is still to come, or rests

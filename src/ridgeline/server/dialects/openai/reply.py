@@ -6,10 +6,10 @@ A reply runs its stream, and ends it when the client is gone, reads nothing, or 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -197,7 +197,8 @@ class Reply(Response):
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self._dialect = dialect
-        self._has_begun, self._sent_s = False, 0.0
+        self._has_begun = False
+        self._is_sending, self._since_s = False, time.monotonic()  # when it last began to
         self._is_streamed = bool(getattr(body, "stream", False))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +206,6 @@ class Reply(Response):
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
         self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
-        keeper: asyncio.Future[None] | None = None
         try:
             if self._promising is not None:
                 self._note["promise"] = "refused"
@@ -213,9 +213,7 @@ class Reply(Response):
                 if self._stream.is_over:
                     raise ClientGone
             self._engine.submit(self._stream)
-            if self._is_streamed:
-                keeper = asyncio.ensure_future(self._keep_alive(send))
-            await (self._send_chunks(send) if self._is_streamed else self._send_whole(send))
+            await (self._send_stream(send) if self._is_streamed else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
         except TimeoutError:  # no error event would reach it
@@ -226,8 +224,6 @@ class Reply(Response):
             await self._fail(send, error)
         finally:
             watcher.cancel()
-            if keeper is not None:
-                keeper.cancel()
             self._engine.abandon(self._stream, ClientGone())
             self._limits.charge(tenant, self._answers.num_tokens)
             self._note_lengths(tenant, self._answers.records)
@@ -237,18 +233,40 @@ class Reply(Response):
         await client_left(receive)
         self._engine.abandon(self._stream, ClientGone())
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Send the head of a stream that has no event for a second, and pings while it has none."""
-        await asyncio.sleep(_HEAD_S)
-        with contextlib.suppress(TimeoutError):  # who does not read is cut with the next event
-            if not self._has_begun:
-                await self._send(send, b"", self._of_stream)
-            while True:
-                silent_s = asyncio.get_running_loop().time() - self._sent_s
-                if silent_s >= _PING_S and self._shape.ping:
-                    await self._send(send, self._shape.ping, self._of_stream)
-                    silent_s = 0.0
-                await asyncio.sleep(max(_PING_S - silent_s, 0.1))
+    async def _send_stream(self, send: Send) -> None:
+        """Send a streamed answer. Raises TimeoutError if nobody reads it, StreamError, ClientGone.
+
+        One task watches the whole stream: a timer for each piece would cost more than the piece.
+        """
+        async with asyncio.timeout(None) as patience:
+            keeper = asyncio.ensure_future(self._keep(send, patience))
+            try:
+                await self._send_chunks(send)
+            finally:
+                keeper.cancel()
+
+    async def _keep(self, send: Send, patience: asyncio.Timeout) -> None:
+        """Send a stream's head after a second, and pings in silence; end it if nobody reads."""
+        longest_s = self._stall_timeout_s
+        while True:
+            silence_s = _HEAD_S if not self._has_begun else _PING_S if self._shape.ping else inf
+            left_s = longest_s if self._is_sending else silence_s
+            left_s -= time.monotonic() - self._since_s
+            if left_s > 0:
+                await asyncio.sleep(min(left_s, longest_s, _PING_S))
+            elif self._is_sending or not await self._signs(send):
+                patience.reschedule(asyncio.get_running_loop().time())
+                return
+
+    async def _signs(self, send: Send) -> bool:
+        """Send what says that a stream lives; return whether it could be sent."""
+        sign = self._shape.ping if self._has_begun else b""
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._send(send, sign, self._of_stream)
+        except TimeoutError:
+            return False
+        return True
 
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
@@ -257,7 +275,8 @@ class Reply(Response):
         num_prompts = len(self._stream.prompts)
         is_long = num_prompts > _MANY_PROMPTS or self._num_tokens() > _MANY_TOKENS
         data = await self._turns.run(self._whole) if is_long else self._whole()
-        await self._send(send, data, _JSON, more_body=False)
+        async with asyncio.timeout(self._stall_timeout_s):
+            await self._send(send, data, _JSON, more_body=False)
 
     def _whole(self) -> bytes:
         return _encode(self._shape.whole())
@@ -289,23 +308,24 @@ class Reply(Response):
         )
         if not self._has_begun:
             raise shown
-        await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)
+        async with asyncio.timeout(self._stall_timeout_s):
+            await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)
 
     async def _send(
         self, send: Send, data: bytes, headers: dict[str, str], *, more_body: bool = True
     ) -> None:
         if self._log_content and data != self._shape.ping:
             self._content += data
-        async with asyncio.timeout(self._stall_timeout_s):
-            if not self._has_begun:
-                self._has_begun = True
-                pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-                pairs += self.raw_headers
-                if not more_body:
-                    pairs.append((b"content-length", str(len(data)).encode()))
-                await send({"type": "http.response.start", "status": 200, "headers": pairs})
-            await send({"type": "http.response.body", "body": data, "more_body": more_body})
-        self._sent_s = asyncio.get_running_loop().time()
+        self._is_sending, self._since_s = True, time.monotonic()
+        if not self._has_begun:
+            self._has_begun = True
+            pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
+            pairs += self.raw_headers
+            if not more_body:
+                pairs.append((b"content-length", str(len(data)).encode()))
+            await send({"type": "http.response.start", "status": 200, "headers": pairs})
+        await send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self._is_sending = False
 
     def _finish_note(self) -> None:
         self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))

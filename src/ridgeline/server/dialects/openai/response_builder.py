@@ -78,6 +78,10 @@ class ResponseBuilder:
         self._is_chat = isinstance(body, ChatRequest)
         self._echo = bool(body.echo)
         self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
+        # What holds for all pieces is asked of the body once.
+        self._is_empty = body.longest == 0
+        self._tells_ids = bool(body.return_token_ids)
+        self._tells_prompt = self._tells_ids or body.prompt_logprobs is not None
         self._with_logprobs = stream.params.logprobs is not None
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
@@ -135,16 +139,16 @@ class ResponseBuilder:
 
     def _add_event(self, answer: ChoiceState, event: Event, prompt: int) -> None:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
-        if self._body.longest == 0:  # the engine had to generate one: it is not shown
+        if self._is_empty:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
             return
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
         pieces = answer.reader.take(event)
-        answer.pieces += [
-            piece for piece in pieces if not (self._hides_reasoning and piece.kind == "reasoning")
-        ]
-        if self._body.return_token_ids and event.token is not None:
+        if self._hides_reasoning:
+            pieces = [piece for piece in pieces if piece.kind != "reasoning"]
+        answer.pieces += pieces
+        if self._tells_ids and event.token is not None:
             answer.token_ids = [*(answer.token_ids or ()), event.token]
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
@@ -219,9 +223,9 @@ class ResponseBuilder:
 
     def _choice(self, answer: ChoiceState, form: Choice, logprobs: Choice | None) -> Choice:
         choice = {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
-        if self._body.return_token_ids:
+        if self._tells_ids:
             choice["token_ids"], answer.token_ids = answer.token_ids, None
-        if not self._is_chat:
+        if self._tells_prompt and not self._is_chat:
             choice |= self.of_prompt(
                 answer.index // self._stream.params.n, is_told=answer.has_prompt_ids
             )
@@ -231,7 +235,7 @@ class ResponseBuilder:
     def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
         """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
         said: dict[str, Any] = {}
-        if self._body.return_token_ids and not is_told:
+        if self._tells_ids and not is_told:
             said["prompt_token_ids"] = list(self._stream.prompts[index])
         if self._body.prompt_logprobs is not None:
             most = self._body.prompt_logprobs
