@@ -16,7 +16,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from ridgeline.api.calibration.known import all_of
+from ridgeline.api.calibration.kept import all_of
 from ridgeline.core.records import EngineRecord, StepRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.foresight.simulator.run import SimRequest, simulate

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -312,3 +313,9 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def lower_priority() -> None:
+    """Let the thread that calls this give way to all others, where the system can do that."""
+    with suppress(OSError, AttributeError):  # of this thread alone, on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.calibration.known import all_of
+from ridgeline.api.calibration.kept import all_of, save_calibration
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
@@ -225,7 +225,8 @@ def _packed(folder: Path, seed: int) -> Use:
 
 
 def _calibration(folder: Path, seed: int) -> Use:
-    path = heard(PredictionMonitor(known(source="served")), served()).calibration.save(folder)
+    score = heard(PredictionMonitor(known(source="served")), served())
+    path = save_calibration(folder, score.calibration)
     good = json.loads(path.read_bytes())
 
     def use(number: int) -> None:
@@ -234,7 +235,7 @@ def _calibration(folder: Path, seed: int) -> Use:
         path.write_bytes(damage.damaged_bytes(content, rng) if rng.random() < 0.2 else content)
         for one in all_of(folder):  # then it is used as a server does
             heard(PredictionMonitor(one), _SERVED)
-            one.interval(), one.weights_bytes_per_s, one.kv_bytes_per_s, one.path(folder)
+            one.interval(), one.weights_bytes_per_s, one.kv_bytes_per_s, one.file_name
 
     return use
 

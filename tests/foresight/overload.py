@@ -210,7 +210,7 @@ class Promising:
         replica, self.runner = new_replica(SETTINGS, self.clock, self.times, self.records.append)
         self.engine = replica.engine
         self.score, self.safety = (
-            PredictionMonitor(KNOWN, start=lambda work: work()),
+            PredictionMonitor(KNOWN),
             ConformalMargin(),
         )
         self.engine.listeners.append(self.score.on_record)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.api.calibration.kept import save_roof
 from ridgeline.api.calibration.known import known
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
@@ -28,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def keep(home: Path, read_per_s: float, ops_per_s: float) -> None:
     rates = {"read_bytes_per_s": read_per_s, "int8_ops_per_s": ops_per_s,
              "bf16_ops_per_s": ops_per_s / 2, "f32_ops_per_s": ops_per_s / 4}  # fmt: skip
-    KeptRoof(processor_name(), usable_cpus(), 0.0, rates, rates).save(home)
+    save_roof(home, KeptRoof(processor_name(), usable_cpus(), 0.0, rates, rates))
 
 
 def test_a_config_with_a_load_needs_the_roof_of_this_machine(home: Path) -> None:

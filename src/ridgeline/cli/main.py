@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import LLM, __version__
+from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.bench.client_overhead import read_edge
 from ridgeline.bench.foresight.main import foresight
 from ridgeline.bench.load.asking import Asking, check_base_url
@@ -347,8 +349,8 @@ def bench_foresight(
     seen = read_edge(edge) if edge else None
     with load_model(model, replace(options, speculative_config="off"), {}) as (llm, _):
         foresight(
-            llm, seconds, load_seconds, lambda measured: measured.save(default_home()), out,
-            base_url, seen,
+            llm, seconds, load_seconds, partial(save_calibration, default_home()), out, base_url,
+            seen,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ridgeline.machine import memory_of
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.turns import in_thread
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
@@ -241,7 +242,7 @@ class Pool:
         """
         while True:
             self._freed.clear()
-            config, problem = await asyncio.to_thread(self._plan, slot.model, *self._room())
+            config, problem = await in_thread(self._plan, slot.model, *self._room())
             if config is not None and not config.notes:
                 return config
             others = [one for one in self.slots.values() if one.worker is not None]

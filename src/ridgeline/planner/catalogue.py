@@ -16,9 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from ridgeline.api.calibration.kept import kept_roof
 from ridgeline.backends import cuda
 from ridgeline.engine_setup.home import default_home
-from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.machine import available_bytes
 from ridgeline.physics.hardware import (
     Device,

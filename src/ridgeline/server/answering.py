@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ridgeline import __version__
+from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.machine import lower_priority
 from ridgeline.server.app import new_app
 from ridgeline.server.batches.background import Batches, store_of
 from ridgeline.server.batches.routes import add_batches
@@ -49,7 +55,12 @@ class Answering:
         """
         self.async_engine = AsyncEngine(llm.engine)
         trace = llm.trace
-        self._score = PredictionMonitor(known(home, llm.path, llm.arch, llm.config), home)
+        self._score = PredictionMonitor(
+            known(home, llm.path, llm.arch, llm.config),
+            start=_in_quiet_thread,
+            keep=partial(try_to_keep, home),
+            now_s=time.time,
+        )
         self.async_engine.listeners.append(self._score.on_record)
         self.metrics = Metrics(
             name,
@@ -108,6 +119,14 @@ class Answering:
         if not await loop.run_in_executor(None, self.async_engine.stop, _STEP_S):
             os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
         self._score.close()
+
+
+def _in_quiet_thread(work: Callable[[], None]) -> None:
+    def run() -> None:
+        lower_priority()
+        work()
+
+    threading.Thread(target=run, name="fit", daemon=True).start()
 
 
 def fingerprint(llm: LLM) -> str:

@@ -7,7 +7,6 @@ every key, so they are an operator's.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
@@ -25,6 +24,7 @@ from ridgeline.server.dialects import fields
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.request_model import Strict
+from ridgeline.server.http.turns import in_thread
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _MOST_LOADED = 256  # adapters: each stands in the list of models and in the metrics
@@ -75,7 +75,7 @@ class Loras:
         try:
             if lease := self._adapters.lease_now(name):
                 return lease
-            return await asyncio.to_thread(self._adapters.lease, name)
+            return await in_thread(self._adapters.lease, name)
         except NoRoom as error:
             headers = {"retry-after": "5"}
             raise ApiError(503, str(error), code="no_room", headers=headers) from None
@@ -108,7 +108,7 @@ class Loras:
             message += "--allow-lora-loading alone"
             raise ApiError(403, message, param="lora_path", code="invalid_value")
         try:
-            await asyncio.to_thread(self._adapters.load, name, target)
+            await in_thread(self._adapters.load, name, target)
         except (ValueError, OSError) as error:
             text = self._told(error, target, path or ".")
             raise ApiError(400, text, param="lora_path", code="invalid_value") from None

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.calibrate import calibrate, rates
-from ridgeline.api.calibration.known import all_of, assume, known
+from ridgeline.api.calibration.kept import all_of, kept_roof, save_calibration
+from ridgeline.api.calibration.known import assume, known
 from ridgeline.backends.cpu.measure import roofs
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.foresight.step_time.roof import kept_roof
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 
@@ -32,7 +32,7 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
         assert not llm.engine.has_work()
         said = dict(rates(found, llm))
         assert assume(llm.path, llm.arch, llm.config).is_of(found)
-        path = found.save(tmp_path)
+        path = save_calibration(tmp_path, found)
         assert known(tmp_path, llm.path, llm.arch, llm.config) == found
         path.write_text(path.read_text().replace('"threads":1', '"threads":[]'))
         assert known(tmp_path, llm.path, llm.arch, llm.config).source == "assumed"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ridgeline.api.calibration.kept import kept_roof, save_roof
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends.cpu.emit import probes
 from ridgeline.backends.cpu.emit.compile import host_target
@@ -17,7 +18,7 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor
-from ridgeline.foresight.step_time.roof import KeptRoof, kept_roof
+from ridgeline.foresight.step_time.roof import KeptRoof
 from ridgeline.machine import usable_cpus
 
 HOST = host_target()
@@ -133,7 +134,7 @@ def test_what_was_measured_is_kept_for_this_processor_and_its_threads(tmp_path: 
         path.write_text(damage)
         assert kept_roof(tmp_path) is None
     other = replace(measured, processor="another")
-    path.write_bytes(other.save(tmp_path).read_bytes())  # a home that was copied
+    path.write_bytes(save_roof(tmp_path, other).read_bytes())  # a home that was copied
     assert kept_roof(tmp_path) is None
 
 

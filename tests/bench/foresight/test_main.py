@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM
-from ridgeline.api.calibration.known import all_of, assume
+from ridgeline.api.calibration.kept import all_of
+from ridgeline.api.calibration.known import assume
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.foresight.main import LOADS, compare, fresh, make_case, run, run_on
 from ridgeline.bench.foresight.picture import foresight_svg

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
+from ridgeline.api.calibration.kept import calibration_path, save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import Scenario, Simulator
@@ -92,7 +93,7 @@ def test_what_was_measured_is_used_and_its_speed_of_late(model: Path, home: Path
         made.calibration, source="measured", measured_at=1e9, times=TIMES, step_error=0.05,
         factors=(2.0,) * 20,
     )  # fmt: skip
-    known.save(home)
+    save_calibration(home, known)
     found = document(run(str(model), "--max-concurrency", "1", *SHORT, *FEW))
     assert found["prediction"]["source"] == "measured"
     assert found["prediction"]["calibrated_at"].startswith("2001-09-09")
@@ -107,9 +108,9 @@ def test_a_calibration_of_another_model_of_this_name_is_not_believed(
 ) -> None:
     simulator, question = prepared(model, max_concurrency=1)
     made = simulator.prepare(question, OPTIONS)
-    replace(made.calibration, source="measured", arch="of another").save(home)
+    save_calibration(home, replace(made.calibration, source="measured", arch="of another"))
     assert simulator.prepare(question, OPTIONS).calibration.source == "assumed"
-    made.calibration.path(home).write_text("{")
+    calibration_path(home, made.calibration).write_text("{")
     assert simulator.prepare(question, OPTIONS).calibration.source == "assumed"
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.api.calibration.known import assume, known
 from ridgeline.cli.commands.doctor import facts, foreseen
 from ridgeline.engine_setup.options import Options
@@ -46,7 +47,7 @@ def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> N
     new = replace(
         assume(checkpoint.path, checkpoint.arch, config), source="measured", measured_at=1.0
     )
-    path = new.save(home)
+    path = save_calibration(home, new)
     assert any("KV cache at" in value for name, value in facts(home) if name == "foresight")
     content = json.loads(path.read_text())
     del content["weights_bytes"], content["kv_bytes_per_token"]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
@@ -276,7 +277,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
     config = resolve(Options(), checkpoint)
     assumed = assume(checkpoint.path, checkpoint.arch, config)
     measured = replace(assumed, source="measured", times=TIMES.scaled(3.0))
-    measured.save(tmp_path / "home")
+    save_calibration(tmp_path / "home", measured)
     done = ridgeline("simulate", str(model), "--replay", str(trace))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

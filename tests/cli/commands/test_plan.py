@@ -117,6 +117,7 @@ def test_errors_are_one_line_and_have_a_status(
 
 def test_the_page_is_served_without_a_model(config: str) -> None:
     """``--web``: the page, its two routes, and a clean end."""
+    own = ridgeline("plan", config, "--on", "l4", "--format", "json").stdout
     command = [str(RIDGELINE), "plan", "--web", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -137,7 +138,6 @@ def test_the_page_is_served_without_a_model(config: str) -> None:
             assert (choices["models"], choices["chat"]) == ([], False)
             asked = {"model": json.loads(Path(config).read_text()), "on": "l4"}
             status, text = call("/v1/plan", json.dumps(asked))
-            own = ridgeline("plan", config, "--on", "l4", "--format", "json").stdout
             assert status == 200
             assert json.loads(text)["memory"] == json.loads(own)["memory"]
             assert call("/v1/plan", json.dumps({"model": config}))[0] == 404, "it reads no files"

@@ -9,12 +9,19 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from ridgeline.api.calibration.known import all_of
+from ridgeline.api.calibration.kept import (
+    all_of,
+    calibration_path,
+    read_calibration,
+    save_calibration,
+    try_to_keep,
+)
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import (
@@ -22,7 +29,6 @@ from ridgeline.foresight.step_time.calibration import (
     Factors,
     Interval,
     interval_of,
-    read,
 )
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
@@ -164,12 +170,12 @@ def test_a_shape_that_errs_is_fitted_anew() -> None:
 
 def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     assumed = known(StepTime((1, 32), (1e-3, 4e-3), 1e-4, 0, 0, 0, 0), "assumed")
-    score = PredictionMonitor(assumed, tmp_path, start=lambda work: work())
+    score = PredictionMonitor(assumed, keep=partial(save_calibration, tmp_path))
     heard(score, served(TRUE.scaled(1.0), num=400))
     heard(score, served(TRUE.scaled(1.5), num=200))
     score.close()
     (kept,) = all_of(tmp_path)
-    assert kept == read(assumed.path(tmp_path))
+    assert kept == read_calibration(calibration_path(tmp_path, assumed))
     assert kept.is_of(assumed)
     assert kept.source == "served"
     assert kept.samples
@@ -179,17 +185,16 @@ def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     assert high / low > 1.3, "both speeds were seen"
 
 
-def test_nothing_is_kept_of_what_was_only_assumed(tmp_path: Path) -> None:
-    score = heard(
-        PredictionMonitor(known(source="assumed"), tmp_path, start=lambda work: None), served(num=5)
-    )
-    score.close()
-    assert list(all_of(tmp_path)) == []
+def test_nothing_is_kept_of_what_was_only_assumed() -> None:
+    kept = list[Calibration]()
+    score = PredictionMonitor(known(source="assumed"), start=lambda work: None, keep=kept.append)
+    heard(score, served(num=5)).close()
+    assert not kept
 
 
 def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("in the way")
-    score = PredictionMonitor(known(source="assumed"), tmp_path, start=lambda work: work())
+    score = PredictionMonitor(known(source="assumed"), keep=partial(try_to_keep, tmp_path))
     heard(score, served(num=100))
     score.close()
     assert score.is_calibrated
@@ -266,10 +271,10 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     kept = replace(
         known(), factors=(1.0, 0.9), samples=tuple(samples.steps()), after=tuple(samples.after())
     )
-    path = kept.save(tmp_path)
-    assert path == kept.path(tmp_path)
+    path = save_calibration(tmp_path, kept)
+    assert path == calibration_path(tmp_path, kept)
     assert path.parent.name == "calibration"
-    assert read(path) == kept
+    assert read_calibration(path) == kept
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -297,10 +302,10 @@ def test_a_calibration_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_calibration_with_one_wrong_value_is_passed_over_in_one_line(
     tmp_path: Path, change: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = known().save(tmp_path)
+    path = save_calibration(tmp_path, known())
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=words):
-        read(path)
+        read_calibration(path)
     assert [*all_of(tmp_path), *all_of(tmp_path)] == []
     said = capsys.readouterr().err
     assert said.startswith(f"{path} is not a calibration of this version: ")
@@ -313,4 +318,4 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"x\.json is not a calibration"):
-        read(path)
+        read_calibration(path)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
@@ -386,7 +387,7 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     config = resolve(Options(), subject.checkpoint)  # type: ignore[arg-type]
     path = subject.checkpoint.path  # type: ignore[union-attr]
     own = assume(path, subject.checkpoint.arch, config)  # type: ignore[union-attr]
-    replace(own, source="measured", factors=(0.9, 1.0, 1.1)).save(tmp_path)
+    save_calibration(tmp_path, replace(own, source="measured", factors=(0.9, 1.0, 1.1)))
     found = plan_for(subject, wishes, asked=asked, today=TODAY)
     assert found.as_dict()["time"]["source"] == "calibrated"
     interval = found.choices[0].interval_ms("tpot", "mean")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ridgeline
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.turns import CALLER, Turns
+from ridgeline.server.http.turns import CALLER, Turns, in_thread
 
 
 class Bench:
@@ -180,3 +184,19 @@ async def test_what_work_raises_comes_to_who_asked_and_frees_the_thread(bench: B
         with pytest.raises(ValueError, match="wrong"):
             await bench.turns.run(fail)
     assert await bench.turns.run(lambda: 7) == 7
+
+
+@on_a_bench(2)
+async def test_work_that_finds_nothing_fails_and_nobody_waits_for_ever(bench: Bench) -> None:
+    for run in (bench.turns.run, in_thread):
+        with pytest.raises(RuntimeError, match="is not there"):
+            await asyncio.wait_for(run(partial(next, iter(()))), 20)  # no future has StopIteration
+    assert await bench.turns.run(lambda: 7) == 7
+
+
+@pytest.mark.parametrize("room", ["server", "fleet"])
+def test_all_work_in_threads_is_carried(room: str) -> None:
+    for path in (Path(ridgeline.__file__).parent / room).rglob("*.py"):
+        for call in re.findall(r"(?:to_thread|run_in_executor)\([^)]*", path.read_text()):
+            is_ours = "self.async_engine.stop" in call  # waits for a thread, and raises nothing
+            assert "carried(" in call or is_ours, f"{path}: {call}"

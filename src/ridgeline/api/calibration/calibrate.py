@@ -77,7 +77,7 @@ def calibrate(
     finally:
         engine.scheduler.speculation = speculation
         engine.listeners.remove(take)
-    calibration = fitted(guess, samples, order, "measured")
+    calibration = fitted(guess, samples, order, "measured", time.time())
     return replace(calibration, samples=tuple(samples.thinned()))
 
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from ridgeline import __version__
+from ridgeline.api.calibration.kept import calibration_path, kept_calibration, kept_roof
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
-from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.foresight.step_time.calibration import Calibration, read
+from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime, windows_of
-from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof, kept_roof
+from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof
 from ridgeline.machine import processor_name
 from ridgeline.physics import costs
 
@@ -31,35 +29,12 @@ LAYER_S = 25e-6  # meeting of threads, norms, the cache
 _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 
 
-def all_of(home: Path) -> Iterator[Calibration]:
-    """Yield the calibrations that are kept; a file that is not one is passed over, in a line."""
-    for path in sorted((home / "calibration").glob("*.json")):
-        if (calibration := _kept(path)) is not None:
-            yield calibration
-
-
-def _kept(path: Path) -> Calibration | None:
-    """Return the calibration of a file; None if it is not there, or is none, which is said."""
-    try:
-        return read(path)
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        _pass_over(str(error))
-        return None
-
-
-@cache  # once per process
-def _pass_over(why: str) -> None:
-    say(f"{why}; it is passed over")
-
-
 def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
     """Return the calibration of what will run, if ``home`` has it; else an assumed one."""
     if home is None:
         return assume(model, arch, config)
     wanted = assume(model, arch, config, kept_roof(home))
-    stored = _kept(wanted.path(home))
+    stored = kept_calibration(calibration_path(home, wanted))
     if stored is None or not stored.is_of(wanted):
         return wanted
     sizes = wanted.weights_bytes, wanted.kv_bytes_per_token

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from ridgeline.api.calibration.kept import save_roof
 from ridgeline.foresight.step_time.roof import KeptRoof
 from ridgeline.machine import processor_name, usable_cpus
 
@@ -23,5 +24,5 @@ def measure_kept_roof(home: Path, report: Report = lambda done, total: None) -> 
         for rates in (roof.one_thread, roof.all_threads)
     )
     kept = KeptRoof(processor_name(), roof.num_threads, round(time.time(), 3), one, many)
-    kept.save(home)
+    save_roof(home, kept)
     return kept

@@ -216,9 +216,8 @@ def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
     records: list[Record] = []
     steps: list[StepErrors] = []
     watcher = Watcher(Samples(), calibration.times.windows)
-    score = PredictionMonitor(
-        calibration, start=lambda fit: None
-    )  # follows the speed, and never fits anew
+    # It follows the speed, and is never fitted anew.
+    score = PredictionMonitor(calibration, start=lambda fit: None)
 
     def take(record: Record) -> None:
         records.append(record)

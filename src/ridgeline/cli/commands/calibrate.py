@@ -9,6 +9,7 @@ import typer
 
 from ridgeline import LLM
 from ridgeline.api.calibration.calibrate import calibrate, rates
+from ridgeline.api.calibration.kept import kept_roof, save_calibration
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
@@ -16,7 +17,6 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import console, table_of
-from ridgeline.foresight.step_time.roof import kept_roof
 
 
 @flags("options", Options)
@@ -37,7 +37,7 @@ def calibrate_command(
         count_bar("Measuring", note="seconds") as report,
     ):
         calibration = calibrate(llm, seconds, report)
-        path = calibration.save(default_home())
+        path = save_calibration(default_home(), calibration)
         lines = list(rates(calibration, llm))
     if kept_roof(default_home()) is None:
         with count_bar("Measuring the roof", note="rounds") as report:

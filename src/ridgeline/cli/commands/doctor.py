@@ -19,7 +19,7 @@ from rich.markup import escape
 from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.calibration.known import all_of
+from ridgeline.api.calibration.kept import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import BACKENDS, cuda
 from ridgeline.engine_setup.home import why_unwritable

@@ -1,4 +1,4 @@
-"""What is known of the time of steps here: a model of time, where it comes from, and its file.
+"""What is known of the time of steps here: a model of time, and where it comes from.
 
 A calibration belongs to one model in one format, on one backend with a number of threads of one
 kind of processor. Others of the same name are not believed. Where no model was measured, a roofline
@@ -8,14 +8,10 @@ ones.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.foresight.step_time.features import StepTime
@@ -98,11 +94,13 @@ class Calibration:
             return Interval(ASSUMED_FACTORS[0], 1.0, ASSUMED_FACTORS[1])
         return interval_of(self.factors)
 
-    def path(self, home: Path) -> Path:
-        """Return the file that it lies in."""
+    @property
+    def file_name(self) -> str:
+        """What the file is called that keeps it."""
         formats = f"{self.dtype}-{self.kv_cache_dtype}-{self.backend}-{self.threads}"
-        name = f"{Path(self.model).stem}-{formats}-{self.processor}"
-        return home / "calibration" / (re.sub(r"[^A-Za-z0-9.]+", "-", name) + ".json")
+        stem = self.model.rpartition(".")[0] or self.model
+        name = f"{stem}-{formats}-{self.processor}"
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name) + ".json"
 
     def is_of(self, other: Calibration) -> bool:
         """Whether both are of the same model, format, backend, threads and processor."""
@@ -112,17 +110,6 @@ class Calibration:
     def reservoir(self) -> Samples:
         """Return its samples, to which more can be added."""
         return Samples(self.samples, self.after)
-
-    def save(self, home: Path) -> Path:
-        """Write the file, whole or not at all; return its path. Raises OSError."""
-        path = self.path(home)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(self.to_json(), file, separators=(",", ":"))
-        os.replace(file.name, path)
-        return path
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -166,16 +153,13 @@ class _Rows:
     samples: tuple[tuple[float, ...], ...]
 
 
-def read(path: Path) -> Calibration:
-    """Read a file. Raises ValueError if it is not one of this version, and OSError."""
-    try:
-        values = parse(path.read_bytes())
-        rows = typed(values, _Rows).samples
-        samples = [[row[:-1], *row[-1:]] for row in rows]
-        calibration: Calibration = typed(values | {"samples": samples}, Calibration)
-        _check(calibration)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a calibration of this version: {error}") from None
+def parse_calibration(text: bytes) -> Calibration:
+    """Read a calibration from JSON. Raises ValueError if it is not one of this version."""
+    values = parse(text)
+    rows = typed(values, _Rows).samples
+    samples = [[row[:-1], *row[-1:]] for row in rows]
+    calibration: Calibration = typed(values | {"samples": samples}, Calibration)
+    _check(calibration)
     return calibration
 
 

@@ -2,21 +2,17 @@
 
 A model of time is a shape times a speed. The speed of a shared machine changes within minutes, so
 one factor follows it: the mean of actual over predicted seconds, in which the last two busy seconds
-count most. If the shape errs, it is fitted anew to the steps that were seen, in a thread of low
-priority. All else runs in the engine's thread, so it is plain Python over a dozen numbers
+count most. If the shape errs, it is fitted anew to the steps that were seen, where the caller lets
+that run. All else runs in the engine's thread, so it is plain Python over a dozen numbers
 (``python -m peers.watching_cost``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.step_time.calibration import Calibration, Factors
@@ -95,13 +91,18 @@ class PredictionMonitor:
     def __init__(
         self,
         calibration: Calibration,
-        home: Path | None = None,
         *,
-        start: Callable[[Callable[[], None]], None] | None = None,
+        start: Callable[[Callable[[], None]], None] = lambda work: work(),
+        keep: Callable[[Calibration], object] = lambda fit: None,
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Begin with what is known. New fits are kept in ``home``, if it is given.
+        """Begin with what is known.
 
-        ``start`` lets something run elsewhere; by default in a thread.
+        Args:
+            calibration: of the model, measured or assumed.
+            start: lets something run elsewhere; by default it runs at once.
+            keep: is given each new fit, and at the end the newest speeds.
+            now_s: the time that a fit is of, in seconds since 1970; 0 if nobody asks.
         """
         self.calibration = calibration
         self.factor = calibration.interval().middle
@@ -110,7 +111,7 @@ class PredictionMonitor:
         self.total_error = calibration.total_error
         self.error_counts = [0] * (len(ERROR_BOUNDS) + 1)
         self.errors: dict[str, float] = {}
-        self._home, self._start = home, start or _in_thread
+        self._start, self._keep, self._now_s = start, keep, now_s
         self._times = calibration.times
         self._watcher = Watcher(calibration.reservoir(), calibration.times.windows)
         self._factors = Factors(calibration.factors)
@@ -155,7 +156,7 @@ class PredictionMonitor:
     def close(self) -> None:
         """Keep the newest speeds for the next start, if anything was measured."""
         if self.is_calibrated and self.num_steps:
-            self._save(self._with_speeds(self.calibration))
+            self._keep(self._with_speeds(self.calibration))
 
     # --- in the engine's thread ----------------------------------------------------------------
 
@@ -242,21 +243,16 @@ class PredictionMonitor:
     def _with_speeds(self, calibration: Calibration) -> Calibration:
         return replace(calibration, factors=tuple(self._factors.kept), total_error=self.total_error)
 
-    def _save(self, calibration: Calibration) -> None:
-        if self._home is not None:
-            with contextlib.suppress(OSError):  # it is known until the end, and then learnt again
-                calibration.save(self._home)
-
     # --- elsewhere -----------------------------------------------------------------------------
 
     def _fit(self, before: Calibration, samples: Samples) -> None:
         """Fit to what was seen, and keep it."""
         from ridgeline.foresight.step_time.refit import fitted  # here: a start needs no numpy
 
-        calibration = fitted(before, samples, (), "served")
+        calibration = fitted(before, samples, (), "served", self._now_s())
         change = _ratio(before.times, calibration.times, calibration.samples)
         factors = tuple(round(change * factor, 4) for factor in before.factors)
-        self._save(replace(calibration, factors=factors))
+        self._keep(replace(calibration, factors=factors))
         self._new_calibration = calibration
 
 
@@ -264,17 +260,3 @@ def _ratio(times: StepTime, others: StepTime, samples: Sequence[Measured]) -> fl
     """Return how many times as long these steps take by one model as by another."""
     one, other = (sum(by.seconds(s.features) for s in samples) for by in (times, others))
     return one / other
-
-
-def lower_priority() -> None:
-    """Let the thread that calls this give way to all others, where the system can do that."""
-    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    def run() -> None:
-        lower_priority()
-        work()
-
-    threading.Thread(target=run, name="fit", daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from ridgeline.foresight.step_time.sampler import Measured, Samples
 
 
 def fitted(
-    before: Calibration, samples: Samples, order: Sequence[Measured], source: str
+    before: Calibration, samples: Samples, order: Sequence[Measured], source: str, at_s: float
 ) -> Calibration:
     """Fit anew: return a calibration of the same model.
 
@@ -22,6 +21,7 @@ def fitted(
         samples: what to fit to.
         order: steps as they came, for the factors of the seconds between.
         source: what it will be called.
+        at_s: now, in seconds since 1970.
     """
     knots = before.times.knots
     steps, after = tuple(samples.steps()), tuple(samples.after())
@@ -34,7 +34,7 @@ def fitted(
     return replace(
         before,
         source=source,
-        measured_at=round(time.time(), 3),
+        measured_at=round(at_s, 3),
         version=__version__,
         times=times,
         step_error=round(error, 4),

@@ -6,16 +6,11 @@ belongs to a processor and a number of threads, and not to a model.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from ridgeline.foresight.typed import parse, typed
-from ridgeline.machine import processor_name, usable_cpus
 
 _READ = "read_bytes_per_s"
 # Of what the roof allows, what steps of the CPU backend reach; assumed until a model is calibrated.
@@ -53,29 +48,19 @@ class KeptRoof:
         most = self.all_threads[name]
         return most if threads is None else min(most, threads * self.one_thread[name])
 
-    def save(self, home: Path) -> Path:
-        """Write the file, whole or not at all; return its path. Raises OSError."""
-        path = _path(home, self.processor, self.threads)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(asdict(self), file)
-        os.replace(file.name, path)
-        return path
 
-
-def kept_roof(home: Path) -> KeptRoof | None:
-    """Return the roof that was measured here; None where none was, or its file is damaged."""
-    processor, threads = processor_name(), usable_cpus()
+def parse_roof(text: bytes) -> KeptRoof:
+    """Read a roof from JSON. Raises ValueError if it is none."""
+    roof: KeptRoof = typed(parse(text), KeptRoof)
     try:
-        kept: KeptRoof = typed(parse(_path(home, processor, threads).read_bytes()), KeptRoof)
-        rates = [kept.read_bytes_per_s(1), kept.ops_per_s("int8", 1), kept.ops_per_s("f32", 1)]
-    except (OSError, ValueError, KeyError):
-        return None
-    is_of_here = (kept.processor, kept.threads) == (processor, threads)
-    return kept if is_of_here and all(rate > 0 for rate in rates) else None
+        rates = [roof.read_bytes_per_s(1), roof.ops_per_s("int8", 1), roof.ops_per_s("f32", 1)]
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from None
+    if min(rates) <= 0:
+        raise ValueError("rates are above 0")
+    return roof
 
 
-def _path(home: Path, processor: str, threads: int) -> Path:
-    return home / "roof" / (re.sub(r"[^A-Za-z0-9.]+", "-", f"{processor}-{threads}") + ".json")
+def roof_file_name(processor: str, threads: int) -> str:
+    """Return what the file is called that keeps the roof of so many threads."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{processor}-{threads}") + ".json"

@@ -23,6 +23,7 @@ from ridgeline.batch.run import BatchRun, Stopped
 from ridgeline.batch.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.turns import in_thread
 
 _log = logging.getLogger("ridgeline.server")
 
@@ -135,7 +136,7 @@ class Batches:
 
     async def _answer(self, owned: OwnerFiles, batch: StoredBatch, label: str) -> None:
         source = RequestFile(owned.content(batch.input_file_id), url=batch.endpoint)
-        digest = await asyncio.to_thread(source.digest)
+        digest = await in_thread(source.digest)
         same = {"input": digest, "model": self._fingerprint, "seed": batch.seed}
         journal = Journal(owned.journal(batch.id), same)
         try:
@@ -155,7 +156,7 @@ class Batches:
         label: str,
     ) -> None:
         """Have all requests answered that have no answer."""
-        total = await asyncio.to_thread(lambda: sum(1 for _ in source.lines()))
+        total = await in_thread(lambda: sum(1 for _ in source.lines()))
         if not total:
             raise ValueError("the file has no requests")
         owned.moved(batch.id, "in_progress", num_total=total)
@@ -178,7 +179,7 @@ class Batches:
         is_cancelled = batch.status == "cancelling"
         owned.moved(batch_id, batch.status if is_cancelled else "finalizing", **ids)
         paths = owned.content(output), owned.content(errors)
-        await asyncio.to_thread(journal.finish, *paths, in_order=True)
+        await in_thread(journal.finish, *paths, in_order=True)
         owned.note_file(output, f"{batch_id}_output.jsonl", "batch_output")
         if journal.num_failed:
             owned.note_file(errors, f"{batch_id}_error.jsonl", "batch_output")

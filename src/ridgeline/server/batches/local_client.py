@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message
 
 from ridgeline.batch.run import ItemRequest, ItemResponse, Stopped
 from ridgeline.server.http.json_body import CAPPED, IGNORED
-from ridgeline.server.http.turns import CALLER
+from ridgeline.server.http.turns import CALLER, in_thread
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
@@ -54,7 +54,7 @@ class LocalClient:
         body = dict(asked.body)
         if isinstance(body.get("model"), str):
             body["model"] = self._renamed(body["model"])
-        data = await asyncio.to_thread(lambda: json.dumps(body).encode())  # it may be long
+        data = await in_thread(lambda: json.dumps(body).encode())  # it may be long
         while True:
             reply = await self._once(asked, data)
             if reply.status == 503:

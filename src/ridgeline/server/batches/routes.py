@@ -5,7 +5,6 @@ A key sees its own files and batches, and no other's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, BinaryIO
 
@@ -24,6 +23,7 @@ from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import UPLOADS, too_long
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import Strict, wrong
+from ridgeline.server.http.turns import in_thread
 
 _MOST_FILES = 10_000  # of a key
 _MOST_OPEN = 100  # batches of a key that are not over
@@ -93,7 +93,7 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
             if (file.size or 0) > left_bytes:
                 raise _full(owned, most_bytes)
             content: BinaryIO = file.file
-            file_id = await asyncio.to_thread(owned.receive, content)
+            file_id = await in_thread(owned.receive, content)
         return owned.note_file(file_id, name, "batch").shown()
 
     @app.get(UPLOADS, responses=ERRORS)

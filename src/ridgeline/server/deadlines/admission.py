@@ -48,6 +48,7 @@ from ridgeline.server.engine.request_stream import (
     StreamEvent,
 )
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.turns import carried
 
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; a request waits that long
 _SHARE = 1 / 8  # of a processor, for forecasts
@@ -310,7 +311,7 @@ class Promises:
                 loop.call_soon_threadsafe(_refuse, *asking[index], verdict, copy.now_s)
 
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
-                self._thread, self._decide, seen, promises, times, began_s, refuse
+                self._thread, carried(self._decide), seen, promises, times, began_s, refuse
             )
         except asyncio.CancelledError:
             raise

@@ -21,7 +21,8 @@ from math import inf
 from ridgeline.core.records import RequestRecord
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.foresight.step_time.monitor import PredictionMonitor, lower_priority
+from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.machine import lower_priority
 from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent

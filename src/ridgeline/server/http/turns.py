@@ -14,7 +14,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
@@ -24,6 +24,27 @@ CALLER: ContextVar[str] = ContextVar("caller", default=ANYONE)  # the gate sets 
 _MOST_WAITING = 1000
 
 Result = TypeVar("Result")
+Args = ParamSpec("Args")
+
+
+def carried(work: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Return work for a thread that a task waits for, which hears of it however it ends.
+
+    A future of asyncio carries no StopIteration: who waits for that one would do so for ever.
+    """
+
+    def run(*args: Args.args, **named: Args.kwargs) -> Result:
+        try:
+            return work(*args, **named)
+        except StopIteration as error:
+            raise RuntimeError("what was looked for is not there") from error
+
+    return run
+
+
+async def in_thread(work: Callable[Args, Result], *args: Args.args, **named: Args.kwargs) -> Result:
+    """Return what ``work`` returns, which a thread does at once."""
+    return await asyncio.to_thread(carried(work), *args, **named)
 
 
 class Turns:
@@ -46,7 +67,7 @@ class Turns:
         caller = CALLER.get()
         await self._turn(caller)
         begin_s, loop = time.monotonic(), asyncio.get_running_loop()
-        done = loop.run_in_executor(self._threads, work)
+        done = loop.run_in_executor(self._threads, carried(work))
         done.add_done_callback(lambda _: self._leave(caller, time.monotonic() - begin_s))
         return await asyncio.shield(done)  # a thread cannot be cancelled: it is busy until the end
 

@@ -1,0 +1,96 @@
+"""What was measured here, as it is kept on the disk: calibrations, and the roof of this machine.
+
+A file is written whole or not at all. One that is damaged is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from ridgeline.engine_setup.progress import say
+from ridgeline.foresight.step_time.calibration import Calibration, parse_calibration
+from ridgeline.foresight.step_time.roof import KeptRoof, parse_roof, roof_file_name
+from ridgeline.machine import processor_name, usable_cpus
+
+
+def calibration_path(home: Path, calibration: Calibration) -> Path:
+    """Return the file that a calibration lies in."""
+    return home / "calibration" / calibration.file_name
+
+
+def save_calibration(home: Path, calibration: Calibration) -> Path:
+    """Keep a calibration; return its path. Raises OSError."""
+    path = calibration_path(home, calibration)
+    _write(path, json.dumps(calibration.to_json(), separators=(",", ":")))
+    return path
+
+
+def try_to_keep(home: Path | None, calibration: Calibration) -> None:
+    """Keep a calibration; where there is no home that can be written, it is learnt again."""
+    if home is not None:
+        with suppress(OSError):
+            save_calibration(home, calibration)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a file. Raises ValueError if it is not one of this version, and OSError."""
+    try:
+        return parse_calibration(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a calibration of this version: {error}") from None
+
+
+def kept_calibration(path: Path) -> Calibration | None:
+    """Return the calibration of a file; None if it is not there, or is none, which is said."""
+    try:
+        return read_calibration(path)
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        _pass_over(str(error))
+        return None
+
+
+def all_of(home: Path) -> Iterator[Calibration]:
+    """Yield the calibrations that are kept; a file that is not one is passed over, in a line."""
+    for path in sorted((home / "calibration").glob("*.json")):
+        if (calibration := kept_calibration(path)) is not None:
+            yield calibration
+
+
+def save_roof(home: Path, roof: KeptRoof) -> Path:
+    """Keep a roof; return its path. Raises OSError."""
+    path = home / "roof" / roof_file_name(roof.processor, roof.threads)
+    _write(path, json.dumps(asdict(roof)))
+    return path
+
+
+def kept_roof(home: Path) -> KeptRoof | None:
+    """Return the roof that was measured here; None where none was, or its file is damaged."""
+    processor, threads = processor_name(), usable_cpus()
+    try:
+        roof = parse_roof((home / "roof" / roof_file_name(processor, threads)).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return roof if (roof.processor, roof.threads) == (processor, threads) else None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+@cache  # once per process
+def _pass_over(why: str) -> None:
+    say(f"{why}; it is passed over")
