@@ -131,13 +131,18 @@ class _RowLists:
 def _assigned(
     work: tuple[Work, ...], num_threads: int, tile: int
 ) -> list[tuple[list[Chunk], list[Chunk]]]:
-    """Assign chunks to the least loaded thread: first those without outputs, then those with."""
-    size = tile * max(1, 8 // tile)
+    """Assign chunks to the least loaded thread: first those without outputs, then those with.
+
+    With many rows a chunk fills a record of the cache: two threads that write to the same lines of
+    memory slow each other down.
+    """
+    is_many = sum(len(item.tokens) for item in work) >= num_threads * ROW_BLOCK
+    size = TOKENS if is_many else tile * max(1, 8 // tile)
     chunks: tuple[list[Chunk], list[Chunk]] = [], []
     for i, item in enumerate(work):
         count = len(item.tokens)
-        for low in range(0, count, size):
-            high = min(low + size, count)
+        for begin in range(-(item.start % size), count, size):
+            low, high = max(begin, 0), min(begin + size, count)
             has_output = item.targets or item.similar or high > sampled_from(item)
             has_output = has_output or item.pool not in ("", "last")
             chunks[bool(has_output)].append((i, low, high))
