@@ -1,7 +1,7 @@
 """What the default format, and the one for throughput, cost real models in accuracy.
 
-The bars are those of ``bench.quality``, on each kind of text. What does not reach them is named
-here, with the bar that it does keep: nothing may get worse unseen.
+The bars hold on each kind of text. What does not reach them is named here, with the bar that it
+does keep: nothing may get worse unseen.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.quality import MAX_MEAN_KL, MIN_TOP1_AGREEMENT, WeightsFormat, measure, windows
+from ridgeline.bench.quality import WeightsFormat, measure, windows
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.options import Options
 from ridgeline.models.checkpoint import load_checkpoint
@@ -20,6 +20,7 @@ from tests.real_models import real_model
 DEFAULT, ROWS = WeightsFormat("auto", "auto", "auto"), WeightsFormat("auto", "int8-row", "auto")
 QWEN, GEMMA = "qwen2.5-coder:0.5b", "gemma-3-270m-q4_k_m"
 NUM_TOKENS, WINDOW = 512, 512
+MAX_MEAN_KL, MIN_TOP1_AGREEMENT = 0.006, 0.97  # of both, on each kind of text
 KINDS = ["prose", "code", "scripts", "repeats"]
 MAX_NARROW_KL = 0.010
 MISSED_NARROW = {("smollm2", "scripts"): 0.018}

@@ -39,10 +39,6 @@ class Conv:
         """Return name and shape of each part of a sequence's state."""
         return {"window": (self.kernel - 1, hidden_size)}
 
-    def token_flops(self, hidden_size: int) -> int:
-        """Return the FLOPs of a token beside the linear maps."""
-        return 2 * hidden_size * self.kernel
-
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -98,11 +94,6 @@ class Delta:
             "window": (self.kernel - 1, 2 * self.key_size + self.value_size),
             "memory": (self.num_value_heads, self.key_dim, self.value_dim),
         }
-
-    def token_flops(self, hidden_size: int) -> int:
-        """Return the FLOPs of a token beside the linear maps: six for each value of the memory."""
-        memory = self.num_value_heads * self.key_dim * self.value_dim
-        return 6 * memory + 2 * (2 * self.key_size + self.value_size) * self.kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +169,6 @@ class Ssm:
             "window": (self.kernel - 1, self.conv_size),
             "memory": (self.num_heads, self.head_dim, self.state_dim),
         }
-
-    def token_flops(self, hidden_size: int) -> int:
-        """Return the FLOPs of a token beside the linear maps: five for each value of the memory."""
-        return 5 * self.inner_size * self.state_dim + 2 * self.conv_size * self.kernel
 
 
 Recurrent = Conv | Delta | Ssm

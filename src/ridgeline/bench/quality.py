@@ -67,10 +67,6 @@ FORMATS = (
     REFERENCE,
 )
 
-# What the default and ``int8-row`` must keep, on each kind of text.
-MAX_MEAN_KL = 0.006
-MIN_TOP1_AGREEMENT = 0.97
-
 _WINDOW = 512  # tokens of a window, where --max-model-len does not say
 _ROWS = 64  # rows of logits held at once: a row may have 150,000
 

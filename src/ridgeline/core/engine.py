@@ -163,7 +163,7 @@ class Engine:
         if self.scheduler.speculation:
             self.scheduler.speculation.note_step(step, output, executed_s - start_s)
         events = fold.commit(self.scheduler.queues, step, output)
-        if any(work.drafts for work in step.work):
+        if self.scheduler.speculation and any(work.drafts for work in step.work):
             output = output._replace(tokens=_kept(step, output, events))
         self._note_step(step, output, load, filled, (start_s, scheduled_s, executed_s))
         self._note_events(events, executed_s)

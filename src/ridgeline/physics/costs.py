@@ -101,12 +101,6 @@ def _mixer_weights(mixer: Attention | Recurrent, hidden_size: int) -> int:
     return num_matrix_weights(mixer, hidden_size)
 
 
-def recurrent_flops(arch: ModelArch, num_tokens: int) -> int:
-    """Return the FLOPs of what recurrent layers do beside their linear maps."""
-    mixers = [layer.recurrent for layer in arch.layers]
-    return num_tokens * sum(one.token_flops(arch.hidden_size) for one in mixers if one is not None)
-
-
 def attention_flops(arch: ModelArch, start: int, num_tokens: int) -> int:
     """Return the FLOPs of all layers' attention for a chunk: see ``layer_attention_flops``."""
     return sum(layer_attention_flops(mixer, start, num_tokens) for mixer in arch.attentions)

@@ -1,8 +1,8 @@
 """A forecast: when the requests of an engine will have their first tokens and their ends.
 
-The engine's state is copied in lengths: no token id leaves it. A fresh scheduler over as many
-blocks goes on from there under a model of time, without records and texts. Answers are taken to be
-as long as they may become. Drafts are not modelled, nor is a search: its beams count as answers.
+The engine's state is copied in lengths: no token id leaves it. A fresh engine over as many blocks
+goes on from there under a model of time, without records and texts. Answers are taken to be as long
+as they may become. Drafts are not modelled, nor is a search: its beams count as answers.
 It knows nothing of clocks, threads and promises.
 """
 
@@ -16,14 +16,14 @@ from math import inf
 from typing import NamedTuple
 
 from ridgeline.core.cache.kvcache import KVCache, held_blocks
-from ridgeline.core.fold import commit
+from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import EngineRecord
+from ridgeline.core.records import EngineRecord, RequestRecord
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
-from ridgeline.core.step import StepOutput
-from ridgeline.foresight.simulator.run import TimeModel
+from ridgeline.core.step import Step, StepOutput
+from ridgeline.foresight.simulator.run import Clock, TimeModel
 from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import of_step
 
@@ -158,44 +158,53 @@ def forecast(
         within_s: what comes later is not asked for.
         alive: is called before each step; what it raises ends the forecast.
     """
-    scheduler = _scheduler(state)
-    queues, waiting, on_the_way = scheduler.queues, deque(queued), deque(coming)
-    _place(scheduler, state.requests)
-    firsts = {s.number: 0.0 for s in state.requests if _has_begun(s)}
-    ends: dict[int, float] = {}
-    left, now_s = set(wanted), 0.0
-    while left and now_s <= within_s:
-        while on_the_way and (now_s >= on_the_way[0][0] or not queues.has_work()):
+    clock, ended = Clock(), list[RequestRecord]()
+    runner = _AnyTokens(clock, times)
+    engine = Engine(_scheduler(state), runner, clock, max_model_len=state.settings.max_model_len)
+    engine.end_listeners.append(ended.append)
+    waiting, on_the_way = deque(queued), deque(coming)
+    _place(engine, state.requests)
+    left = set(wanted)
+    while left and clock.now_s <= within_s:
+        while on_the_way and (clock.now_s >= on_the_way[0][0] or not engine.has_work()):
             coming_s, standing = on_the_way.popleft()
-            now_s = max(now_s, coming_s)
-            _place(scheduler, [standing])
-        while waiting and min(scheduler.room()[:2]) > 0:
-            _place(scheduler, [waiting.popleft()])
+            clock.wait_until(coming_s)
+            _place(engine, [standing])
+        while waiting and min(engine.scheduler.room()[:2]) > 0:
+            _place(engine, [waiting.popleft()])
         alive()
-        step = scheduler.schedule(Load(len(waiting), state.is_read))
-        if not step.work:
+        if not engine.has_work():
             break
-        features = of_step(step, times.windows)
-        now_s += times.seconds(features)
-        tokens = tuple((0,) * len(work.seeds) for work in step.work)
-        ended = set()
-        for event in commit(queues, step, StepOutput(tokens)):
-            number = event.seq_id[0]
-            firsts.setdefault(number, now_s)
-            if event.finish_reason is not None:
-                ends[number] = now_s  # the last of its answers stays
-                ended.add(number)
-        if ended:
-            ended -= {number for number, _ in queues.alive}  # its other answers go on
-            left -= ended
-        now_s = max(now_s + times.after(features.num_rows, len(ended)), under_way_s)
-    going_on = {number for number, _ in queues.alive}
+        num_before = len(ended)
+        engine.step(Load(len(waiting), state.is_read))
+        left.difference_update([record.request_id for record in ended[num_before:]])
+        clock.now_s += times.after(runner.num_rows, len(ended) - num_before)
+        clock.wait_until(under_way_s)
+    found = {number: (one.first_token_s, inf) for number, one in engine.requests.items()}
+    found |= {record.request_id: (record.first_token_s, record.finish_s) for record in ended}
+    never = None, inf
+    seconds = {number: found.get(number, never) for number in wanted}
     return {
-        number: PredictedTimes(
-            firsts.get(number, inf), inf if number in going_on else ends.get(number, inf)
-        )
-        for number in wanted
+        n: PredictedTimes(inf if first is None else first, end)
+        for n, (first, end) in seconds.items()
     }
+
+
+class _AnyTokens:
+    """A runner that computes nothing: time passes, and each answer gets any token.
+
+    Attributes:
+        num_rows: of the output head, in the last step.
+    """
+
+    def __init__(self, clock: Clock, times: TimeModel) -> None:
+        self._clock, self._times, self.num_rows = clock, times, 0
+
+    def execute(self, step: Step) -> StepOutput:
+        features = of_step(step, self._times.windows)
+        self.num_rows = features.num_rows
+        self._clock.now_s += self._times.seconds(features)
+        return StepOutput(tuple((0,) * len(work.seeds) for work in step.work))
 
 
 def _has_begun(standing: RequestSnapshot) -> bool:
@@ -215,9 +224,9 @@ def _scheduler(state: State) -> Scheduler:
     )
 
 
-def _place(scheduler: Scheduler, standings: Listing[RequestSnapshot]) -> None:
+def _place(engine: Engine, standings: Listing[RequestSnapshot]) -> None:
     """Let requests be where they were: in their queues, with their blocks."""
-    queues, placed = scheduler.queues, list[tuple[Sequence, int]]()
+    queues, placed = engine.scheduler.queues, list[tuple[Sequence, int]]()
     for standing in standings:
         request = Request(
             standing.number,
@@ -226,8 +235,10 @@ def _place(scheduler: Scheduler, standings: Listing[RequestSnapshot]) -> None:
             max_model_len=standing.num_prompt + standing.num_new,
             owner=standing.owner,
             due_s=standing.due_s,
+            first_token_s=0.0 if _has_begun(standing) else None,
         )
         request.sequences = []
+        engine.requests[request.id] = request
         for answer in standing.answers:
             seq = Sequence(request, answer.place, [0] * answer.num_tokens, (0,) * answer.num_seeds)
             request.sequences.append(seq)
@@ -237,7 +248,7 @@ def _place(scheduler: Scheduler, standings: Listing[RequestSnapshot]) -> None:
             if answer.tables:
                 _hold(queues.kv, seq, answer)
     for seq, num_cached in placed:  # when it is known which blocks are free
-        _pretend(queues.kv, seq, num_cached, scheduler.max_num_batched_tokens)
+        _pretend(queues.kv, seq, num_cached, engine.scheduler.max_num_batched_tokens)
     queues.sort()
 
 
