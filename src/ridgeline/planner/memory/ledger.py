@@ -167,6 +167,7 @@ class Ledger:
         kv_budget_bytes: what is left for the cache.
         sequence_kv_bytes: cache of one sequence of the asked context.
         further_token_bytes: cache that a token more would take, blocks aside.
+        stage: which stage it is, from 0.
     """
 
     lines: tuple[Line, ...]
@@ -180,6 +181,7 @@ class Ledger:
     kv_budget_bytes: int
     sequence_kv_bytes: int
     further_token_bytes: float
+    stage: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -298,6 +300,7 @@ def _stage(
         kv_budget_bytes=kv_budget,
         sequence_kv_bytes=sequence,
         further_token_bytes=_further_token(known, setting, caches),
+        stage=number,
     )
 
 
