@@ -118,6 +118,32 @@ def click(browser: Chrome, title: str) -> None:
     find(browser, f'[title="{title}"]').click()
 
 
+def open_settings(browser: Chrome) -> None:
+    """Open the dialog, and wait until the server has said which samplers there are."""
+    find(browser, "#tune-button").click()
+    sees(lambda: browser.find_elements(By.CSS_SELECTOR, "#samplers [name=temperature]"))
+
+
+def record(browser: Chrome) -> None:
+    """Keep what the page sends from now on, for ``sent``."""
+    browser.execute_script(
+        """
+        const send = window.fetch;
+        window.sent = [];
+        window.fetch = (path, options) => {
+          window.sent.push({ path: String(path), ...JSON.parse(options?.body ?? '{}') });
+          return send(path, options);
+        };
+        """
+    )
+
+
+def sent(browser: Chrome) -> list[dict[str, Any]]:
+    """Return the requests for answers since ``record``."""
+    every: list[dict[str, Any]] = browser.execute_script("return window.sent")
+    return [one for one in every if "messages" in one]
+
+
 def answer(browser: Chrome) -> str:
     script = "return document.querySelector('.assistant:last-child .body')?.textContent ?? ''"
     return str(browser.execute_script(script))

@@ -116,7 +116,7 @@ def test_an_answer_under_a_schema_is_code(parts: Chrome, thinker: Served) -> Non
     sees(lambda: says(parts, ".facts", "tokens"))
     assert json.loads(texts(parts, ".body pre")[0]) == {"a": 1}
     assert texts(parts, ".body pre")[0].split() == ["{", '"a":', "1", "}"]
-    assert texts(parts, "#hint") == ["JSON schema set  ·  temperature 0  ·  max tokens 60"]
+    assert texts(parts, "#hint") == ["JSON schema set  ·  max tokens 60  ·  temperature 0"]
 
 
 def test_settings_that_are_wrong_say_so_in_place(

@@ -20,6 +20,7 @@ from tests.server.page.browsing import (
     click,
     find,
     keep,
+    open_settings,
     says,
     sees,
     set_size,
@@ -120,7 +121,7 @@ def test_a_tab_follows_what_another_changes(page: Chrome, tabs: tuple[str, str])
 
 def change_temperature(page: Chrome, value: str) -> None:
     """Enter a temperature and choose Done."""
-    find(page, "#tune-button").click()
+    open_settings(page)
     find(page, "[name=temperature]").clear()
     find(page, "[name=temperature]").send_keys(value)
     find(page, "#tune-dialog button").click()

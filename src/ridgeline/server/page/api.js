@@ -77,8 +77,17 @@ export async function* events(response) {
   }
 }
 
-/** Ask for an answer; tell `onDelta` each piece, return how it ended. */
-export async function complete(body, onDelta, signal) {
+/** Return what the server says of a model: the fields of its samplers, and whether it reasons. Loads it. */
+export async function fetchProps(model) {
+  const named = model ? `?model=${encodeURIComponent(model)}` : '';
+  return (await call(`props${named}`)).json();
+}
+
+/**
+ * Ask for an answer; return how it ended. `onBegin` gets the request's id, and what of it was capped
+ * or ignored; `onDelta` each piece, and the name of the model.
+ */
+export async function complete(body, { onBegin, onDelta }, signal) {
   const response = await call('v1/chat/completions', {
     method: 'POST',
     headers: { 'content-type': 'application/json' },
@@ -87,12 +96,14 @@ export async function complete(body, onDelta, signal) {
     }),
     signal,
   });
+  const told = (name) => response.headers.get(`x-${name}`);
+  onBegin({ id: told('request-id'), capped: told('ridgeline-capped'), ignored: told('ridgeline-ignored') });
   const end = {};
   for await (const event of events(response)) {
     if (event === '[DONE]') return end;
     if (event.error) throw problem(event.error.message, event.error.code);
     const choice = event.choices[0];
-    if (choice?.delta) onDelta(choice.delta);
+    if (choice?.delta) onDelta(choice.delta, event.model);
     if (choice?.finish_reason) end.reason = choice.finish_reason;
     if (event.usage) end.usage = event.usage;
     if (event.metrics) end.timings = event.metrics;

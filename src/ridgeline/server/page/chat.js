@@ -1,11 +1,14 @@
-// Conversations: the list, the messages, the composer. An answer goes on while another is shown.
+// Conversations: the messages, the composer, and answers. An answer goes on while another is shown.
 
 import { complete } from './api.js';
-import { explain, request } from './asking.js';
+import { explain, request, samplingOf } from './asking.js';
+import * as attaching from './attaching.js';
 import {
-  canLeaveOut, endOf, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages, versionsOf,
+  endOf, joinedUsage, keyOf, leaveOutOldest, newMessage, sentMessages, shownMessages,
 } from './conversation.js';
-import { copyButton, element, icon, iconButton } from './dom.js';
+import { element, icon } from './dom.js';
+import { footerOf } from './footer.js';
+import * as list from './list.js';
 import { render } from './markdown.js';
 import { addDelta, pretty, showCalls, showReasoning } from './parts.js';
 import { conversations, create, isBlocked, onOtherTab, remove, save } from './store.js';
@@ -22,50 +25,20 @@ let open = null;
 let hasRoom = true; // to keep conversations in this browser
 let failedAgain = null; // {id, error, isTooLong}: why the answer with this id was not given again
 
-// --- the list of conversations ---------------------------------------------------------------
+// --- conversations ---------------------------------------------------------------------------
 
-const titleOf = (conversation) => conversation.title || 'New conversation';
+const showList = () => list.showList(open, (conversation) => running.has(conversation));
 
-function showList() {
-  if (at('conversations').querySelector('input')) return; // a title is being written
-  at('conversations').replaceChildren(...conversations.map((conversation) => {
-    const row = element('li', { className: conversation === open ? 'open' : '' });
-    const title = element('button', {
-      type: 'button', className: 'title', textContent: titleOf(conversation), onclick: () => show(conversation),
-    });
-    if (conversation === open) title.setAttribute('aria-current', 'true');
-    if (running.has(conversation)) row.classList.add('busy');
-    row.append(
-      title,
-      iconButton('rename', `Rename ${titleOf(conversation)}`, () => rename(row, conversation)),
-      iconButton('delete', `Delete ${titleOf(conversation)}`, () => drop(conversation)),
-    );
-    return row;
-  }));
-}
-
-function rename(row, conversation) {
-  const field = element('input', { value: titleOf(conversation), maxLength: 80, 'aria-label': 'Title' });
-  const finish = (isMeant) => {
-    field.onblur = null;
-    field.remove();
-    if (isMeant && field.value.trim()) {
-      Object.assign(conversation, { title: field.value.trim(), changedAt: Date.now() });
-      keep(conversation);
-    }
-    showHead();
-  };
-  field.onblur = () => finish(true);
-  field.onkeydown = (event) => {
-    if (event.key === 'Enter') finish(true);
-    if (event.key === 'Escape') finish(false);
-  };
-  row.replaceChildren(field);
-  field.select();
+function rename(conversation, title) {
+  if (title) {
+    Object.assign(conversation, { title, changedAt: Date.now() });
+    keep(conversation);
+  }
+  showHead();
 }
 
 function drop(conversation) {
-  if (conversation.messages.length && !window.confirm(`Delete “${titleOf(conversation)}”?`)) return;
+  if (conversation.messages.length && !window.confirm(`Delete “${list.titleOf(conversation)}”?`)) return;
   running.get(conversation)?.controller.abort();
   remove(conversation);
   if (conversation === open) show(conversations[0] ?? create());
@@ -74,14 +47,16 @@ function drop(conversation) {
 
 // --- messages --------------------------------------------------------------------------------
 
-function show(conversation) {
+/** Show a conversation: its end, or one of its messages. */
+function show(conversation, message = null) {
   open = conversation;
   showHint();
   at('messages').replaceChildren();
   showMessages();
   showHead();
   document.body.dataset.view = 'chat';
-  at('scroll').scrollTop = at('scroll').scrollHeight;
+  if (message) showMessage(message).scrollIntoView({ block: 'start' });
+  else at('scroll').scrollTop = at('scroll').scrollHeight;
 }
 
 /** Show all messages; elements that are there already stay, and move only if the order changed. */
@@ -95,7 +70,7 @@ function showMessages() {
 function showHead() {
   showList();
   const busy = running.has(open);
-  at('title').textContent = titleOf(open);
+  at('title').textContent = list.titleOf(open);
   at('welcome').hidden = open.messages.length > 0;
   at('messages').setAttribute('aria-busy', String(busy));
   const [name, label] = busy ? ['stop', 'Stop'] : ['send', 'Send'];
@@ -116,16 +91,20 @@ function showMessage(message) {
     );
     at('messages').append(article);
   }
-  const [note, thoughts, body, calls, footer] = article.children;
+  const [note, beside, body, calls, footer] = article.children;
   const isGrowing = running.get(open)?.message === message;
   if (message.role !== 'user') {
     render(body, message.isJson && message.content ? `\`\`\`json\n${pretty(message.content)}\n\`\`\`` : message.content);
-    showReasoning(thoughts, message, isGrowing);
+    showReasoning(beside, message, isGrowing);
     const canSend = message === shownMessages(open).at(-1) && !running.has(open);
     showCalls(calls, message, canSend ? () => sendResults() : null);
-  } else if (!body.isEdited && body.textContent !== message.content) body.textContent = message.content;
+  } else {
+    attaching.showFiles(beside, message);
+    if (!body.isEdited && body.textContent !== message.content) body.textContent = message.content;
+  }
   body.classList.toggle('growing', isGrowing);
-  footer.replaceChildren(...(isGrowing ? [] : footerOf(message)));
+  const failure = failedAgain?.id === message.id ? failedAgain : null;
+  footer.replaceChildren(...(isGrowing ? [] : footerOf(message, open, running.has(open) ? null : ACTS, failure)));
   note.replaceChildren(...(message.id === open.sentFrom ? leftOutNote() : []));
   return article;
 }
@@ -135,40 +114,13 @@ const leftOutNote = () => [
   element('button', { type: 'button', className: 'action', onclick: sendAll }, 'Send them again'),
 ];
 
-function footerOf(message) {
-  const parts = message.content ? [copyButton(() => message.content)] : [];
-  if (message.role !== 'assistant') {
-    if (!running.has(open)) parts.push(iconButton('rename', 'Edit', () => edit(message)));
-    return [...parts, ...versionSteps(message)];
-  }
-  const isLast = message === shownMessages(open).at(-1);
-  if (!running.has(open)) parts.push(iconButton('again', 'Answer again', () => answer(open, message)));
-  parts.push(...versionSteps(message), element('span', { className: 'facts' }, factsOf(message).join('  ·  ')));
-  const { error, isTooLong } = failedAgain?.id === message.id ? failedAgain : message;
-  if (error) parts.push(element('span', { className: 'problem', role: 'alert' }, error));
-  if (isTooLong && isLast && canLeaveOut(open)) {
-    parts.push(element('button', { type: 'button', className: 'action', onclick: leaveOut }, 'Leave out the oldest messages'));
-  }
-  return parts;
-}
-
-/** Return buttons that step through the versions of a message, if there are several. */
-function versionSteps(message) {
-  const versions = versionsOf(open, message);
-  const i = versions.indexOf(message);
-  if (versions.length < 2 || running.has(open)) return [];
-  const name = message.role === 'user' ? 'question' : 'answer';
-  const step = (picture, label, other) => {
-    const button = iconButton(picture, label, () => choose(other, label));
-    button.disabled = !other;
-    return button;
-  };
-  return [
-    step('earlier', `Earlier ${name}`, versions[i - 1]),
-    element('span', { className: 'version' }, `${i + 1} / ${versions.length}`),
-    step('later', `Later ${name}`, versions[i + 1]),
-  ];
-}
+const ACTS = { // with a message
+  edit: (message) => edit(message),
+  answer: (message) => answer(open, message),
+  goOn: (message) => goOn(message),
+  leaveOut: () => leaveOut(),
+  choose: (message, label) => choose(message, label),
+};
 
 function choose(message, label) {
   message.chosenAt = Date.now();
@@ -204,20 +156,6 @@ function edit(message) {
   field.focus();
 }
 
-function factsOf({ usage, timings, reason, error }) {
-  const facts = [];
-  if (usage) facts.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
-  if (usage?.prompt_tokens_details?.cached_tokens) facts.push(`${usage.prompt_tokens_details.cached_tokens} cached`);
-  if (timings?.mean_itl_ms) facts.push(`${(1000 / timings.mean_itl_ms).toFixed(1)} tokens/s`);
-  if (timings?.time_to_first_token_ms) facts.push(`first after ${seconds(timings.time_to_first_token_ms)}`);
-  if (reason === 'length') facts.push('cut at max tokens');
-  if (reason === 'stopped') facts.push('stopped');
-  if (!reason && !error) facts.push('not complete'); // the page was left, or another tab still writes it
-  return facts;
-}
-
-const seconds = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
-
 function keep(conversation) {
   if (!conversations.includes(conversation)) return; // deleted meanwhile
   if (running.has(conversation)) running.get(conversation).savedAt = Date.now();
@@ -250,6 +188,31 @@ async function answer(conversation, old = null) {
     conversation.messages.splice(conversation.messages.indexOf(old), 1, message);
   } else conversation.messages.push(message);
   if (conversation.settings.schema) message.isJson = true;
+  const failure = await receive(conversation, message, body);
+  if (isVersion && !message.content && !message.calls) { // nothing came, so the old answer stays
+    conversation.messages.splice(conversation.messages.indexOf(message), 1);
+    if (failure) failedAgain = { id: old.id, ...failure };
+  } else Object.assign(message, failure);
+  keep(conversation);
+  showChange(conversation);
+  return failure;
+}
+
+/** Go on with the last answer, which was cut or stopped. */
+async function goOn(message) {
+  const conversation = open;
+  const body = request(conversation.settings, [...sentMessages(conversation, message), message], true);
+  const { usage } = message;
+  for (const name of ['reason', 'error', 'isTooLong', 'usage', 'timings', 'capped', 'ignored']) delete message[name];
+  at('question').focus();
+  const failure = await receive(conversation, message, body);
+  Object.assign(message, failure, { usage: joinedUsage(usage, message.usage) });
+  keep(conversation);
+  showChange(conversation);
+}
+
+/** Send a request, and add what comes to a message. Returns what went wrong, or null. */
+async function receive(conversation, message, body) {
   failedAgain = null;
   const controller = new AbortController();
   running.set(conversation, { controller, message, savedAt: Date.now() });
@@ -259,8 +222,14 @@ async function answer(conversation, old = null) {
     const isGrowing = running.get(conversation)?.message === message; // else it was drawn at its end
     if (conversation === open && isGrowing) atBottom(() => showMessage(message));
   };
-  const onDelta = (delta) => {
+  const onBegin = ({ id, capped, ignored }) => {
+    message.requests = [...message.requests ?? [], { id }];
+    if (capped) message.capped = capped;
+    if (ignored) message.ignored = ignored;
+  };
+  const onDelta = (delta, model) => {
     addDelta(message, delta);
+    message.requests.at(-1).model = model;
     message.changedAt = Date.now();
     if (isDrawn) requestAnimationFrame(draw);
     isDrawn = false;
@@ -269,19 +238,14 @@ async function answer(conversation, old = null) {
   showChange(conversation);
   let failure = null;
   try {
-    Object.assign(message, await complete(body, onDelta, controller.signal));
+    Object.assign(message, await complete(body, { onBegin, onDelta }, controller.signal));
   } catch (error) {
     if (error.name === 'AbortError') message.reason = 'stopped';
     else failure = await explain(error, conversation);
   }
+  if (message.reason === 'length') message.isFull = Boolean(message.capped) || !(body.max_tokens > 0);
   message.changedAt = Date.now();
   running.delete(conversation);
-  if (isVersion && !message.content && !message.calls) { // nothing came, so the old answer stays
-    conversation.messages.splice(conversation.messages.indexOf(message), 1);
-    if (failure) failedAgain = { id: old.id, ...failure };
-  } else Object.assign(message, failure);
-  keep(conversation);
-  showChange(conversation);
   return failure;
 }
 
@@ -298,11 +262,12 @@ function atBottom(change) {
   if (isThere) scroll.scrollTop = scroll.scrollHeight;
 }
 
-function ask(text) {
+function ask(text, attachments = []) {
   const conversation = open;
-  conversation.messages.push(newMessage('user', text, endOf(conversation)));
+  const extra = attachments.length ? { attachments } : {};
+  conversation.messages.push(newMessage('user', text, endOf(conversation), extra));
   if (!conversation.title) {
-    const title = text.split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
+    const title = (text || attachments[0].name).split('\n')[0].replace(/^(.{59}).{2,}$/, '$1…');
     Object.assign(conversation, { title, changedAt: Date.now() });
   }
   keep(conversation);
@@ -318,7 +283,9 @@ function sendResults() {
 
 /** Ask a question in other words; the old one stays, with all that followed it. */
 function askAgain(question, text) {
-  open.messages.push(newMessage('user', text, question.parent, { chosenAt: Date.now() }));
+  const { attachments } = question;
+  const extra = { chosenAt: Date.now(), ...(attachments && { attachments }) };
+  open.messages.push(newMessage('user', text, question.parent, extra));
   keep(open);
   answer(open);
 }
@@ -343,8 +310,8 @@ function submit(event) {
   event?.preventDefault();
   const field = at('question');
   if (running.has(open)) running.get(open).controller.abort();
-  else if (field.value.trim()) {
-    ask(field.value.trim());
+  else if (!attaching.isReading() && (field.value.trim() || attaching.hasFiles())) {
+    ask(field.value.trim(), attaching.takeFiles());
     field.value = '';
     grow();
   }
@@ -377,13 +344,26 @@ function showHint() {
   if (settings.system) parts.push('system prompt set');
   if (settings.tools) parts.push('tools set');
   if (settings.schema) parts.push('JSON schema set');
-  for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
-    if (typeof settings[name] === 'number') parts.push(`${name.replace('_', ' ')} ${settings[name]}`);
+  if (settings.thinking) parts.push(`thinking ${settings.thinking}`);
+  for (const [name, value] of Object.entries(samplingOf(settings))) {
+    parts.push(`${name.replaceAll('_', ' ')} ${Array.isArray(value) ? JSON.stringify(value) : value}`);
   }
   at('hint').textContent = parts.join('  ·  ');
 }
 
+/** Begin a conversation, or show the one that has not begun. */
+export function begin() {
+  at('search').value = '';
+  show(conversations.find((one) => !one.messages.length) ?? create());
+  at('question').focus();
+}
+
+/** Delete the conversation that is shown. */
+export const dropOpen = () => drop(open);
+
 export function start() {
+  list.start({ show, drop, rename }, showList);
+  attaching.start();
   at('composer').onsubmit = submit;
   at('question').oninput = grow;
   at('question').onkeydown = (event) => {
@@ -394,10 +374,7 @@ export function start() {
   document.addEventListener('keydown', (event) => {
     if (event.key === 'Escape' && !document.querySelector('dialog[open]')) running.get(open)?.controller.abort();
   });
-  at('new').onclick = () => {
-    show(conversations.find((one) => !one.messages.length) ?? create());
-    at('question').focus();
-  };
+  at('new').onclick = begin;
   at('ideas').replaceChildren(...IDEAS.map((idea) => element('button', { type: 'button', onclick: () => ask(idea) }, idea)));
   onOtherTab(refresh);
   show(conversations[0] ?? create());

@@ -6,7 +6,9 @@
 // the first), changedAt, role and content. Messages of one role with one parent are versions of one
 // another: a question that was edited, an answer that was given again. A version has chosenAt. An
 // answer may also have reasoning, calls of tools (id, name, arguments, result), isJson, and how it
-// ended: usage, timings, reason, error, isTooLong. Times are in milliseconds.
+// ended: usage, timings, reason, error, isTooLong, isFull (the context is), capped and ignored (what
+// the server said of that), and requests (id and model of each that gave a part of it). A question may
+// have attachments (name, text). Times are in milliseconds.
 
 export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
 
@@ -55,12 +57,40 @@ export function sentMessages(conversation, end = null) {
   const all = shownMessages(conversation);
   const shown = end ? all.slice(0, all.findIndex((message) => keyOf(message) === keyOf(end))) : all;
   const first = shown.findIndex((message) => message.id === conversation.sentFrom);
-  return shown.slice(Math.max(first, 0)).filter((message) => message.content || message.calls);
+  return shown.slice(Math.max(first, 0)).filter((message) => message.content || message.calls || message.attachments);
+}
+
+/** Whether an answer can go on: it has text, and neither ended by itself nor is the context full. */
+export const canGoOn = (message) => Boolean(
+  message.content && !message.calls && !message.isJson && !message.isFull && !['stop', 'tool_calls'].includes(message.reason));
+
+/** Return the tokens of an answer that went on: those of both requests, but its beginning once. */
+export const joinedUsage = (begun, more) => (begun && more
+  ? { ...begun, completion_tokens: begun.completion_tokens + more.completion_tokens } : more);
+
+const piecesOf = ({ content, reasoning, attachments }) => [
+  content, reasoning ?? '', ...(attachments ?? []).flatMap(({ name, text }) => [name, text])];
+
+/** Return {message, before, found, after}: where words stand in a conversation; null if nowhere. */
+export function find(conversation, words) {
+  const wanted = words.toLowerCase();
+  const pieces = shownMessages(conversation).flatMap((message) => piecesOf(message).map((text) => ({ message, text })));
+  for (const { message, text } of [...pieces, { message: null, text: conversation.title }]) {
+    const at = text.toLowerCase().indexOf(wanted);
+    if (at < 0) continue;
+    const end = at + words.length;
+    return { message, before: text.slice(Math.max(0, at - 24), at), found: text.slice(at, end), after: text.slice(end, end + 60) };
+  }
+  return null;
 }
 
 /** Return a message as the API has it: several, if tools were called. */
-export function toApi({ role, content, reasoning, calls }) {
+export function toApi({ role, content, reasoning, calls, attachments }) {
   const said = { role, content };
+  if (attachments) {
+    const parts = attachments.map(({ name, text }) => `File “${name}”:\n\n${text}\n`);
+    said.content = [...parts, content].map((text) => ({ type: 'text', text }));
+  }
   if (reasoning) said.reasoning_content = reasoning;
   if (!calls) return [said];
   said.content = content || null;
@@ -76,7 +106,8 @@ export const canLeaveOut = (conversation) => questionsOf(sentMessages(conversati
 /** Send no more than the newer half of what is sent now, but always the last question. */
 export function leaveOutOldest(conversation) {
   const sent = sentMessages(conversation);
-  const lengthFrom = (i) => sent.slice(i).reduce((sum, message) => sum + message.content.length, 0);
+  const lengthOf = (message) => piecesOf(message).reduce((sum, text) => sum + text.length, 0);
+  const lengthFrom = (i) => sent.slice(i).reduce((sum, message) => sum + lengthOf(message), 0);
   const later = questionsOf(sent).slice(1);
   const first = later.find((question) => lengthFrom(sent.indexOf(question)) <= lengthFrom(0) / 2) ?? later.at(-1);
   Object.assign(conversation, { sentFrom: first.id, changedAt: Date.now() });

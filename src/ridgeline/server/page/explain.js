@@ -34,21 +34,24 @@ export function forget() {
 }
 
 function add(request) {
-  const button = element('button', { type: 'button', onclick: () => explain(request) }, request);
+  const button = element('button', { type: 'button', onclick: () => explain(request, model) }, request);
   list.prepend(element('li', {}, button));
   while (list.children.length > MOST) list.lastChild.remove();
   section.hidden = false;
 }
 
-async function explain(request) {
+/** Show where the time of a request went, by its name or number and the model that answered. */
+export async function explain(request, ofModel) {
+  const ask = (format) => call(`v1/requests/${encodeURIComponent(request)}/explain?format=${format}`
+    + (ofModel ? `&model=${encodeURIComponent(ofModel)}` : ''));
   const close = element('form', { method: 'dialog' }, element('button', { value: 'ok' }, 'Close'));
   let shown;
   try {
-    const [told, picture] = await Promise.all([ask(request, 'json'), ask(request, 'svg')]);
+    const [told, picture] = await Promise.all([ask('json'), ask('svg')]);
     const { sentences, would_help: helpful } = await told.json();
-    const save = element('button', { type: 'button', className: 'timeline', onclick: () => saveTimeline(request, save) },
+    const save = element('button', { type: 'button', className: 'timeline', onclick: () => saveTimeline(ask, request, save) },
       'Save a timeline');
-    const show = element('button', { type: 'button', className: 'timeline', onclick: () => showTimeline(request, show) },
+    const show = element('button', { type: 'button', className: 'timeline', onclick: () => showTimeline(ask, request, show) },
       'open it there');
     shown = [parse(await picture.text()), element('p', {}, sentences.join(' ')),
       element('p', {}, save, ' for ui.perfetto.dev, or ', show, ', without any text of prompts and answers')];
@@ -63,9 +66,9 @@ async function explain(request) {
 }
 
 /** Save a file that ui.perfetto.dev opens. */
-async function saveTimeline(request, button) {
+async function saveTimeline(ask, request, button) {
   try {
-    const url = URL.createObjectURL(await (await ask(request, 'timeline')).blob());
+    const url = URL.createObjectURL(await (await ask('timeline')).blob());
     element('a', { href: url, download: `timeline-${request}.json` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   } catch (error) {
@@ -74,11 +77,11 @@ async function saveTimeline(request, button) {
 }
 
 /** Open ui.perfetto.dev, and hand it the timeline. */
-async function showTimeline(request, button) {
+async function showTimeline(ask, request, button) {
   const viewer = window.open(PERFETTO); // now: a window that opens later is blocked
   try {
     if (!viewer) throw new Error('The browser blocked a window: allow it, or save the timeline.');
-    const buffer = await (await ask(request, 'timeline')).arrayBuffer();
+    const buffer = await (await ask('timeline')).arrayBuffer();
     await answered(viewer);
     viewer.postMessage({ perfetto: { buffer, title: `Request ${request}`, fileName: `timeline-${request}.json` } }, PERFETTO);
   } catch (error) {
@@ -102,11 +105,6 @@ function answered(viewer) {
     };
     addEventListener('message', hear);
   });
-}
-
-function ask(request, format) {
-  const named = settings.model ? `&model=${encodeURIComponent(settings.model)}` : '';
-  return call(`v1/requests/${request}/explain?format=${format}${named}`);
 }
 
 /** Return the picture as a part of this page, so that its colours follow the style sheet. */

@@ -120,7 +120,7 @@ export function start() {
   document.addEventListener('visibilitychange', look);
   addEventListener('resize', () => { look(); show(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', show);
-  new MutationObserver(() => { look(); show(); }).observe(document.body, { attributeFilter: ['data-view'] });
+  new MutationObserver(() => { look(); show(); }).observe(document.body, { attributeFilter: ['data-view', 'data-panel'] });
   setInterval(tick, 1000);
   read();
 }

@@ -1,11 +1,15 @@
 // Markdown, as models write it, into DOM nodes. The text may be hostile: every node is made here by
 // name, everything else is text, links go to http(s) only, and each pattern has a bounded length.
 
+import { colour } from './colours.js';
 import { copyButton, element } from './dom.js';
+import { formula } from './math.js';
 
 const MAX_DEPTH = 6; // of lists and quotes inside each other
+const MAX_FORMULA_LINES = 60;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const FORMULA = /^ {0,3}(\\\[|\$\$)/;
 const TASK = /^\[([ xX])\]\s+/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
@@ -18,8 +22,10 @@ const INLINE = new RegExp([
   '~~(?<del>[^~\\n]{1,1000})~~',
   '\\[(?<label>[^\\]\\n]{1,500})\\]\\((?<target>[^)\\s]{1,2000})\\)',
   '(?<url>https?://[^\\s<>"\'`]{1,2000}[^\\s<>"\'`.,;:!?)\\]])',
-  '(?<math>\\\\\\([^\\n]{1,1000}?\\\\\\)|\\\\\\[[^]{1,2000}?\\\\\\]|\\$\\$[^$]{1,2000}\\$\\$)',
-  '\\\\(?<plain>[\\\\`*_{}\\[\\]()#+.!~|>-])',
+  '(?<math>\\\\\\([^\\n]{1,1000}?\\\\\\)|\\\\\\[[^]{1,2000}?\\\\\\]|\\$\\$[^$]{1,2000}\\$\\$'
+    // One dollar on each side: not of prices and variables, whose dollars are followed or preceded by other signs.
+    + '|(?<![\\w$])\\$(?=[^\\s$])(?:[^$\\\\\\n]|\\\\.){1,500}(?<=\\S)\\$(?![\\w$]))',
+  '\\\\(?<plain>[\\\\`*_{}\\[\\]()#+.!~|>$-])',
 ].join('|'), 'g');
 
 /** Show `text` in `container`; blocks that did not change stay as they are. */
@@ -56,12 +62,19 @@ function split(lines, depth) {
   while (at < lines.length) {
     const line = lines[at];
     const fence = FENCE.exec(line);
+    const formulaEnd = FORMULA.test(line) ? endOfFormula(lines, at) : 0;
     if (!line.trim()) at += 1;
     else if (fence) {
       const closes = (other) => other.trim().startsWith(fence[1]) && !other.trim().slice(fence[1].length).trim();
       const end = until(closes);
-      take('code', Math.min(end + 1, lines.length), (part) => code(part.slice(1, end < lines.length ? -1 : undefined).join('\n'), fence[2].trim().slice(0, 30)));
-    } else if (HEADING.test(line)) take('heading', at + 1, heading);
+      const isClosed = end < lines.length;
+      take('code', Math.min(end + 1, lines.length), (part) => (
+        code(part.slice(1, isClosed ? -1 : undefined).join('\n'), fence[2].trim().slice(0, 30), isClosed)));
+    } else if (formulaEnd) take('formula', formulaEnd, (part) => {
+      const source = part.join('\n').trim();
+      return element('p', {}, formula(source, source.slice(2, -2), true));
+    });
+    else if (HEADING.test(line)) take('heading', at + 1, heading);
     else if (RULE.test(line)) take('rule', at + 1, () => element('hr'));
     else if (depth < MAX_DEPTH && line.startsWith('>')) {
       take('quote', until((other) => !other.startsWith('>')), (part) => quote(part, depth));
@@ -74,7 +87,18 @@ function split(lines, depth) {
   return blocks;
 }
 
-const starts = (line, depth) => !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line)
+/** Return where the formula ends that begins with a line: behind its last line; 0 if other text follows, or no end. */
+function endOfFormula(lines, at) {
+  const [opening] = lines[at].trim().match(/^../);
+  const closing = opening === '$$' ? opening : '\\]';
+  for (let end = at; end < Math.min(lines.length, at + MAX_FORMULA_LINES); end += 1) {
+    const text = end === at ? lines[at].trim().slice(2) : lines[end];
+    if (text.includes(closing)) return text.trim().indexOf(closing) === text.trim().length - 2 ? end + 1 : 0;
+  }
+  return 0;
+}
+
+const starts = (line, depth) => !line.trim() || FENCE.test(line) || FORMULA.test(line) || HEADING.test(line) || RULE.test(line)
   || (depth < MAX_DEPTH && (line.startsWith('>') || ITEM.test(line)));
 
 const indentOf = (line) => line.length - line.trimStart().length;
@@ -90,9 +114,12 @@ function endsList(first, line) {
 
 const nodes = (lines, depth) => split(lines, depth).map((block) => block.make());
 
-function code(text, language) {
+/** Return code, coloured once it is complete. */
+function code(text, language, isClosed) {
+  const shown = element('code', {}, text);
+  if (isClosed) colour(shown, text, language.split(/[\s{]/)[0].toLowerCase());
   const bar = element('div', { className: 'bar' }, element('span', {}, language), copyButton(() => text, 'Copy code'));
-  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, element('code', {}, text)));
+  return element('div', { className: 'code' }, bar, element('pre', { tabIndex: 0 }, shown));
 }
 
 function heading([line]) {
@@ -159,8 +186,15 @@ function styled(groups, depth) {
   if (em !== undefined) return element('em', {}, ...inline(em, depth));
   if (groups.del !== undefined) return element('del', {}, ...inline(groups.del, depth));
   if (groups.label !== undefined) return link(groups.target, groups.label);
-  if (groups.math !== undefined) return groups.math; // as it is: its signs are not Markdown's
+  if (groups.math !== undefined) return ofDelimiters(groups.math);
   return groups.url ? link(groups.url, groups.url) : groups.plain;
+}
+
+/** Return a formula, by the signs around it; those inside are not Markdown's. */
+function ofDelimiters(source) {
+  const isDisplayed = /^(\$\$|\\\[)/.test(source);
+  const width = isDisplayed || source.startsWith('\\') ? 2 : 1;
+  return formula(source, source.slice(width, -width), isDisplayed);
 }
 
 /** Return a link, or null unless it goes to http(s). */

@@ -1,12 +1,14 @@
-// The page: which of its parts a narrow screen shows, the model's name, the settings, export and import.
+// The page: which of its parts are shown, the model's name, the settings, export and import.
 
 import { fetchModels } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
-import { problemOf } from './parts.js';
-import { saveSettings, settings } from './store.js';
+import { entered, openSettings } from './settings.js';
+import * as shortcuts from './shortcuts.js';
+import { read, saveSettings, settings, write } from './store.js';
 import { exportAll, importFile } from './transfer.js';
 
+const FOLDED = 'ridgeline.folded';
 const at = (id) => document.getElementById(id);
 
 function showTabs() {
@@ -17,37 +19,27 @@ function showTabs() {
   }
 }
 
-function openSettings() {
-  const dialog = at('tune-dialog');
-  for (const field of dialog.querySelectorAll('[name]')) {
-    field.value = chat.settingsOfOpen()[field.name] ?? '';
-    check(field);
-    field.oninput = () => check(field);
-  }
-  at('tune-default').checked = false;
-  dialog.showModal();
+const tune = () => openSettings(chat.settingsOfOpen());
+
+/** Take over what was entered; Escape does not submit. */
+const keepSettings = () => chat.keepSettings(entered(chat.settingsOfOpen()));
+
+/** Show the engine's panel, or fold it away, where it stands beside the chat. */
+function fold(isFolded) {
+  document.body.dataset.panel = isFolded ? 'folded' : 'shown';
+  at('fold').setAttribute('aria-expanded', String(!isFolded));
+  const words = isFolded ? 'Show the engine panel' : 'Fold the engine panel';
+  at('fold').title = words;
+  at('fold').setAttribute('aria-label', words);
+  write(FOLDED, isFolded);
 }
 
-/** Say what is wrong with a field; Done waits until nothing is. */
-function check(field) {
-  const problem = problemOf(field.name, field.value);
-  field.setCustomValidity(problem);
-  const note = field.parentElement.querySelector('.problem');
-  if (note) note.textContent = problem;
-}
+const foldOrUnfold = () => fold(document.body.dataset.panel !== 'folded');
 
-/** Take over what was entered; Done has checked it, and Escape does not submit. */
-function keepSettings() {
-  const chosen = {};
-  for (const field of at('tune-dialog').querySelectorAll('[name]')) {
-    const isNumber = field.type === 'number';
-    const value = isNumber ? field.valueAsNumber : field.value.trim();
-    chosen[field.name] = Number.isNaN(value) ? null : value;
-  }
-  chat.keepSettings(chosen);
-  if (!at('tune-default').checked) return;
-  Object.assign(settings, chosen);
-  saveSettings();
+function search() {
+  if (at('search').offsetParent === null) document.body.dataset.view = 'side';
+  at('search').select();
+  at('search').focus();
 }
 
 /** Add the conversations of a file, and say what came of it. */
@@ -87,13 +79,16 @@ function chooseModel() {
 
 new MutationObserver(showTabs).observe(document.body, { attributeFilter: ['data-view'] });
 showTabs();
-at('tune-button').onclick = openSettings;
+fold(read(FOLDED) === true);
+at('fold').onclick = foldOrUnfold;
+at('tune-button').onclick = tune;
 // Not onclose, which waits for the next frame: a tab that goes to the background has none.
 at('tune-dialog').querySelector('form').onsubmit = keepSettings;
 at('export').onclick = exportAll;
 at('import').onclick = () => at('import-file').click();
 at('import-file').onchange = importChosen;
 chat.start();
+shortcuts.start({ begin: chat.begin, search, drop: chat.dropOpen, tune, fold: foldOrUnfold });
 at('models').onchange = chooseModel;
 await showModels();
 live.start();

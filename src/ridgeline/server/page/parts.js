@@ -69,9 +69,9 @@ function card(call, isOpen) {
   return made;
 }
 
-/** Return what is wrong with the text of a field of the settings, or nothing. */
+/** Return what is wrong with the text of a field of the settings, or of a `list`, or nothing. */
 export function problemOf(name, text) {
-  if (!text.trim() || !['tools', 'schema'].includes(name)) return '';
+  if (!text.trim() || !['tools', 'schema', 'list'].includes(name)) return '';
   let value;
   try {
     value = JSON.parse(text);
@@ -80,6 +80,10 @@ export function problemOf(name, text) {
   }
   if (name === 'schema') {
     return value && typeof value === 'object' && !Array.isArray(value) ? '' : 'A JSON schema is an object.';
+  }
+  if (name === 'list') {
+    const isList = Array.isArray(value) && value.every((one) => typeof one === 'string');
+    return isList ? '' : 'This is a list of texts: ["one", "two"].';
   }
   const isTool = (one) => one?.type === 'function' && typeof one.function?.name === 'string';
   return Array.isArray(value) && value.every(isTool)

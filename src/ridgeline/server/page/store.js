@@ -33,7 +33,10 @@ function storedNames() {
   }
 }
 
-const isMessage = (one) => typeof one?.content === 'string' && typeof one.role === 'string';
+const isText = (value) => typeof value === 'string';
+const areAttached = (list) => Array.isArray(list) && list.every((one) => isText(one?.name) && isText(one.text));
+const isMessage = (one) => isText(one?.content) && isText(one.role)
+  && areAttached(one.attachments ?? []) && Array.isArray(one.requests ?? []);
 
 const fresh = (id) => {
   const { model, ...own } = settings;
@@ -51,7 +54,7 @@ export function toConversation(stored, id) {
 const readConversation = (id) => toConversation(read(PREFIX + id), id);
 
 /** Of the page: the model, and the settings that a new conversation begins with. */
-export const settings = { system: '', max_tokens: 1024, ...read(SETTINGS) };
+export const settings = { system: '', ...read(SETTINGS) };
 
 const names = storedNames();
 
@@ -72,7 +75,8 @@ export const saveSettings = () => write(SETTINGS, settings);
 export function save(conversation) {
   const stored = readConversation(conversation.id);
   if (stored) Object.assign(conversation, merge(conversation, stored));
-  const messages = conversation.messages.filter((one) => one.content || one.calls || one.reason || one.error);
+  const isKept = (one) => one.content || one.attachments || one.calls || one.reason || one.error;
+  const messages = conversation.messages.filter(isKept);
   return write(PREFIX + conversation.id, { ...conversation, messages });
 }
 

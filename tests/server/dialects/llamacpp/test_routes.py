@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ridgeline import SamplingParams
+from ridgeline.server.dialects.openai.sampler_list import sampler_list
+from ridgeline.server.dialects.openai.samplers import _IN_ORDER, NAMES
 from tests.api.test_llm import HELLO
 from tests.server.serving import Served
 
 ASK: dict[str, Any] = {"prompt": "hello", "n_predict": 8, "temperature": 0, "ignore_eos": True}
 SAME: dict[str, Any] = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+BEYOND = {"minimum": -1, "exclusiveMinimum": 0, "maximum": 1}
 
 
 def test_a_completion_is_the_one_of_the_other_route(served: Served) -> None:
@@ -69,6 +74,31 @@ def test_what_the_server_is(served: Served) -> None:
     [model] = served.call("/api/v0/models")[1]["data"]
     assert (model["id"], model["type"], model["state"]) == ("tiny", "llm", "loaded")
     assert model["loaded_context_length"] == 128
+
+
+def test_the_fields_of_samplers_are_told_with_defaults_bounds_and_words(served: Served) -> None:
+    props = served.call("/props")[1]
+    told = {one["name"]: one for one in props["sampling_fields"]}
+    acting = {field for values in _IN_ORDER.values() for field in values} - {"repeat_penalty"}
+    assert told.keys() >= acting | set(NAMES) - {"allowed_token_ids"}
+    assert all(one["description"] for one in told.values())
+    assert told["xtc_threshold"]["default"] == SamplingParams().xtc_threshold
+    assert told["temperature"].items() >= {"type": "number", "minimum": 0, "maximum": 2}.items()
+    assert (told["stop"]["type"], told["max_tokens"]["default"]) == ("array", None)
+    given = {name: one["default"] for name, one in told.items() if one["default"] is not None}
+    assert props["default_generation_settings"]["params"] == given | {"n_predict": -1}
+    same = {"messages": HELLO, "seed": 3, "max_tokens": 8}
+    answers = [served.call("/v1/chat/completions", body)[1] for body in (same, given | same)]
+    assert answers[0]["choices"] == answers[1]["choices"], "what is told is what is done"
+    for name, one in told.items():
+        for value in [one[bound] + step for bound, step in BEYOND.items() if bound in one]:
+            refused = served.refused("/v1/chat/completions", same | {name: value})
+            assert (refused[0], refused[1]["param"]) == (400, name)
+
+
+def test_what_a_model_recommends_is_its_default() -> None:
+    told = {one["name"]: one["default"] for one in sampler_list({"temperature": 0.2, "top_k": 9})}
+    assert (told["temperature"], told["top_k"], told["top_p"]) == (0.2, 9, 1.0)
 
 
 def test_two_thousand_texts_fit_into_a_request(served: Served) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +21,7 @@ from ridgeline.server.dialects.openai.documented import (
     Infilled,
     documented,
 )
+from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.service import Service
 
@@ -57,11 +58,18 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         return {"prompt": await service.prompts.text_of_chat(body)}
 
+    @cache
+    def fields() -> list[dict[str, Any]]:
+        """Return the samplers' fields, which are read from a schema: that takes a while."""
+        return sampler_list(service.text.generation_defaults)
+
     @app.get("/props", responses=ERRORS)
     async def props() -> dict[str, Any]:
-        """Say what llama.cpp's clients ask of a server before their first request."""
+        """Say what llama.cpp's clients, and the page, ask before their first request."""
         text = service.text
-        sampling = {**text.generation_defaults, "n_predict": -1}
+        samplers = await service.work.reports.run(fields)
+        given = {one["name"]: one["default"] for one in samplers if one["default"] is not None}
+        sampling = {**text.generation_defaults, **given, "n_predict": -1}
         slots = service.engine.settings.max_num_seqs
         return {
             "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
@@ -72,6 +80,8 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",
             "is_sleeping": False,
+            "reasoning": text.reasoning is not None,
+            "sampling_fields": samplers,
         }
 
     @app.get("/api/v0/models", responses=ERRORS)
