@@ -104,7 +104,7 @@ def test_stop_ends_the_answer_and_the_request(page: Chrome, slow: Served, by: st
     button = find(page, "#send")
     assert button.accessible_name == "Stop"
     button.click() if by == "button" else find(page, "#question").send_keys(Keys.ESCAPE)
-    sees(lambda: texts(page, ".facts") == ["stopped"])
+    sees(lambda: says(page, ".facts", "stopped"))
     go_on.set()
     sees(lambda: not slow.llm.engine.requests)
     assert button.accessible_name == "Send"
@@ -212,7 +212,7 @@ def test_markdown_as_models_write_it(page: Chrome) -> None:
     boxes = page.find_elements(By.CSS_SELECTOR, body + "ul > .task > .box")
     assert [box.accessible_name for box in boxes] == ["To do", "Done"]
     assert "escaped * (star)" in answer(page)
-    script = "return [...document.querySelectorAll('td')].map((e) => getComputedStyle(e).textAlign)"
+    script = "return [...document.querySelectorAll('.body td')].map((e) => getComputedStyle(e).textAlign)"
     assert page.execute_script(script) == ["left", "center", "right"]
 
 

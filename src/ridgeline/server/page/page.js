@@ -31,10 +31,13 @@ function fold(isFolded) {
   const words = isFolded ? 'Show the engine panel' : 'Fold the engine panel';
   at('fold').title = words;
   at('fold').setAttribute('aria-label', words);
-  write(FOLDED, isFolded);
 }
 
-const foldOrUnfold = () => fold(document.body.dataset.panel !== 'folded');
+function foldOrUnfold() {
+  const isFolded = document.body.dataset.panel !== 'folded';
+  fold(isFolded);
+  write(FOLDED, isFolded);
+}
 
 function search() {
   if (at('search').offsetParent === null) document.body.dataset.view = 'side';
