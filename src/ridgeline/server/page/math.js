@@ -2,14 +2,15 @@
 
 import { element } from './dom.js';
 
-const LIBRARY = new URL('./vendor/temml-0.13.5/', import.meta.url).href;
+const LIBRARY = new URL('./vendor/temml-0.13.5/temml.min.js', import.meta.url).href;
+const STYLES = new URL('./vendor/temml-0.13.5/Temml-Local.css', import.meta.url).href;
 const MAX_CHARS = 5000;
 let fetching = null; // a promise of the library
 
 function fetchLibrary() {
   fetching ??= new Promise((resolve, reject) => {
-    const script = element('script', { src: `${LIBRARY}temml.min.js`, onload: () => resolve(window.temml), onerror: reject });
-    document.head.append(element('link', { rel: 'stylesheet', href: `${LIBRARY}Temml-Local.css` }), script);
+    const script = element('script', { src: LIBRARY, onload: () => resolve(window.temml), onerror: reject });
+    document.head.append(element('link', { rel: 'stylesheet', href: STYLES }), script);
   });
   fetching.catch(() => { fetching = null; }); // to be tried again with the next formula
   return fetching;
