@@ -212,7 +212,8 @@ def test_markdown_as_models_write_it(page: Chrome) -> None:
     boxes = page.find_elements(By.CSS_SELECTOR, body + "ul > .task > .box")
     assert [box.accessible_name for box in boxes] == ["To do", "Done"]
     assert "escaped * (star)" in answer(page)
-    script = "return [...document.querySelectorAll('.body td')].map((e) => getComputedStyle(e).textAlign)"
+    cells = "[...document.querySelectorAll('.body td')]"
+    script = f"return {cells}.map((cell) => getComputedStyle(cell).textAlign)"
     assert page.execute_script(script) == ["left", "center", "right"]
 
 
