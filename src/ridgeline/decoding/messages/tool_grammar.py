@@ -21,7 +21,6 @@ from ridgeline.decoding.messages.tools import (
     BARE,
     FENCE,
     JSON_SPACE,
-    MAX_UNMARKED_TOOLS,
     Tool,
     ToolFormat,
     ToolUse,
@@ -166,9 +165,8 @@ def _text_or_calls(
     rules.append(f"{text}: {text.upper()}")
     bare = " | bare" if form.key else ""
     if form.key:
-        without += rf" & ~/\s*{_regex(BARE)}{_ANY}/"
-        if len(use.tools) <= MAX_UNMARKED_TOOLS:
-            without += f" & ~/{_unmarked(form, [tool.name for tool in use.tools])}{_ANY}/"
+        unmarked = _unmarked(form, [tool.name for tool in use.tools])
+        without += f" & ~/{_SPACE}*{unmarked}{_ANY}/"
     if not form.begin:
         rules.append(f"{text.upper()}: /{_ANY}/{without}")
         return f"{text}{bare}"
@@ -227,13 +225,13 @@ def _json_calls(form: ToolFormat, use: ToolUse, schemas: _Schemas) -> Iterator[s
         yield f"args_{i}: {schemas.add(i, tool, _as_object(tool.parameters))}"
     # White space belongs to the name, or a lexer would take both for the beginning of text.
     first = f"bare_begin {_any_of('named', use)}"
-    if len(use.tools) > MAX_UNMARKED_TOOLS:
+    if unmarked_parts(form, [tool.name for tool in use.tools]) == ((BARE,),):
         yield rf"bare_begin: /{_WHITE}{_regex(BARE)}/"
     else:
         first = _any_of("unmarked", use)
         for i, tool in enumerate(use.tools):
             yield f"unmarked_{i}: unmarked_name_{i} gap args_{i}"
-            yield f"unmarked_name_{i}: /{_unmarked(form, [tool.name])}/"
+            yield f"unmarked_name_{i}: /{_SPACE}*{_unmarked(form, [tool.name])}/"
     further_calls = _further_calls(without_markers(form), use)
     yield f'bare: {first} gap "}}"{further_calls} (gap {json.dumps(FENCE)})?'
 
@@ -244,7 +242,7 @@ def _unmarked(form: ToolFormat, names: Sequence[str]) -> str:
     White space has no bound in it: a count would take the library's states, of each tool.
     """
     parts = unmarked_parts(form, names)
-    return "".join(f"{_SPACE}*({'|'.join(map(_regex, options))})" for options in parts)
+    return f"{_SPACE}*".join(f"({'|'.join(map(_regex, options))})" for options in parts)
 
 
 def _quoted_call(

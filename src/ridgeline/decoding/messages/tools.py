@@ -66,10 +66,10 @@ class ToolFormat(NamedTuple):
     quote: str = ""
 
 
-BARE = '{"name": "'  # a message that begins so is a call, also of models that forget the marker
-FENCE = "```"  # which some of these models put around such a call
+BARE = '{"name": "'  # what begins a message that is a call, where there are no markers
+FENCE = "```"  # which models that forget the marker put around a call
 JSON_SPACE = " \n\r\t"
-MAX_UNMARKED_TOOLS = 64  # with more, only BARE begins a call: their grammar would be too large
+MAX_UNMARKED_TOOLS = 64  # with more, only BARE begins such a call: the grammar would be too large
 HERMES = ToolFormat(
     "hermes", begin="<tool_call>", key="arguments", end="</tool_call>", sign="<tool_call>"
 )
@@ -101,11 +101,13 @@ def unmarked_parts(form: ToolFormat, names: Sequence[str]) -> tuple[tuple[str, .
     """Return what a call without marker begins with: parts with white space before each.
 
     Each part is one of several texts; ``names`` are those of the tools. So JSON that has a name but
-    calls nothing, such as a package's, is none.
+    calls nothing, such as a package's, is none. More ways to write it, such as white space at each
+    place where JSON allows some, would be more states than the grammar's library has.
     """
-    quoted = tuple(f'"{name}"' for name in names)
-    fences = (f"{FENCE}json", FENCE, "")
-    return (fences, ("{",), ('"name"',), (":",), quoted, (",",), (f'"{form.key}"',), (":",))
+    if not form.begin or len(names) > MAX_UNMARKED_TOOLS:
+        return ((BARE,),)
+    named = tuple(f'"name": "{name}",' for name in names)
+    return ((f"{FENCE}json\n{{", "{"), named, (f'"{form.key}":',))
 
 
 def is_unmarked_call(text: str, form: ToolFormat, use: ToolUse) -> bool | None:
@@ -113,10 +115,6 @@ def is_unmarked_call(text: str, form: ToolFormat, use: ToolUse) -> bool | None:
 
     White space before it is not part of ``text``.
     """
-    if text.startswith(BARE):
-        return True
-    if len(use.tools) > MAX_UNMARKED_TOOLS:
-        return None if BARE.startswith(text) else False
     for options in unmarked_parts(form, [tool.name for tool in use.tools]):
         text = text.lstrip(JSON_SPACE)
         if any(len(text) < len(one) and one.startswith(text) for one in options):
