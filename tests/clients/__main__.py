@@ -20,10 +20,13 @@ from pathlib import Path
 
 from peers.engines import PEERS, LeftOut, install
 
+from tests.clients import agents
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PYTEST = "pytest==9.0.1"
 MODEL = "smollm2"
+MODELS = {"agents": agents.MODEL}  # where it is another one
 VLLM = next(peer for peer in PEERS if peer.name == "vllm")
 PACKAGES = {  # what each client's environment has
     "openai": ["openai==3.54.0"],
@@ -50,18 +53,20 @@ PACKAGES = {  # what each client's environment has
         "opentelemetry-instrumentation-fastapi==0.66b2",
         str(ROOT),
     ],
+    "agents": [],  # npm has them; each is skipped alone if it cannot be installed
     "vllm": [],  # its environment is that of the peers: pip knows where its torch is
     "prometheus": [],
 }
-PROGRAMS = {"node": "npm", "prometheus": "promtool"}  # what must be here already
+PROGRAMS = {"agents": "npm", "node": "npm", "prometheus": "promtool"}  # what must be here already
 NODE = ["openai@7.57.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"]
 
 
 @contextmanager
-def serving() -> Iterator[str]:
+def serving(model: str) -> Iterator[str]:
     """Run a server for as long as the block lasts; yield its address."""
-    command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--port", "0", "--seed", "1"]
+    command = [sys.executable, "-m", "ridgeline", "serve", model, "--port", "0", "--seed", "1"]
     command += ["--cors-origin", "*"]  # a page of check_node.mjs calls it
+    command += ["--any-model-name"] if model == agents.MODEL else []  # Claude Code has its own
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
@@ -78,7 +83,8 @@ def checks_of(name: str, url: str) -> int:
     """Run the checks of a client; return 0 if all pass."""
     environment = os.environ | {
         "RIDGELINE_URL": url,
-        "RIDGELINE_MODEL": MODEL,
+        "RIDGELINE_MODEL": MODELS.get(name, MODEL),
+        "RIDGELINE_AGENTS": str(ROOT / ".venv-clients" / "agents"),
         "RIDGELINE_USER_HOME": str(Path.home()),
         "RIDGELINE": str(Path(sys.executable).with_name("ridgeline")),
         "RIDGELINE_VLLM": str(VLLM.python.with_name("vllm")),
@@ -98,7 +104,7 @@ def checks_of(name: str, url: str) -> int:
         return subprocess.run(
             [os.environ.get("UV", "uv"), "run", "--quiet", "--no-project", "--isolated", *packages,
              "python", "-m", "pytest", "-q", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider",
-             "-c", HERE / "pytest.ini", "--rootdir", folder, HERE / f"check_{name}.py"],
+             "-rs", "-c", HERE / "pytest.ini", "--rootdir", folder, HERE / f"check_{name}.py"],
             cwd=folder, env=environment | {"HOME": folder}, check=False,
         ).returncode  # fmt: skip
 
@@ -121,14 +127,15 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"there are no checks of {unknown[0]}: the clients are {', '.join(known)}")
         return 2
-    with serving() as url:
-        for name in names or known:
-            print(f"==> {name}", flush=True)
-            if reason := missing(name):
-                skipped[name] = reason
-                continue
-            begin_s = time.monotonic()
-            results[name] = checks_of(name, url), time.monotonic() - begin_s
+    for name in names or known:
+        print(f"==> {name}", flush=True)
+        if reason := missing(name):
+            skipped[name] = reason
+            continue
+        begin_s = time.monotonic()
+        with serving(MODELS.get(name, MODEL)) as url:
+            status = checks_of(name, url)
+        results[name] = status, time.monotonic() - begin_s
     for name, (status, took_s) in results.items():
         print(f"{'ok' if status == 0 else 'FAILED':8}{name:16}{took_s:6.1f} s")
     for name, reason in skipped.items():
