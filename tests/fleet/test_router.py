@@ -25,7 +25,7 @@ from selenium.webdriver.support.select import Select
 from ridgeline import LLM, SamplingParams
 from ridgeline.fleet.app import POSTS, merged
 from ridgeline.server.app import new_app
-from tests.server.page.browsing import answer, ask, find, keep
+from tests.server.page.browsing import answer, ask, find, keep, texts
 from tests.server.serving import JSON, eventually, serving
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -276,6 +276,10 @@ def test_the_page_has_a_choice(routed: Routed, browser: Chrome) -> None:
     Select(choice).select_by_value("b")
     ask(browser, "Hello")
     eventually(lambda: answer(browser), 20.0)
+    eventually(lambda: texts(browser, ".facts")[0].startswith("b  ·  "), 20.0)
+    find(browser, ".why").click()
+    eventually(lambda: "took" in "".join(texts(browser, ".explanation p")), 20.0)
+    find(browser, ".explanation form button").click()
     eventually(lambda: find(browser, "#state").text == "live", 20.0)
     assert browser.title.startswith("b ")
     browser.refresh()
