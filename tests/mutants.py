@@ -273,7 +273,7 @@ MUTANTS = (
            "an answer goes on behind its form's end"),
     Mutant(SCHEDULER, "(item.seeds or item.top)", "item.seeds",
            "beams have no masks"),
-    Mutant(FOLD, "FinishReason.STOP if seq.constraint.is_over else None", "None",
+    Mutant(FOLD, "if seq.constraint.is_over:", "if False:",
            "an answer goes on although nothing may follow"),
     Mutant(SCHEDULER, "drafts = item.tokens[len(item.tokens) - item.drafts :]", "drafts = ()",
            "no masks behind drafts"),

@@ -7,7 +7,9 @@ of the cache on the way, ``Watched`` every step, and ``check`` every state in be
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from math import inf
+from operator import eq
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from tests.core.harness import (
     expected,
     finish,
     make_engine,
+    make_request,
     make_scheduler,
 )
 
@@ -149,8 +152,16 @@ class Core(RuleBasedStateMachine):
         wish=REQUESTS,
         due_s=st.just(inf) | st.integers(0, 9),
         number=st.sampled_from((0, 0, 1, 2)),
+        begun=st.just(()) | st.lists(st.integers(0, 8), min_size=3, max_size=3),
     )
-    def add(self, wish: dict[str, Any], due_s: float = inf, number: int = 0) -> None:
+    def add(
+        self,
+        wish: dict[str, Any],
+        due_s: float = inf,
+        number: int = 0,
+        begun: Sequence[int] = (),
+    ) -> None:
+        """Add a request; with ``begun`` its answers have so many tokens from elsewhere."""
         params = {name: value for name, value in wish.items() if name != "prompt"}
         kv, width = self.scheduler.queues.kv, wish.get("best_of", 1)
         longest = min(len(wish["prompt"]) + wish["max_tokens"], MAX_LEN)
@@ -159,14 +170,28 @@ class Core(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=r"^best_of "):
                 self.engine.add(wish["prompt"], SamplingParams(**params))
             return
+        if begun := begun if "best_of" not in wish else ():
+            params["seed"] = 5
+        request = make_request(0, wish["prompt"], adapter=adapter(number), **params)
+        alone = [*expected(request).values()] if begun else []
+        before = tuple(tuple(answer[:num]) for answer, num in zip(alone, begun, strict=False))
+        if all(map(eq, before, map(tuple, alone))):  # nothing would be left to say
+            before = ()
         request_id = self.engine.add(
-            wish["prompt"], SamplingParams(**params), adapter=adapter(number), due_s=due_s
+            wish["prompt"],
+            SamplingParams(**params),
+            adapter=adapter(number),
+            due_s=due_s,
+            answers=before,
         )
-        answers = expected(self.engine.requests[request_id])
-        self.answers |= answers
+        answers = {(request_id, i): answer for i, answer in enumerate(alone)}
+        answers = answers or expected(self.engine.requests[request_id])
         for seq_id, answer in answers.items():
             stopped = answer[-1] in wish["stop_token_ids"]
             self.reasons[seq_id] = FinishReason.STOP if stopped else FinishReason.LENGTH
+            self.answers[seq_id] = answer[len(before[seq_id[1]]) :] if any(before) else answer
+            if not self.answers[seq_id]:  # it ended elsewhere, and nobody hears of it here
+                self.said[seq_id], self.ended[seq_id] = [], self.reasons[seq_id]
 
     @rule(times=st.integers(1, 6))
     def step(self, times: int) -> None:

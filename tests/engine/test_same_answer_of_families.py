@@ -18,6 +18,7 @@ import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.records import Record, RequestRecord
+from ridgeline.core.step import Event
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
 from tests.engine.conftest import skip_without_torch
@@ -194,6 +195,38 @@ def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
         )
         assert_same(form, ask(tight, everyone[::-1]), wanted[::-1])
         assert engines.preempted > 0 or not together.arch.attentions
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_a_request_goes_on_elsewhere(name: str, form: str, open_engines: Open) -> None:
+    """Cut after any token and added to an engine that knows nothing of it: the rest is the same."""
+    skip_without_torch(FORMATS[form])
+    try:
+        engines = open_engines(name, form)
+    except ValueError as refusal:
+        if form != "cuda":
+            raise
+        pytest.skip(str(refusal))
+    elsewhere, cuts = engines.new(enable_prefix_caching=False), {}
+    for (prompt, params), whole in zip(REQUESTS[:6], engines.alone, strict=False):
+        for cut in range(1, NUM_TOKENS):
+            answers = tuple(tuple(answer.token_ids[:cut]) for answer in whole.outputs)
+            request_id = elsewhere.engine.add(tuple(prompt), params, answers=answers)
+            cuts[request_id] = whole, cut
+    rest: dict[tuple[int, int], list[Event]] = {}
+    while elsewhere.engine.has_work():
+        for event in elsewhere.engine.step():
+            rest.setdefault(event.seq_id, []).append(event)
+    elsewhere.engine.check()
+    assert len(rest) == 7 * (NUM_TOKENS - 1), "one of the six has two answers"
+    for (request_id, index), events in rest.items():
+        whole, cut = cuts[request_id]
+        answer = whole.outputs[index]
+        assert tuple(event.token for event in events) == tuple(answer.token_ids[cut:])
+        for event, wanted in zip(events, answer.logprobs[cut:], strict=True):
+            assert event.logprobs is not None
+            difference = abs(event.logprobs.logprob - wanted[event.logprobs.token].logprob)
+            assert difference <= TOLERANCE.get(form, 0.0)
 
 
 @pytest.mark.full

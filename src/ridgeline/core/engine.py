@@ -23,6 +23,10 @@ from ridgeline.core.structured import StructuredOutputsParams
 
 R = TypeVar("R")
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
+_AS_IN_REQUEST = (  # what the record of a request says of it, by the same names
+    *("name", "owner", "arrival_s", "scheduled_s", "first_token_s", "error", "num_cached_tokens"),
+    *("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "answers"),
+)
 
 
 class Engine:
@@ -74,9 +78,12 @@ class Engine:
         new_constraint: Callable[[], Constraint] | None = None,
         token_rules: TokenRules = NO_RULES,
         due_s: float = inf,
+        answers: tuple[tuple[int, ...], ...] = (),
     ) -> int:
         """Queue a request, as ``Request`` has it; return its id.
 
+        It goes on behind ``answers``, the tokens that each of its answers has from elsewhere: the
+        rest is the same, and no event tells of these again. But searches and vectors begin again.
         ``arrival_s`` is for one that came earlier and waited elsewhere, on the engine's clock.
         Raises ValueError if it can never run, and then nothing has changed.
         """
@@ -98,8 +105,10 @@ class Engine:
             token_rules=token_rules,
             new_search=self._new_search,
             due_s=due_s,
+            answers=answers,
             arrival_s=self._clock() if arrival_s is None else arrival_s,
         )
+        fold.resume(request)
         self.scheduler.add(request)
         self._next_id += 1
         self.requests[request_id] = request
@@ -180,7 +189,7 @@ class Engine:
             request = self.requests[request_id]
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
-                request.num_cached_tokens = num_cached
+                request.num_cached_tokens = min(num_cached, len(request.prompt))
 
     def _note_events(self, events: list[Event], now_s: float) -> None:
         for event in events:
@@ -196,30 +205,21 @@ class Engine:
 
     def _close(self, request_id: int, now_s: float) -> None:
         request = self.requests.pop(request_id)
+        seqs = request.sequences
         if self.scheduler.speculation:
             self.scheduler.speculation.forget(request)
         self._tell(
             lambda: RequestRecord(
                 request_id=request_id,
-                name=request.name,
                 cache_root=request.cache_root.hex(),
                 adapter=request.adapter.digest.hex(),
                 prompt_token_ids=request.prompt,
                 params=_changed(request.params),
-                arrival_s=request.arrival_s,
-                scheduled_s=request.scheduled_s,
-                first_token_s=request.first_token_s,
                 finish_s=now_s,
-                num_cached_tokens=request.num_cached_tokens,
-                num_preemptions=request.num_preemptions,
-                num_generated=tuple(seq.num_generated for seq in request.sequences),
-                finish_reasons=tuple(str(seq.finish_reason) for seq in request.sequences),
-                num_drafts=request.num_drafts,
-                num_draft_tokens=request.num_draft_tokens,
-                num_accepted_tokens=request.num_accepted_tokens,
-                error=request.error,
+                num_generated=tuple(seq.num_generated - seq.num_before for seq in seqs),
+                finish_reasons=tuple(str(seq.finish_reason) for seq in seqs),
                 due_s=None if request.due_s == inf else request.due_s,
-                owner=request.owner,
+                **{name: getattr(request, name) for name in _AS_IN_REQUEST},
             ),
             (*self.listeners, *self.end_listeners),
         )

@@ -14,6 +14,35 @@ from ridgeline.core.scheduling.queues import Queues
 from ridgeline.core.step import TOO_FEW, Event, FinishReason, Step, StepOutput, TokenLogprobs, Work
 
 
+def resume(request: Request) -> None:
+    """Let a new request's answers go on behind the tokens that they have from elsewhere.
+
+    Each token is judged as when it was drawn, so some of the answers may have ended. What draws
+    nothing, a search or a vector, begins again. Raises ValueError for what cannot be gone on with.
+    """
+    seeds, answers = request.sequences[0].seeds, request.answers
+    if not (seeds and any(answers)):
+        request.answers = ()
+        return
+    if len(answers) != len(seeds):
+        raise ValueError(f"answers has {len(answers)}, but the request asks for {len(seeds)}")
+    request.sequences[0].seeds, others = seeds[:1], enumerate(seeds[1:], start=1)
+    request.sequences += [Sequence(request, i, [*request.prompt], (seed,)) for i, seed in others]
+    for seq, answer in zip(request.sequences, answers, strict=True):
+        for token in answer:
+            if seq.finish_reason is not None:
+                raise ValueError(f"answers[{seq.id[1]}] goes on behind its end")
+            seq.tokens.append(token)
+            seq.num_pending += 1
+            seq.finish_reason, _ = _verdict(seq, token)
+        seq.num_before = seq.num_generated
+        seq.status = Status.WAITING if seq.finish_reason is None else Status.FINISHED
+        if seq.text is not None:
+            seq.text.take()  # its reader has it
+    if request.is_finished:
+        raise ValueError("answers have all ended: nothing is left to say")
+
+
 def commit(queues: Queues, step: Step, output: StepOutput) -> list[Event]:
     """Fold a step's results into its sequences; return their events."""
     queues.kv.forget_copies()
@@ -111,24 +140,26 @@ def _append(queues: Queues, seq: Sequence, token: int, logprobs: TokenLogprobs |
 
 def _judge(queues: Queues, seq: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
     """Say what its last token means for a sequence; end it if it is the last."""
-    request = seq.request
-    reason: FinishReason | None = None
-    stopped_by: str | int | None = None
-    if token in request.stop_ids:  # its text is not part of the answer
-        reason = FinishReason.STOP
-        stopped_by = token if token in request.params.stop_token_ids else None
-    elif seq.text is not None:
-        stopped_by = seq.text.feed(token, seq.num_generated > request.params.min_tokens)
-        reason = None if stopped_by is None else FinishReason.STOP
-    if seq.constraint is not None and reason is None:
-        seq.constraint.accept(token)
-        reason = FinishReason.STOP if seq.constraint.is_over else None
-    if reason is None and len(seq.tokens) >= request.max_len:
-        reason = FinishReason.LENGTH
+    reason, stopped_by = _verdict(seq, token)
     if reason is not None:
         queues.finish(seq, reason)
     text = "" if seq.text is None else seq.text.take()
     return Event(seq.id, token, text, logprobs, reason, stopped_by, None)
+
+
+def _verdict(seq: Sequence, token: int) -> tuple[FinishReason | None, str | int | None]:
+    """Let text and constraint know a sequence's last token; say whether it ends there, and why."""
+    request = seq.request
+    if token in request.stop_ids:  # its text is not part of the answer
+        return FinishReason.STOP, token if token in request.params.stop_token_ids else None
+    may_stop = seq.num_generated > request.params.min_tokens
+    if seq.text is not None and (stop := seq.text.feed(token, may_stop)) is not None:
+        return FinishReason.STOP, stop
+    if seq.constraint is not None:
+        seq.constraint.accept(token)
+        if seq.constraint.is_over:
+            return FinishReason.STOP, None
+    return FinishReason.LENGTH if len(seq.tokens) >= request.max_len else None, None
 
 
 def _fork(queues: Queues, parent: Sequence) -> tuple[Sequence, ...]:

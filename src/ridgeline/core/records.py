@@ -52,14 +52,14 @@ class RequestRecord:
         finish_s: when its last sequence ended.
         num_cached_tokens: prompt tokens that the first admission found in the prefix cache.
         num_preemptions: over all its sequences.
-        num_generated: tokens per answer.
+        num_generated: tokens per answer, without those from elsewhere.
         finish_reasons: per answer.
         num_drafts: how often drafts of one of its sequences were verified.
-        num_draft_tokens: tokens that were guessed and verified, over all its sequences.
-        num_accepted_tokens: of these, the right ones.
+        num_draft_tokens, num_accepted_tokens: tokens that were verified, and the right ones.
         error: what went wrong, if something did.
         due_s: when it was to run at the latest; None if nothing was promised.
         owner: whose it was, for the shares of slots: the label of a key.
+        answers: tokens that each answer had from elsewhere; empty if it began here.
     """
 
     request_id: int
@@ -82,6 +82,7 @@ class RequestRecord:
     due_s: float | None = None
     adapter: str = ""
     owner: str = ""
+    answers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

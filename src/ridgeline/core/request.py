@@ -153,6 +153,7 @@ class Request:
     owner: str = ""
     new_constraint: Callable[[], Constraint] | None = None
     due_s: float = inf
+    answers: tuple[tuple[int, ...], ...] = ()  # tokens that each has from elsewhere
     arrival_s: float = 0.0
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -228,6 +229,7 @@ class Sequence:
     num_draft_blocks: tuple[int, ...] = ()
     state: int = -1  # its slot in ``states``
     num_slots: int = 1  # that it takes while it runs: the first beam has those of the others too
+    num_before: int = 0  # of the tokens of the answer, those from elsewhere
     is_surplus: bool = False  # beyond its owner's share of the slots
     candidates: Candidates = ()  # of a beam that waits until the others have theirs
     similarity: float = 0.0  # of such a beam's last token

@@ -107,6 +107,22 @@ def test_draining_saves_what_going_at_once_loses() -> None:
     assert all(e.replica == 1 for e in moved)
 
 
+def test_all_answers_of_a_request_go_on_elsewhere() -> None:
+    """What they have said is read again, with the prompt; nothing of it is said again."""
+    load = [replace(asked, num_new=(12, 3, 9)) for asked in spread(6, 0.02)]
+    at_s = 0.15
+    ended = serve_fleet(load, ROOMY, TIMES, 2, faults=[Evict(at_s=at_s, replica=0)])
+    moved = [one for one in ended if one.num_moves]
+    assert moved
+    for one in ended:
+        assert one.num_new == len(one.token_s) == 24
+        assert list(one.token_s) == sorted(one.token_s)
+    for one in moved:
+        num_before = sum(token_s <= at_s for token_s in one.token_s)
+        assert num_before <= one.num_again - 20 <= num_before + 3  # a step was under way
+    assert any(one.num_again > 20 + 3 * 3 for one in moved), "none had ended one of its answers"
+
+
 def test_with_notice_enough_nothing_moves() -> None:
     load = spread(4, 0.01)
     ended = serve_fleet(

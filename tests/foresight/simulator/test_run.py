@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord, to_json
 from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.simulator.replay_times import serve_again
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime, of_record
 
@@ -213,3 +214,23 @@ def test_warm_up_requests_come_first_and_fill_the_cache() -> None:
     assert [record.num_cached_tokens for record in ended] == [0, 0, 16]
     behind_s = ended[2].arrival_s - max(record.finish_s for record in ended[:2])
     assert 0.25 < behind_s < 0.26
+
+
+def test_answers_that_have_begun_go_on_and_a_trace_of_them_is_decided_again() -> None:
+    begun = SimRequest(
+        prompt=(1, 2) * 10, num_new=(9, 4, 7), num_before=(5, 4, 0), arrival_s=0.0, name="begun"
+    )
+    whole = SimRequest(prompt=(1, 2) * 10, num_new=(9, 4, 7), arrival_s=0.0, name="whole")
+    records = simulate([begun, whole], SETTINGS, TIMES)
+    ended = {record.name: record for record in requests_of(records)}
+    assert ended["begun"].num_generated == (4, 0, 7)
+    assert ended["whole"].num_generated == (9, 4, 7)
+    assert ended["begun"].finish_s < ended["whole"].finish_s
+    trace = [json.loads(json.dumps(to_json(record))) for record in records]
+    assert replay(trace).difference is None
+    again = serve_again(trace)
+    assert again.difference is None
+    assert again.num_equal == again.num_steps > 4
+    assert {r.request_id: r.num_generated for r in requests_of(again.records)} == {
+        r.request_id: r.num_generated for r in requests_of(records)
+    }

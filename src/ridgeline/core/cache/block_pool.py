@@ -57,7 +57,6 @@ class BlockPool:
         """Drop a holder; a block without one is free.
 
         Unindexed blocks go to the front of the free list, indexed ones to the back.
-
         Holders release their tail first: a child is freed, and so evicted, before its parent, but
         for parents that a window has left behind.
         """

@@ -10,7 +10,7 @@ blocks to copy, and a backend copies them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Listing
 from hashlib import blake2b
 from itertools import zip_longest
@@ -80,12 +80,14 @@ class KVCache:
 
         With a window these are its blocks and those of the longest step, each cut anywhere.
         """
-        windows = self._windows(params)
-        return sum(self._most_of_group(window, num_tokens, longest_step) for window in windows)
+        return sum(self._most_by_group(num_tokens, longest_step, params))
 
-    def _most_of_group(self, window: int | None, num_tokens: int, longest_step: int) -> int:
-        reach = num_tokens if window is None else window - 1 + longest_step
-        return min(self.blocks_for(num_tokens), self.blocks_for(reach) + 1)
+    def _most_by_group(
+        self, num_tokens: int, longest_step: int, params: SamplingParams
+    ) -> Iterator[int]:
+        for window in self._windows(params):
+            reach = num_tokens if window is None else window - 1 + longest_step
+            yield min(self.blocks_for(num_tokens), self.blocks_for(reach) + 1)
 
     def _windows(self, params: SamplingParams) -> tuple[int | None, ...]:
         """Return what each group sees; a contrastive search compares the states of all tokens."""
@@ -103,13 +105,10 @@ class KVCache:
         """
         prefixes, chain = self._cached_prefix(seq)
         held = [block for prefix in prefixes for block in prefix if block != NOWHERE]
+        most_by_group = self._most_by_group(upto, longest_step, seq.request.params)
         needs = [
-            min(
-                self._most_of_group(window, upto, longest_step)
-                - (len(prefix) - prefix.count(NOWHERE)),
-                self.blocks_for(upto) - len(prefix),
-            )
-            for window, prefix in zip(self._windows(seq.request.params), prefixes, strict=True)
+            min(most + prefix.count(NOWHERE), self.blocks_for(upto)) - len(prefix)
+            for most, prefix in zip(most_by_group, prefixes, strict=True)
         ]
         refs = self.pool.refs
         if sum(needs) > len(self.pool.free) - sum(refs[block] == 0 for block in held):
@@ -145,13 +144,12 @@ class KVCache:
                 place -= 1
                 left.append(table[place])
                 table[place] = NOWHERE
-        left.reverse()
         shared = [written < len(table) and refs[table[written]] > 1 for table in tables]
-        grow = [max(0, self.blocks_for(upto) - len(table)) for table in tables]
+        grow = self._missing(seq, upto)
         num_free = len(self.pool.free) + sum(refs[block] == 1 for block in left)
         if sum(grow) + sum(shared) > num_free:
             return False
-        for block in left:
+        for block in reversed(left):
             self.pool.release(block)
         for group, table in enumerate(tables):
             if shared[group]:
@@ -253,9 +251,8 @@ class KVCache:
             self.copies = [pair for pair in self.copies if self.pool.refs[pair[1]]]
         if self.states is not None:
             self.states.release(seq)
-        seq.table, seq.others, seq.chain = (), (), []
+        seq.table, seq.others, seq.chain, seq.num_draft_blocks = (), (), [], ()
         seq.num_computed = seq.capacity = 0
-        seq.num_draft_blocks = ()
         seq.num_pending = len(seq.tokens)
 
     def add_states(self, work: list[Work], granted: list[Sequence]) -> tuple[tuple[int, int], ...]:
@@ -279,12 +276,6 @@ class KVCache:
         self.copies.clear()
         if self.states is not None:
             self.states.copies.clear()
-
-    def retract(self) -> None:
-        """Drop the copies of a step that failed, and what it may have written over."""
-        self.copies.clear()
-        if self.states is not None:
-            self.states.retract()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless tables, counts and published content agree.

@@ -127,7 +127,6 @@ class States:
         """Drop all checkpoints: what a step that failed wrote, and where, is not known."""
         self.free += [slot for _, slot in self.checkpoints.values()]
         self.checkpoints.clear()
-        self.copies.clear()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless every slot is held once, and all that run hold one."""

@@ -130,7 +130,9 @@ class Scheduler:
             )
         if request.search:
             self.queues.searching[request.id] = request
-        self.queues.add(first)
+        for seq in request.sequences:
+            if seq.status is Status.WAITING:  # else it ended elsewhere
+                self.queues.add(seq)
 
     def room(self) -> Room:
         """Return what could be started in the next step in addition to the queues.
@@ -306,5 +308,7 @@ class Scheduler:
         """
         for seq in self.queues.running:
             self.queues.preempt(seq)
-        self.queues.kv.retract()
+        self.queues.kv.forget_copies()
+        if self.queues.kv.states is not None:
+            self.queues.kv.states.retract()
         self.queues.sort()

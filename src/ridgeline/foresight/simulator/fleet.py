@@ -159,49 +159,34 @@ class _Way:
 
     def __init__(self, asked: SimRequest, arrival_s: float) -> None:
         self.asked, self.arrival_s = asked, arrival_s
-        self.now = replace(asked, arrival_s=arrival_s)  # what a replica is asked; shorter if moved
+        self.now = replace(asked, arrival_s=arrival_s)  # what a replica is asked
         self.num_moves = self.num_again = 0
         self.token_s: list[float] = []  # when each token was there
         self.num_cached = 0
-        self._num_before = 0  # of these tokens, those that other replicas made
-        self._first_s: float | None = None  # once it moved; the token itself may be lost
-
-    @property
-    def num_here(self) -> int:
-        """Tokens that the replica made that it is on."""
-        return len(self.token_s) - self._num_before
-
-    @property
-    def first_token_s(self) -> float | None:
-        """When its first token was there."""
-        if self._first_s is None and self.token_s:
-            return self.token_s[0]
-        return self._first_s
+        self._num_said = [0] * asked.num_seqs  # tokens of each answer, wherever they were made
 
     @property
     def num_pending(self) -> int:
-        return len(self.now.prompt) + sum(self.now.num_new) - self.num_here
+        num_here = len(self.token_s) - sum(self.now.num_before)
+        return len(self.now.prompt) + sum(self.now.num_new) - num_here
+
+    def note_token(self, index: int, now_s: float) -> None:
+        """Take a token of an answer."""
+        self._num_said[index] += 1
+        self.token_s.append(now_s)
 
     def move(self, now_s: float) -> None:
-        """Be what is left, for another replica: the answer so far becomes part of the prompt."""
-        self._first_s = self.first_token_s
-        left = sum(self.now.num_new) - self.num_here
-        if self.num_here and len(self.now.num_new) == 1:
-            prompt = self.now.prompt + (0,) * self.num_here
-            self.now = replace(self.now, prompt=prompt, num_new=(left,), params=None)
-        else:  # several answers begin again
-            del self.token_s[self._num_before :]
-        self.num_again += len(self.now.prompt)
+        """Be what is left, for another replica, which reads prompt and answers so far again."""
+        self.num_again += len(self.asked.prompt) + len(self.token_s)
         self.num_moves += 1
-        self._num_before = len(self.token_s)
-        self.now = replace(self.now, arrival_s=now_s)
+        self.now = replace(self.asked, arrival_s=now_s, num_before=tuple(self._num_said))
 
     def end(self, replica: int | None, now_s: float, *, is_lost: bool) -> Ended:
         return Ended(
             asked=self.asked,
             replica=replica,
             arrival_s=self.arrival_s,
-            first_token_s=self.first_token_s,
+            first_token_s=self.token_s[0] if self.token_s else None,
             finish_s=now_s,
             num_new=len(self.token_s),
             is_lost=is_lost,
@@ -280,7 +265,8 @@ class _FleetReplica:
         for event in events:
             if event.token is not None:
                 self.num_pending -= 1
-                self.ways[id(self.runner.asked(event.seq_id[0]))].token_s.append(ended_s)
+                number, index = event.seq_id
+                self.ways[id(self.runner.asked(number))].note_token(index, ended_s)
         self.clock.now_s += self.pace.after(self.runner.num_rows, len(self.replica.ended))
         ended = []
         for asked in self.replica.ended:

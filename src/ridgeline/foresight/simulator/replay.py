@@ -156,7 +156,8 @@ def replay(records: Iterable[Json]) -> Replay:
 
 def _enter(engine: Engine, record: Json) -> None:
     """Let a recorded request into an engine again."""
-    ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
+    answers = tuple(map(tuple, record["answers"]))
+    ends = zip(record["finish_reasons"], lengths_of(record), strict=True)
     texts = [_Ends(length if reason == "stop" else None) for reason, length in ends]
     engine.add(
         tuple(record["prompt_token_ids"]),
@@ -165,7 +166,16 @@ def _enter(engine: Engine, record: Json) -> None:
         cache_root=bytes.fromhex(record["cache_root"]),
         owner=record.get("owner", ""),
         due_s=inf if record["due_s"] is None else record["due_s"],
+        answers=answers,
     )
+
+
+def lengths_of(record: Json) -> list[int]:
+    """Return how many tokens each answer of a recorded request has, with those from elsewhere."""
+    lengths = [*record["num_generated"]]
+    for i, before in enumerate(record["answers"]):
+        lengths[i] += len(before)
+    return lengths
 
 
 def act_as_recorded(engine: Engine, step: Json) -> None:

@@ -14,7 +14,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord, Record
-from ridgeline.foresight.simulator.replay import act_as_recorded, difference_of, params_of
+from ridgeline.foresight.simulator.replay import (
+    act_as_recorded,
+    difference_of,
+    lengths_of,
+    params_of,
+)
 from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
 from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
@@ -84,9 +89,9 @@ def asked_in(records: Iterable[Json]) -> dict[int, SimRequest]:
 
 
 def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> SimRequest:
-    ends = zip(record["finish_reasons"], record["num_generated"], strict=True)
+    ends = zip(record["finish_reasons"], lengths_of(record), strict=True)
     lengths = [_NEVER if reason in ("abort", "error") else length for reason, length in ends]
-    number = record["request_id"]
+    number, before = record["request_id"], dict(enumerate(map(tuple, record["answers"])))
     return SimRequest(
         prompt=tuple(record["prompt_token_ids"]),
         num_new=tuple(lengths),
@@ -94,7 +99,10 @@ def _asked(record: Json, answers: Mapping[tuple[int, int], list[int]]) -> SimReq
         params=params_of(record["params"]),
         cache_root=bytes.fromhex(record["cache_root"]),
         name=record["name"],
-        answers=tuple(tuple(answers.get((number, i), ())) for i in range(len(lengths))),
+        answers=tuple(
+            before.get(i, ()) + tuple(answers.get((number, i), ())) for i in range(len(lengths))
+        ),
+        num_before=tuple(map(len, record["answers"])),
         due_s=inf if record["due_s"] is None else record["due_s"],
         tenant=record.get("owner", ""),
     )

@@ -52,6 +52,7 @@ class SimRequest:
         gone_s: when its client leaves, unless it has ended by then.
         answers: tokens of each answer, where they are known; the cache may find them again.
         due_s: when it is to run at the latest, if that was promised; it enters at once then.
+        num_before: tokens that each answer has from elsewhere when it comes; empty if it begins.
         turn: 0, or how many turns of its session came before: the requests just before it. Then
             its prompt is what is new behind those prompts and answers.
         think_s: of a later turn: the seconds after the answer before it.
@@ -68,6 +69,7 @@ class SimRequest:
     gone_s: float | None = None
     answers: tuple[tuple[int, ...], ...] = ()
     due_s: float = inf
+    num_before: tuple[int, ...] = ()
     turn: int = 0
     think_s: float = 0.0
 
@@ -76,11 +78,35 @@ class SimRequest:
         """How many sequences it may run as."""
         return len(self.num_new) if self.params is None else self.params.num_seqs
 
+    @property
+    def num_to_read(self) -> int:
+        """Tokens that are there when it comes: its prompt, and answers from elsewhere."""
+        return len(self.prompt) + sum(self.num_before)
+
     def sampling(self) -> SamplingParams:
         """Return ``params``, or greedy ones for the answers that are known."""
         if self.params is not None:
             return self.params
         return SamplingParams(temperature=0.0, max_tokens=max(self.num_new), n=len(self.num_new))
+
+    def token(self, index: int, num: int, max_tokens: int | None, end: int, word: int) -> int:
+        """Return an answer's token of number ``num``, counted from 1.
+
+        ``end`` is what ends an answer before ``max_tokens``, ``word`` what is said where no token
+        is known.
+        """
+        if num >= self.num_new[index] and num != max_tokens:  # at its longest it ends without that
+            return end
+        known = self.answers[index] if self.answers else ()
+        return known[num - 1] if num <= len(known) else word
+
+    def begun(self, end: int, word: int) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens that its answers have from elsewhere; arguments as for ``token``."""
+        most = self.sampling().max_tokens if self.num_before else None
+        return tuple(
+            tuple(self.token(i, num, most, end, word) for num in range(1, num_before + 1))
+            for i, num_before in enumerate(self.num_before)
+        )
 
 
 class TimeModel(Protocol):
@@ -165,11 +191,8 @@ class VirtualRunner:
         return self._token(*seq.id, number, seq.request.params.max_tokens)
 
     def _token(self, request_id: int, index: int, num: int, max_tokens: int | None) -> int:
-        asked = self._asked[request_id]
-        if num >= asked.num_new[index] and num != max_tokens:  # at its longest it ends without that
-            return self._end
-        known = asked.answers[index] if asked.answers else ()
-        return known[num - 1] if num <= len(known) else _WORD + request_id
+        word = _WORD + request_id
+        return self._asked[request_id].token(index, num, max_tokens, self._end, word)
 
 
 class Replica:
@@ -197,6 +220,7 @@ class Replica:
         self._on_add, self._new_text = on_add, new_text
         self._owners: dict[int, SimRequest] = {}
         self._closed: list[RequestRecord] = []
+        self._num_entered = 0
         engine.end_listeners.append(self._note_end)
 
     @property
@@ -217,7 +241,7 @@ class Replica:
         if asked.due_s < inf:
             self._promised.append(asked)
             return
-        prompts = [(asked, len(asked.prompt))]
+        prompts = [(asked, asked.num_to_read)]
         self._queue.push(asked.tenant, prompts, asked.num_seqs)
 
     def admit(self) -> None:
@@ -226,7 +250,7 @@ class Replica:
         if promised:  # others have room then only where they have less than their share
             self._promised, room = [], room._replace(num_seqs=0)
             for asked in promised:
-                self._queue.charge(asked.tenant, len(asked.prompt))
+                self._queue.charge(asked.tenant, asked.num_to_read)
         # A request of one prompt has no sequence in the engine before it enters.
         for asked in promised + self._queue.take(room, held=lambda asked: 0):
             self.enter(asked)
@@ -265,9 +289,12 @@ class Replica:
 
     def enter(self, asked: SimRequest) -> None:
         """Let a request into the engine. Raises ValueError if it can never run."""
+        self._num_entered += 1
+        end = next(iter(self.engine.eos_ids), _END)
         request_id = self.engine.add(
             asked.prompt,
             asked.sampling(),
+            answers=asked.begun(end, -_WORD - self._num_entered),
             new_text=self._new_text(asked),
             arrival_s=asked.arrival_s,
             name=asked.name,
