@@ -43,6 +43,17 @@ def test_requests_and_their_steps_are_found(tmp_path: Path, spaced: bool) -> Non
             assert around[0] == records[0]
 
 
+def test_a_request_whose_type_stands_last_has_its_length_too(tmp_path: Path) -> None:
+    records = recorded(3)
+    place = next(i for i, one in enumerate(records) if one["type"] == "request")
+    kind = records[place].pop("type")
+    records[place]["type"] = kind
+    with read_trace(write(tmp_path / "t", records)) as found:
+        length = len(records[place]["prompt_token_ids"])
+        assert found.requests[0]["num_prompt_tokens"] == length
+        assert "prompt_token_ids" not in found.requests[0]
+
+
 def test_a_request_is_known_by_its_number_its_name_and_its_answers_id(tmp_path: Path) -> None:
     records = recorded(3)
     last = next(one for one in reversed(records) if one["type"] == "request")
@@ -98,6 +109,7 @@ def test_what_is_no_trace_is_refused_by_its_line(tmp_path: Path, change: Any, wo
         ("engine", {"policy": "fifo"}, "line 1: policy is 'fifo'; expected one of static, orca"),
         ("step", {"work": [[[0, 0], 1, None]]}, r"line \d+: work.0.2 is null; expected a whole"),
         ("step", {"execute_s": float("nan")}, r"line \d+: execute_s is nan; expected a number"),
+        ("step", {"waits": [[[1, 0], "llama"]]}, r"line \d+: sequence .* waits for 'llama'"),
         ("request", {"finish_s": True}, r"line \d+: finish_s is True; expected a number"),
         ("request", {"params": {"top_k": "x"}}, r"line \d+: top_k must be a whole number"),
         ("request", {"params": {"colour": 1}}, r"line \d+: .* keyword argument 'colour'"),

@@ -22,6 +22,7 @@ from ridgeline.foresight.simulator.fleet import serve_fleet
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan
+from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.in_words import per_second
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad, Slo, load_of, parse_slo
 from ridgeline.planner.capacity.option import MOST_BUSY, CapacityOption, SeenLatencies
@@ -423,3 +424,21 @@ def test_a_first_token_takes_a_server_more_than_its_steps() -> None:
     assert tpot is not None
     assert e2el is not None
     assert tpot < e2el < high
+
+
+def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -> None:
+    """A device holds tens of millions of blocks of it, and lists of all took gigabytes."""
+    given = checkpoint(ARCHS["plain"])
+    shape = shape_of_arch(given.arch, "llama")
+    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16"), checkpoint=given)
+    asked = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
+    found = plan_for(subject, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
+    offered, bounds = load_of(asked), bounds_of(found.placement)
+    one = Candidate(found.placement, found.clock, bounds, None, offered, lambda: None)
+    held = one.settings()
+    assert held.num_blocks < 100_000 < bounds.num_blocks
+    more = replace(held, num_blocks=3 * held.num_blocks)
+    requests = offered.share(1, 600)
+    assert serve_fleet(requests, held, one.times, 1, concurrency=300) == (
+        serve_fleet(requests, more, one.times, 1, concurrency=300)
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
+from ridgeline.core.step import Wait
 from ridgeline.decoding.policies import POLICIES
 from ridgeline.foresight.simulator.replay import params_of
 from ridgeline.foresight.typed import parse, typed
@@ -35,6 +36,7 @@ _MOST = {
     "max_num_seqs": 1 << 20,
     "max_model_len": 1 << 31,
 }
+_REASONS = frozenset(Wait)
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
 
 
@@ -84,6 +86,8 @@ class Recorded:
                 )
             self.engine = record
         elif kind == "request":
+            ids = record.pop("prompt_token_ids", ())  # still there if its type stands elsewhere
+            record.setdefault("num_prompt_tokens", len(ids))
             self.requests.append(record)
             self._of_requests.append(place)
         elif kind == "step":
@@ -225,6 +229,8 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
             _check_engine(value)
         if isinstance(value, RequestRecord):
             params_of(value.params)
+        if isinstance(value, StepRecord):
+            _check_waits(value)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}, line {number}: {str(error)[:300]}") from None
     return record
@@ -237,6 +243,13 @@ def _check_engine(engine: EngineRecord) -> None:
     for name, most in _MOST.items():
         if not 1 <= getattr(engine, name) <= most:
             raise ValueError(f"{name} is {getattr(engine, name)}; expected 1 to {most:,}")
+
+
+def _check_waits(step: StepRecord) -> None:
+    """Raise ValueError for a reason to wait that no engine has."""
+    for seq_id, reason in step.waits:
+        if reason not in _REASONS:
+            raise ValueError(f"sequence {seq_id} waits for {reason!r:.60}: there is no such reason")
 
 
 def _count(match: re.Match[bytes]) -> bytes:

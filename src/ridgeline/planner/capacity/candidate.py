@@ -77,12 +77,21 @@ class Candidate:
         """Whether this engine's own rules hold."""
         return self.placement.setting.engine.name == "ridgeline"
 
+    def _most_blocks(self) -> int:
+        """Return how many blocks the sequences of the load can hold at most, all slots taken.
+
+        A small model has room for thousands of times as many, which would take gigabytes here.
+        """
+        size, most = self.bounds.block_size, self.bounds.max_num_seqs
+        longest = sorted(sum(lengths) for lengths in self.load.lengths)[-most:]
+        return sum(length // size + 2 for length in longest)
+
     def settings(self) -> EngineRecord:
-        """Return how its engine is set up."""
+        """Return how its engine is set up, with no more blocks than the load can hold."""
         return EngineRecord(
             policy="splitfuse",
             block_size=self.bounds.block_size,
-            num_blocks=self.bounds.num_blocks,
+            num_blocks=min(self.bounds.num_blocks, self._most_blocks()),
             max_num_batched_tokens=self.bounds.max_num_batched_tokens,
             max_num_seqs=self.bounds.max_num_seqs,
             max_model_len=_MOST_TOKENS,

@@ -56,6 +56,7 @@ def _until(end_s: float, gone: threading.Event) -> Alive:
                 400,
                 f"this plan takes more than {MOST_S:.0f} s, and one is made at a time: name fewer "
                 f"devices in on, or shorter answers, or use `ridgeline plan`",
+                param="on",
                 code="plan_too_long",
             )
 
