@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,14 +21,43 @@ PIECES = (0, 37), (37, 38), (38, 60)
 NAMES = [*CONFIGS, *NEWER]
 
 
+class Computed(NamedTuple):
+    """Whether logits were within 5e-6 of the reference's, and whether there are experts."""
+
+    is_near: bool
+    has_experts: bool
+
+
+def moved(plain: Any, wanted: np.ndarray[Any, Any]) -> float:
+    """Return how far rounding moves the reference's own logits.
+
+    It reads the text in one piece, and embeddings that are the next numbers of float32.
+    """
+    text = IDS[: PIECES[-1][1]]
+    whole, embed = plain.prompt_logits(text), plain._embed.copy()
+    furthest = np.abs(whole - wanted).max()
+    for seed in range(8):
+        signs = np.random.default_rng(seed).choice([-1, 1], embed.shape)
+        plain._embed[:] = np.nextafter(embed, 9 * signs.astype(np.float32))
+        furthest = max(furthest, np.abs(plain.prompt_logits(text) - whole).max())
+    return float(furthest)
+
+
+def logits_of(runner: Any) -> np.ndarray[Any, Any]:
+    """Return the logits of a text in pieces."""
+    return np.concatenate([runner.prompt_logits(IDS[low:high], low) for low, high in PIECES])
+
+
 @pytest.fixture(scope="module")
-def computed() -> dict[str, bool]:
-    """Whether each family that was computed has experts."""
+def computed() -> dict[str, Computed]:
+    """What was found of each family that was computed."""
     return {}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_the_references(name: str, tmp_path: Path, computed: dict[str, bool]) -> None:
+def test_logits_are_the_references(
+    name: str, tmp_path: Path, computed: dict[str, Computed]
+) -> None:
     arch = load_checkpoint(write_family(tmp_path / "model", name)).arch
     if what := missing(arch):
         with pytest.raises(
@@ -37,19 +67,20 @@ def test_logits_are_the_references(name: str, tmp_path: Path, computed: dict[str
         assert what in str(e.value)
         return
     mine, plain, _ = runners(tmp_path, name)
-    for low, high in PIECES:
-        got, wanted = (one.prompt_logits(IDS[low:high], low) for one in (mine, plain))
-        assert np.abs(got - wanted).max() < 5e-6 * np.abs(wanted).max()
+    wanted = logits_of(plain)
+    greatest = np.abs(wanted).max()
+    found = [np.abs(logits_of(mine) - wanted).max()]
     mine.graphs.pads = True  # as on a GPU
-    for low, high in PIECES:
-        got, wanted = (one.prompt_logits(IDS[low:high], low) for one in (mine, plain))
-        assert np.abs(got - wanted).max() < 5e-6 * np.abs(wanted).max()
-    computed[name] = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
+    found.append(np.abs(logits_of(mine) - wanted).max())
+    is_near = bool(max(found) < 5e-6 * greatest)
+    assert is_near or max(found) < 3 * moved(plain, wanted)
+    computed[name] = Computed(is_near, any(isinstance(one.ffn, Experts) for one in arch.layers))
 
 
-def test_most_families_are_computed(computed: dict[str, bool]) -> None:
-    assert len(computed) >= 70
-    assert sum(computed.values()) >= 15
+def test_most_families_are_computed(computed: dict[str, Computed]) -> None:
+    assert len(computed) >= 90
+    assert sum(found.has_experts for found in computed.values()) >= 23
+    assert sum(found.is_near for found in computed.values()) >= 85
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995), ("int4", 0.85)])

@@ -15,7 +15,7 @@ from ridgeline.core.records import Record, RequestRecord
 from tests.engine.tiny_families import write_family
 from tests.gpu.engines import IDS
 
-FAMILIES = ["qwen3", "gemma3"]
+FAMILIES = ["qwen3", "gemma3", "falcon-h1", pytest.param("qwen3-next", marks=pytest.mark.full)]
 DRAFTS = {"always": True, "num_speculative_tokens": 5}
 
 

@@ -25,9 +25,10 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import Load, SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
+from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.machine import DeviceLost
 from tests.gpu.engines import NOWHERE, runners
-from tests.tiny import PLAIN, checkpoint, new_setup
+from tests.tiny import PLAIN, RECURRENT, checkpoint, new_setup
 
 
 def runner_of(arch: ModelArch, **settings: Any) -> CudaRunner:
@@ -89,6 +90,42 @@ def test_the_largest_step_runs_in_the_blocks_that_it_names(name: str, tmp_path: 
         assert not runner.execute(small).errors
     runner.resize(setup.num_blocks)
     assert runner.cache.blocks.shape[0] == setup.num_blocks
+
+
+@pytest.mark.parametrize("arch", RECURRENT.values(), ids=list(RECURRENT))
+def test_a_step_that_failed_can_be_computed_again(arch: ModelArch) -> None:
+    """States are those before it, and slots are copied as often as a step says."""
+    found = []
+    sampling = Sampling(SamplingParams(temperature=0), 9, ())
+    first = Work((0, 0), 0, (5, 6, 7, 8), (0,), (), sampling, (), (), state=0, save=((2, 3),))
+    then = first._replace(start=4, tokens=(9,), seeds=(1,), save=())
+    other = first._replace(seq_id=(0, 1), start=2, tokens=(7, 8, 9), table=(1,), state=1)
+    other = other._replace(seeds=(1,), save=())
+    for fails in (False, True):
+        runner = runner_of(arch, num_states=4)
+        assert not runner.looks_ahead
+        runner.execute(Step((first,), (), (), (), ()))
+        if fails:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runner.model, "logits", out_of_memory)
+                with pytest.raises(MemoryError):
+                    runner.execute(Step((then,), (), (), (), ()))
+        runner.execute(Step((then,), (), (), (), ()))
+        runner.execute(Step((other,), ((0, 1),), (), (), (), ((3, 1),)))
+        hidden = [
+            runner.states.by_layer[i][n]
+            for i in runner.states.by_layer
+            for n in runner.states.by_layer[i]
+        ]
+        now = [2 * slot + int(runner.states._current[slot]) for slot in (0, 1)]
+        found.append([part[now] for part in hidden])
+    for plain, again in zip(*found, strict=True):
+        assert torch.equal(plain, again)
+        assert torch.allclose(plain[0], plain[1], atol=1e-5)  # two ways to the same text
+
+
+def out_of_memory(*given: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_the_cache_gets_what_is_left() -> None:

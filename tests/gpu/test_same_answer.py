@@ -17,7 +17,7 @@ from ridgeline.core.params import SamplingParams
 from tests.gpu.engines import IDS, Answers, answers, engine_over, runners, take_events
 from tests.real_models import real_model
 
-FAMILIES = ["qwen2", "gemma3", "gpt-oss"]  # one group of layers; several; experts and sinks
+FAMILIES = ["qwen2", "gemma3", "gpt-oss", "kimi"]  # one group of layers; several; experts; latents
 
 
 def params(max_tokens: int, **wishes: Any) -> SamplingParams:

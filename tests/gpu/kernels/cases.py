@@ -54,7 +54,7 @@ class AttentionCase:
 
     def stated(self) -> Tensor:
         """Return attention by its definition, a query and head at a time, in float64."""
-        spec, out = self.spec, np.zeros(tuple(self.q.shape))
+        spec, out = self.spec, np.zeros((*self.q.shape[:2], self.spec.value_dim))
         q, cache = self.q.double().numpy(), self.cache.double().numpy()
         for row, (token, count, start) in enumerate(self.spans):
             for i in range(count):
@@ -66,7 +66,8 @@ class AttentionCase:
                 )
                 for head in range(spec.H):
                     place = head // (spec.H // spec.K)
-                    k, v = (cache[blocks, kind, place, slots] for kind in (0, 1))
+                    k = cache[blocks, 0, place, slots]
+                    v = k[:, spec.value_at :] if spec.value_at else cache[blocks, 1, place, slots]
                     scores = k @ q[token + i, head] * spec.scale
                     if spec.softcap:
                         scores = spec.softcap * np.tanh(scores / spec.softcap)
@@ -93,7 +94,7 @@ class AttentionCase:
 def work_list(case: AttentionCase, rows: int, *, shares: bool) -> SimpleNamespace:
     """Return the work for programs of ``rows`` rows; room for partial results is not a number."""
     spec, items, folds, slots = case.spec, [], [], 0
-    most = rows * spec.K // spec.H
+    most = rows // spec.shared
     for row, (token, count, start) in enumerate(case.spans):
         for low in range(0, count, most):
             queries, at = min(most, count - low), start + low
@@ -114,7 +115,7 @@ def work_list(case: AttentionCase, rows: int, *, shares: bool) -> SimpleNamespac
         num_items=torch.tensor([len(items)], dtype=torch.int32, device=device),
         folds=torch.tensor(folds or [[0, 0, 0]], dtype=torch.int32, device=device),
         num_folds=torch.tensor([len(folds)], dtype=torch.int32, device=device),
-        part_a=torch.full((room * spec.D,), nothing, device=device),
+        part_a=torch.full((room * spec.value_dim,), nothing, device=device),
         part_ml=torch.full((room * 2,), nothing, device=device),
         programs=3,
         folds_at_most=len(folds),
@@ -134,8 +135,12 @@ def attention_case(
     has_sinks: bool = False,
     has_slopes: bool = False,
     block_size: int = BLOCK_SIZE,
+    value_at: int = 0,
 ) -> AttentionCase:
-    """Return a case of H query heads, K key heads and D channels; blocks in a random order."""
+    """Return a case of H query heads, K key heads and D channels; blocks in a random order.
+
+    ``value_at`` makes values a part of keys.
+    """
     pieces = PIECES if pieces is None else pieces
     H, K, D = shape
     generator = torch.Generator().manual_seed(7)
@@ -144,10 +149,11 @@ def attention_case(
     tables = np.full((len(pieces), max(need)), -1, np.int32)
     for row, ids in enumerate(np.split(order, np.cumsum(need)[:-1])):
         tables[row, : len(ids)] = ids
-    cache = torch.randn((sum(need), 2, K, block_size, D), generator=generator).to(dtype)
+    kinds = 1 if value_at else 2
+    cache = torch.randn((sum(need), kinds, K, block_size, D), generator=generator).to(dtype)
     q = torch.randn((sum(end - start for start, end in pieces), H, D), generator=generator)
     by_head = torch.rand(H, generator=generator)
-    spec = HeadSpec(H, K, D, D // 2, D**-0.5, window=window, softcap=softcap)
+    spec = HeadSpec(H, K, D, D // 2, D**-0.5, window=window, softcap=softcap, value_at=value_at)
     slopes = by_head * 0.1 if has_slopes else None
     sinks = by_head * 4 - 1 if has_sinks else None
     return AttentionCase(q.to(dtype), cache, torch.from_numpy(tables), pieces, spec, slopes, sinks)
@@ -157,7 +163,8 @@ def heads_case(dtype: torch.dtype, spec: HeadSpec) -> dict[str, Any]:
     """Return the arguments of ``rope_and_cache``: token 2 is poisoned, token 6 is padding."""
     T, (H, K, D) = 7, (spec.H, spec.K, spec.D)
     generator = torch.Generator().manual_seed(3)
-    num_own = (1 if spec.v_is_k else 2) * K if spec.own else 0
+    kinds = 1 if spec.value_at else 2
+    num_own = (1 if spec.v_is_k else kinds) * K if spec.own else 0
     qkv = torch.randn((T, (H + num_own) * D), generator=generator)
     if spec.own:
         qkv[2, H * D + 3] = float("inf")
@@ -165,7 +172,7 @@ def heads_case(dtype: torch.dtype, spec: HeadSpec) -> dict[str, Any]:
     q_norm, k_norm = (torch.randn((2, D), generator=generator) + 1).unbind()
     return {
         "qkv": qkv.to(dtype),
-        "cache": torch.zeros((9, 2, K, BLOCK_SIZE, D), dtype=dtype),
+        "cache": torch.zeros((9, kinds, K, BLOCK_SIZE, D), dtype=dtype),
         "tables": torch.tensor([[3, 4], [8, 1]], dtype=torch.int32),
         "positions": torch.tensor([0, 1, 17, 31, 5, 6, 0], dtype=torch.int32),
         "table_rows": torch.tensor([0, 0, 0, 1, 1, 1, -1], dtype=torch.int32),

@@ -69,6 +69,19 @@ def attention(name: str, H: int, K: int, D: int, **how: Any) -> Iterator[tuple[s
         yield f"attend {name}, {rows} rows", lambda given=given: kernels.attend(*given)
 
 
+def latents(name: str, H: int, rank: int, turning: int) -> Iterator[tuple[str, Any]]:
+    """Yield latent attention's instances for some query heads."""
+    spec = HeadSpec(H, 1, rank + turning, turning // 2, 0.1, value_at=turning)
+    cache, integers = numbers(64, 1, 1, 16, rank + turning), numbers(64, dtype=I32)
+    plan = SimpleNamespace(
+        items=integers, num_items=integers, folds=integers, num_folds=integers,
+        part_a=numbers(64, dtype=F32), part_ml=numbers(64, dtype=F32), programs=264,
+        folds_at_most=1, rows=tiles.DECODE_ROWS,
+    )  # fmt: skip
+    given = (numbers(8, H, rank + turning), cache, integers.reshape(4, 16), plan, None, None, spec)
+    yield f"latents {name}", lambda: kernels.attend(*given)
+
+
 def products() -> Iterator[tuple[str, Any]]:
     """Yield products of every tile, packed ones whole and in parts, and those of experts."""
     for rows in (1, 48, 100, 200, 400, 2048):
@@ -122,6 +135,27 @@ def small_kernels() -> Iterator[tuple[str, Any]]:
     yield "copies of blocks", lambda: kernels.copy_blocks(blocks, long, long)
 
 
+def recurrences(rows: int) -> Iterator[tuple[str, Any]]:
+    """Yield what recurrent layers launch: heads of Nemotron-H and Qwen3-Next."""
+    integers = numbers(64, dtype=I32)[rows % 4 :]
+    plan = SimpleNamespace(
+        items=integers, num_items=integers, cuts=integers, num_cuts=integers, item_of=integers,
+        programs=rows,
+    )  # fmt: skip
+
+    def wide(*shape: int) -> torch.Tensor:
+        return numbers(*shape, dtype=F32)
+
+    convolved = (wide(rows, 8192), numbers(8192, 4), None, wide(2, 3, 8192), plan)
+    yield "convolve", lambda: kernels.convolve(*convolved)
+    groups, pace = wide(rows, 8, 128), wide(rows, 128)
+    scanned = (wide(rows, 128, 64), groups, groups, pace, pace, wide(128), wide(2, 128, 64, 128))
+    yield "scan", lambda: kernels.scan(*scanned, plan)
+    keys, pace = wide(rows, 16, 128), wide(rows, 32)
+    met = (keys, keys, wide(rows, 32, 128), pace, pace, wide(2, 32, 128, 128), False)
+    yield "remember", lambda: kernels.remember(*met, plan)
+
+
 def step(rows: int) -> Iterator[tuple[str, Any]]:
     """Yield the calls of a step of some single tokens, whose numbers lie at odd places."""
 
@@ -150,12 +184,15 @@ def step(rows: int) -> Iterator[tuple[str, Any]]:
     yield "adjust", lambda: kernels.adjust(draws[0], *edits, changes)
     yield "draw of adjusted rows", lambda: kernels.draw(*draws, is_adjusted=True)
     yield "rank", lambda: kernels.rank(draws[0], long, integers)
+    yield from recurrences(rows)
 
 
 def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
     """Yield names and calls."""
     yield from attention("Llama-3-8B", 32, 8, 128)
     yield from attention("gpt-oss-20b", 64, 8, 64, window=128, sinks=True)
+    yield from latents("DeepSeek-V3", 128, 512, 64)
+    yield from latents("DeepSeek-V2-Lite", 16, 512, 64)
     if is_full:
         yield from attention("Qwen2.5-7B", 28, 4, 128)
         yield from attention("Gemma-3-4B", 8, 4, 256, window=1024)
@@ -164,6 +201,7 @@ def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
         yield from attention("MPT-7B", 32, 32, 128, slopes=True)
     yield from products()
     yield from small_kernels()
+    yield from recurrences(8)
 
 
 def measured(binary: Any) -> dict[str, int]:

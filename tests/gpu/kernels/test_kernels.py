@@ -24,15 +24,19 @@ import torch
 from ridgeline.backends.cuda import kernels, packed, tiles, twins
 from ridgeline.backends.cuda.kernels.draws import filters
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.edits import changes
 from ridgeline.backends.sampler import rule
 from ridgeline.backends.sampler.step_output import answered
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Work
 from tests.gpu.kernels.asks import asks_of, logits_of
 from tests.gpu.kernels.cases import DRAWS, attention_case, draw_case, heads_case, near, signed
+from tests.tiny import RECURRENT
 
 F32, F16 = torch.float32, torch.float16
+_ANY = Sampling(SamplingParams(), 0, ())
 # The interpreter computes rows that nobody has too, and turns arrays of one number into numbers.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -72,6 +76,8 @@ def test_kernels_take_what_their_twins_take(name: str) -> None:
         ((2, 2, 24), {}),  # channels that are no power of two
         ((2, 1, 16), {"block_size": 5}),  # a block that divides no tile
         ((2, 1, 16), {"block_size": 32}),
+        ((32, 1, 24), {"value_at": 8}),  # a latent, and two programs for its heads
+        ((6, 1, 40), {"value_at": 20, "window": 33}),
     ],
     ids=str,
 )
@@ -95,7 +101,15 @@ def test_attention_leaves_blocks_alone_that_nobody_sees() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"v_norm": True}, {"v_is_k": True}, {"half": 4}, {"half": 0}, {"own": False}],
+    [
+        {},
+        {"v_norm": True},
+        {"v_is_k": True},
+        {"half": 4},
+        {"half": 0},
+        {"own": False},
+        {"K": 1, "half": 2, "value_at": 4},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("qk_norm", [0, 1, 2])
@@ -283,6 +297,53 @@ def test_filters_keep_what_the_rule_keeps() -> None:
         found = np.flatnonzero((keys[row] > key) | (keys[row] == key) & (np.arange(300) <= last))
         wanted, _ = rule.keep(logits[row].numpy(), one)
         assert found.tolist() == wanted.tolist(), cases[row]
+
+
+def states_plan() -> SimpleNamespace:
+    """Return the plan of three texts: one goes on and is saved twice, one begins, one has a token.
+
+    Two tokens more are padding.
+    """
+    work = [
+        Work((0, 0), 9, (0,) * 7, (), (), _ANY, (), (), state=2, save=((2, 4), (5, 5))),
+        Work((1, 0), 0, (0,) * 3, (), (), _ANY, (), (), state=0),
+        Work((2, 0), 4, (0,), (), (), _ANY, (), (), state=1),
+    ]
+    states = States(next(iter(RECURRENT.values())), 6, torch.device("cpu"))
+    items, cuts = (torch.from_numpy(array) for array in states.cut(work))
+    return SimpleNamespace(
+        items=items, num_items=torch.tensor([3]), cuts=cuts, num_cuts=torch.tensor([len(cuts)]),
+        item_of=torch.tensor([0] * 7 + [1] * 3 + [2] + [-1] * 2), programs=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["convolve", "scan", "remember", "remember by turns"])
+def test_states_go_through_each_text(name: str) -> None:
+    plan, T = states_plan(), 13
+    if name == "convolve":
+        given: tuple[Any, ...] = (normal(T, 300), normal(300, 4, seed=2), normal(300, seed=3))
+        states = normal(12, 3, 300, seed=4)
+    elif name == "scan":
+        b, c = normal(T, 2, 6, seed=2), normal(T, 2, 6, seed=3)
+        pace, kept = (torch.rand(T, 4) for _ in range(2))
+        given = (normal(T, 4, 40), b, c, pace, kept, normal(4, seed=5))
+        states = normal(12, 4, 40, 6, seed=6)
+    else:
+        q, k = normal(T, 2, 8) / 3, normal(T, 2, 8, seed=2) / 3
+        given = (q, k, normal(T, 4, 40, seed=3), torch.rand(T, 4), torch.rand(T, 4))
+        states = normal(12, 4, 8, 40, seed=4)
+    ours, theirs, behind = states.clone(), states.clone(), ()
+    if name.startswith("remember"):
+        behind = (name.endswith("turns"),)
+    op = name.split()[0]
+    found = getattr(kernels, op)(*given, ours, *behind, plan)
+    near(found, getattr(twins, op)(*given, theirs, *behind, plan))
+    near(ours, theirs)
+    written = sorted(plan.cuts[:, 3].tolist())
+    assert written == [1, 3, 5, 9, 11]
+    rest = [slot for slot in range(12) if slot not in written]
+    assert torch.equal(ours[rest], states[rest])
+    assert not found[11:].any()
 
 
 @pytest.mark.parametrize("old_new", [([0, 1], [4, 5]), ([0, 4], [4, 5])], ids=str)

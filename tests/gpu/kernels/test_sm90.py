@@ -24,7 +24,10 @@ SPILLED_BY_RARE_HEADS = {
 }
 PRODUCTS = {"attend_kernel", "product_kernel", "streamed_kernel", "packed_kernel", "grouped_kernel"}
 # Tiles that have less than the 64 rows of a warpgroup.
-NARROW = {("attend_kernel", 2), ("product of 16 x 32 x 128", 4)}
+NARROW = {
+    ("attend_kernel", 2), ("product of 16 x 32 x 128", 4),
+    ("latents DeepSeek-V3", 8), ("latents DeepSeek-V2-Lite", 8),
+}  # fmt: skip
 DRAWS = {"survey_kernel", "tally_kernel", "limit_kernel", "weigh_kernel", "pick_kernel"}
 
 

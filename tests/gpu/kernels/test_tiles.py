@@ -15,7 +15,7 @@ def test_single_tokens_have_an_instance_of_their_own_where_their_heads_fit() -> 
     assert set(tiles.PROGRAMS_PER_PROCESSOR) == {16, 64}
 
 
-@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("D", [64, 128, 256, 512])
 def test_partial_results_have_whole_tiles_of_keys(D: int) -> None:
     assert tiles.SPLIT % tiles.keys_per_tile(D) == 0
 

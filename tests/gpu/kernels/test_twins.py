@@ -97,7 +97,13 @@ def test_values_may_be_keys_before_they_turn_and_have_a_norm() -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"window": 33}, {"softcap": 2.0, "has_sinks": True}, {"has_slopes": True, "window": 70}],
+    [
+        {},
+        {"window": 33},
+        {"softcap": 2.0, "has_sinks": True},
+        {"has_slopes": True, "window": 70},
+        {"value_at": 3},
+    ],
     ids=str,
 )
 def test_attention_is_what_its_definition_says(how: dict[str, Any]) -> None:

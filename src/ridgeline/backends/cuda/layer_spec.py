@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from ridgeline.arch.cache_groups import CacheGroup
 from ridgeline.arch.model import Attention, Experts, Layer, ModelArch
+from ridgeline.arch.recurrent import Ssm
 
 MAX_HEAD_DIM = 256
+MAX_LATENT = 512  # channels of a latent, which is key and value of many heads
 MAX_SHARED_HEADS = 64  # query heads of one key head: the rows of a program
 
 
@@ -31,6 +33,8 @@ class HeadSpec:
         v_is_k: values are the products for keys.
         own: the layer has keys and values of its own.
         eps: of these norms.
+        value_at: the channel of a key at which its value begins, of latent attention; 0 where
+            values are apart.
     """
 
     H: int
@@ -45,10 +49,36 @@ class HeadSpec:
     v_is_k: bool = False
     own: bool = True
     eps: float = 1e-5
+    value_at: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a value."""
+        return self.D - self.value_at
+
+    @property
+    def shared(self) -> int:
+        """Query heads of a key head that a program attends together."""
+        return shared_heads(self.H // self.K, 16 if self.value_at else MAX_SHARED_HEADS)
+
+
+def shared_heads(heads: int, most: int) -> int:
+    """Return how many query heads of a key head a program has: equal parts, ``most`` at most."""
+    return next(n for n in range(min(heads, most), 0, -1) if heads % n == 0)
 
 
 def head_spec(mixer: Attention, eps: float) -> HeadSpec:
     """Return the spec of a layer's attention; ``eps`` is that of the model's norms."""
+    if mixer.latent is not None:
+        return HeadSpec(
+            H=mixer.num_heads,
+            K=1,
+            D=mixer.key_dim,
+            half=mixer.rope_dim // 2,
+            scale=mixer.score_scale,
+            window=mixer.window or 0,
+            value_at=mixer.rope_dim,
+        )
     of_heads = (2 if mixer.norm_turned else 1) if mixer.qk_norm == "head" else 0
     return HeadSpec(
         H=mixer.num_heads,
@@ -77,14 +107,16 @@ def missing(arch: ModelArch) -> str | None:
 
 def _missing_of(layer: Layer) -> str | None:
     mixer = layer.attention
-    if layer.recurrent is not None or mixer is None:
-        return "recurrent layers (Mamba, gated delta rule, short convolutions)"
-    if mixer.latent is not None:
-        return "latent attention (DeepSeek)"
-    if mixer.head_dim > MAX_HEAD_DIM:
+    if isinstance(layer.recurrent, Ssm) and layer.recurrent.step_rank:
+        return "the first Mamba"
+    if mixer is None:
+        return _missing_of_experts(layer.ffn) if isinstance(layer.ffn, Experts) else None
+    if mixer.latent is not None and (mixer.value_dim > MAX_LATENT or not mixer.rope_dim):
+        return (
+            f"latents of {mixer.value_dim} channels (at most {MAX_LATENT}, beside some that turn)"
+        )
+    if mixer.latent is None and mixer.head_dim > MAX_HEAD_DIM:
         return f"heads of {mixer.head_dim} channels (at most {MAX_HEAD_DIM})"
-    if mixer.num_heads // mixer.num_kv_heads > MAX_SHARED_HEADS:
-        return f"more than {MAX_SHARED_HEADS} query heads for one key head"
     grows = mixer.rope is not None and mixer.rope.query_growth
     if mixer.norm_turned and (mixer.qk_norm == "width" or grows):
         return "queries that are normed behind rope and changed once more (Llama 4)"

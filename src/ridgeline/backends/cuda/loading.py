@@ -62,7 +62,7 @@ def step_of(
         need = -(-count // setup.block_size)
         tables = [tuple(range(need))] * num_groups
         tokens = (0,) * count
-        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (0,), ())
+        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (0,), (), state=0)
         work.append(item._replace(others=tuple(tables[1:])))
     return Step(tuple(work), (), (), (), ())
 
@@ -92,11 +92,12 @@ def _fill(runner: CudaRunner, setup: Setup) -> None:
     runner.graphs.pads = True
     torch.cuda.empty_cache()
     graph_bytes = _graph_bytes(runner, setup)
-    runner.runs_ahead = True
+    runner.runs_ahead = runner.looks_ahead
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    runner.resize(
-        blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, runner.cache.block_bytes)
-    )
+    blocks = setup.num_blocks
+    if block_bytes := runner.cache.block_bytes:  # none in a model without attention
+        blocks = blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, block_bytes)
+    runner.resize(blocks)
 
 
 def _graph_bytes(runner: CudaRunner, setup: Setup) -> int:

@@ -21,6 +21,7 @@ from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
+from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
 from ridgeline.backends.cuda.step.ahead import Ahead, next_work
 from ridgeline.backends.cuda.step.batch import Batch
@@ -69,9 +70,8 @@ class CudaRunner:
         groups: of layers, each with a block table of its own.
         num_ahead: items that were there when they were asked for.
         num_in_vain: those that were computed ahead, and nobody asked for.
+        looks_ahead: whether it runs ahead: not with states, which a step in vain would change.
     """
-
-    looks_ahead = True
 
     def __init__(
         self,
@@ -96,13 +96,17 @@ class CudaRunner:
         self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
         self.device = weights.embed.device
         self.block_size = setup.block_size
-        self.runs_ahead = True
         self.num_ahead = self.num_in_vain = 0
         self.groups = setup.groups or one_group(arch)
+        self.states = States(arch, setup.num_states, self.device)
+        self.looks_ahead = self.runs_ahead = not self.states.are_there
         self.resize(setup.num_blocks)
         dtype, most = DTYPES[setup.dtype], setup.max_num_batched_tokens
-        self.model = Model(arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of)
-        self._steps = StagedSteps(setup, len(self.groups), self.model.kinds, arch, self.device)
+        self.model = Model(
+            arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of, self.states
+        )
+        kinds = list(self.model.kinds.values())
+        self._steps = StagedSteps(setup, len(self.groups), kinds, arch, self.states, self.device)
         num_draws = max_draws(setup.max_num_seqs)
         self._draws = Draws(setup.max_num_seqs + 1, num_draws, ops, self.device)
         self._poison = torch.zeros(most, dtype=torch.int32, device=self.device)
@@ -131,8 +135,11 @@ class CudaRunner:
             if step.copies:
                 pairs = torch.tensor(step.copies, device=self.device)
                 self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
+            self.states.copy(step.state_copies)
             ahead, self._ahead = self._ahead, None
-            return self._compute(step) if ahead is None else self._complete(step, ahead)
+            output = self._compute(step) if ahead is None else self._complete(step, ahead)
+            self.states.commit(step.work)
+            return output
 
     def _complete(self, step: Step, ahead: Ahead) -> StepOutput:
         """Return a step's output, of which some may have been computed ahead."""
@@ -261,6 +268,7 @@ class CudaRunner:
             tables=self._steps.tables,
             poison=self._poison,
             plans=plans,
+            state_plan=self._steps.state_plan(size),
         )
         return self.model(given, self.cache)
 
@@ -283,13 +291,15 @@ class CudaRunner:
         need = -(-(start + len(tokens)) // self.block_size)
         table, *others = (tuple(range(group, need * count, count)) for group in range(count))
         sampling = Sampling(SamplingParams(), 0, ())
-        work = Work((-1, 0), start, tuple(tokens), table, (), sampling, (), ())
+        work = Work((-1, 0), start, tuple(tokens), table, (), sampling, (), (), state=0)
+        work = work._replace(others=tuple(others))
         self._ahead = None
         with torch.inference_mode():
-            batch = self._arrange((work._replace(others=tuple(others)),))
+            batch = self._arrange((work,))
             self._steps.send()
             hidden = self._launch(batch)[: len(tokens)]
             logits: Floats = self.model.logits(hidden).numpy(force=True)
+            self.states.commit((work,))
         return logits
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
@@ -306,6 +316,7 @@ class CudaRunner:
         parts: dict[str, list[Any]] = {f"weights.{name}": of_weights[name] for name in of_weights}
         parts["weights.rope"] = self.model.tables()
         parts["kv_cache"] = [self.cache.blocks]
+        parts["recurrent_states"] = self.states.arrays()
         parts["scratch.attention"] = self._steps.partial_results
         parts["scratch.step"] = [
             self._steps.staging.array, self._steps.tables, self._draws.staging.array, self._poison,

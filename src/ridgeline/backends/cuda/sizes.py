@@ -14,9 +14,22 @@ from ridgeline.backends.cuda.layer_spec import values_per_token
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.costs import state_bytes_per_seq
 
 FORMATS = ("bf16", "f32", "int8", "int4")
 MOST_SLOTS = 4096  # partial results of attention in a step
+_MOST_PARTIAL = 1 << 26  # numbers of them all
+_WIDE = (
+    "router",
+    "shared_scale",
+    "k_b",
+    "v_b",
+    "beta",
+    "decay",
+    "conv",
+)  # matrices that are never packed
+_OF_ATTENTION = ("q", "k", "v", "o", "q_gate", "q_a", "q_b", "kv_a", "k_b", "v_b")
+_RECURRENT = ("in", "conv", "out", "qkv", "z", "beta", "decay")
 _PACKED_INPUTS = 64  # a packed matrix has a multiple of them
 _PACKED_BYTES = {8: 1 + 2 / 32, 4: 1 / 2 + 4 / 32}  # of a weight, with its part of the scales
 
@@ -27,7 +40,7 @@ def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> i
     A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. The
     embedding, of which few rows are read, routers and matrices of odd widths are not packed.
     """
-    kept = name in ("embed", "positions") or name.endswith(("router", "shared_scale"))
+    kept = name in ("embed", "positions") or name.rpartition(".")[2] in _WIDE
     if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
         return 0
     return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
@@ -53,7 +66,7 @@ def _part_of(name: str, num_axes: int) -> str:
     if name == "head":
         return "head"
     last = name.rpartition(".")[2]
-    return "attention" if last in ("q", "k", "v", "o", "q_gate") else "mlp"
+    return "attention" if last in _OF_ATTENTION + _RECURRENT else "mlp"
 
 
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
@@ -62,16 +75,35 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     A runner on a GPU measures the step: this is what is reckoned with before it is loaded.
     """
     wide = 4 if setup.dtype == "f32" else 2
-    q_size = max(mixer.q_size for mixer in arch.attentions)
-    kv_size = max(mixer.kv_size for mixer in arch.attentions)
+    q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
+    kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     inner = max(map(_inner_size, (layer.ffn for layer in arch.layers)))
     of_token = 12 * arch.hidden_size + wide * (4 * arch.hidden_size + 4 * q_size + 2 * kv_size)
-    of_token += wide * 3 * inner
+    of_token += wide * 3 * inner + 4 * 6 * _recurrent_size(arch)
     # Made, copied where penalties change them; and keys of 64 rows, by which they are ranked.
     logits = (3 * 4 * max_draws(setup.max_num_seqs) + 32 * 64) * arch.vocab_size
-    step_bytes = setup.max_num_batched_tokens * of_token + MOST_SLOTS * 4 * q_size + logits
+    step_bytes = setup.max_num_batched_tokens * of_token + 4 * attention_room(arch)[1] + logits
     in_cache = 4 if setup.kv_cache_dtype == "f32" else 2
-    return Footprint(step_bytes, in_cache * values_per_token(arch, setup.groups or one_group(arch)))
+    of_cache = in_cache * values_per_token(arch, setup.groups or one_group(arch))
+    return Footprint(step_bytes, of_cache, 2 * state_bytes_per_seq(arch))  # see ``model.states``
+
+
+def _recurrent_size(arch: ModelArch) -> int:
+    """Return the most rows of a recurrent layer's matrices: what it makes of a token at once."""
+    shapes = (
+        layer.recurrent.shapes(arch.hidden_size)
+        for layer in arch.layers
+        if layer.recurrent is not None
+    )
+    return max((max(rows for rows, *_ in of_layer.values()) for of_layer in shapes), default=0)
+
+
+def attention_room(arch: ModelArch) -> tuple[int, int, int]:
+    """Return room for partial results of attention in a step: slots, and float32 of two arrays."""
+    channels = max((mixer.num_heads * mixer.value_dim for mixer in arch.attentions), default=0)
+    heads = max((mixer.num_heads for mixer in arch.attentions), default=0)
+    slots = min(MOST_SLOTS, _MOST_PARTIAL // max(channels, 1))
+    return slots, slots * channels, slots * 2 * heads
 
 
 def _inner_size(ffn: object) -> int:

@@ -44,7 +44,7 @@ def keys_per_tile(D: int) -> int:
 def attention_warps(rows: int, D: int) -> int:
     """Return the warps of attention's programs."""
     if rows == DECODE_ROWS:
-        return 2
+        return 2 if D <= 2 * NARROW_HEAD else 8
     return 4 if D <= NARROW_HEAD else 8
 
 

@@ -14,11 +14,13 @@ from ridgeline.backends.cuda.kernels.products.grouped import grouped_product
 from ridgeline.backends.cuda.kernels.products.packed import packed_product
 from ridgeline.backends.cuda.kernels.products.plain import product
 from ridgeline.backends.cuda.kernels.rope_and_cache import rope_and_cache
+from ridgeline.backends.cuda.kernels.states import convolve, remember, scan
 
 __all__ = [
     "add_norm",
     "adjust",
     "attend",
+    "convolve",
     "copy_blocks",
     "draw",
     "gate",
@@ -27,5 +29,7 @@ __all__ = [
     "packed_product",
     "product",
     "rank",
+    "remember",
     "rope_and_cache",
+    "scan",
 ]

@@ -14,7 +14,6 @@ of keys (Flash-Decoding, 2023).
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -67,14 +66,15 @@ def scored(
 
 @triton.jit
 def met_keys(
-    queries, table, k_head, begin, stop, first, last, position, slope, scale, cap,
+    queries, turning, table, k_head, begin, stop, first, last, position, slope, scale, cap,
     block_stride,
     KIND_STRIDE: tl.constexpr, SLOT_STRIDE: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
+    VALUE_AT: tl.constexpr, TURNING: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return what rows find among the keys from ``begin`` to ``stop``: one partial result."""
-    d = tl.arange(0, PADDED)
+    d, t = tl.arange(0, PADDED), tl.arange(0, TURNING)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     totals = tl.zeros([ROWS, LANES], tl.float32)
     acc = tl.zeros([ROWS, PADDED], tl.float32)
@@ -88,8 +88,12 @@ def met_keys(
         block = tl.load(table + nth, mask=there, other=0).to(tl.int64)
         at = block * block_stride + slot * SLOT_STRIDE
         inside = there[:, None] & (d[None, :] < D)
-        k = tl.load(k_head + at[:, None] + d[None, :], mask=inside, other=0.0)
+        k = tl.load(k_head + VALUE_AT + at[:, None] + d[None, :], mask=inside, other=0.0)
         products = tl.dot(queries, tl.trans(k), input_precision="ieee")
+        if VALUE_AT > 0:
+            turns = there[:, None] & (t[None, :] < VALUE_AT)
+            turned = tl.load(k_head + at[:, None] + t[None, :], mask=turns, other=0.0)
+            products = tl.dot(turning, tl.trans(turned), products, input_precision="ieee")
         scores = scored(products, scale, cap, slope, position, key, CAPPED, SLOPES, WINDOW)
         if CAPPED or SLOPES:
             greatest = tl.maximum(top, tl.max(scores, axis=1))
@@ -101,7 +105,9 @@ def met_keys(
         else:
             weights = tl.exp2(tl.fma(scores, scale, -safe[:, None]))
         shrink = tl.exp2(top - safe)
-        v = tl.load(k_head + KIND_STRIDE + at[:, None] + d[None, :], mask=inside, other=0.0)
+        v = k  # of a latent
+        if VALUE_AT == 0:
+            v = tl.load(k_head + KIND_STRIDE + at[:, None] + d[None, :], mask=inside, other=0.0)
         narrow = weights.to(v.dtype)
         ones = tl.full([TILE, LANES], 1.0, v.dtype)
         totals = tl.dot(narrow, ones, totals * shrink[:, None], input_precision="ieee")
@@ -115,19 +121,22 @@ def attend_kernel(
     q, cache, tables, items, num_items, out, part_acc, part_sums, slopes, sinks, scale, cap,
     table_stride, block_stride, head_stride,
     KIND_STRIDE: tl.constexpr, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, PER_KEY: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
+    VALUE_AT: tl.constexpr, TURNING: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     ITEM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Attend: programs stride over items and key heads. ``scale`` and ``cap`` have log2(e) in them.
+    """Attend: programs stride over items and K runs of query heads, PER_KEY of a key head.
 
-    An item with a slot is one split of a single query, whose partial result goes there.
+    ``scale`` and ``cap`` have log2(e) in them. An item with a slot is one split of a single query,
+    whose partial result goes there. Queries and keys have VALUE_AT channels, then D that are values
+    too; or D, where VALUE_AT is 0 and values are apart.
     """
     G: tl.constexpr = H // K
     LOG2_E: tl.constexpr = 1.4426950408889634
     query, member = tl.arange(0, ROWS) // G, tl.arange(0, ROWS) % G
-    d = tl.arange(0, PADDED)
+    d, t = tl.arange(0, PADDED), tl.arange(0, TURNING)
     for work in range(tl.program_id(0), tl.load(num_items) * K, tl.num_programs(0)):
         item, kv_head = items + (work // K) * ITEM, work % K
         table = tables + tl.load(item).to(tl.int64) * table_stride
@@ -136,9 +145,14 @@ def attend_kernel(
         live = (query < count) & (query < ROWS // G)
         position = position0 + query
         head = kv_head * G + member
-        q_at = ((token + query).to(tl.int64) * H + head) * D
+        row = (token + query).to(tl.int64) * H + head
+        q_at, out_at = row * (VALUE_AT + D), row * D
         inside = live[:, None] & (d[None, :] < D)
-        queries = tl.load(q + q_at[:, None] + d[None, :], mask=inside, other=0.0)
+        queries = tl.load(q + VALUE_AT + q_at[:, None] + d[None, :], mask=inside, other=0.0)
+        turning = queries
+        if VALUE_AT > 0:
+            turns = live[:, None] & (t[None, :] < VALUE_AT)
+            turning = tl.load(q + q_at[:, None] + t[None, :], mask=turns, other=0.0)
         slope = position.to(tl.float32)
         if SLOPES:
             slope = tl.load(slopes + head, mask=live, other=0.0) * LOG2_E
@@ -149,7 +163,7 @@ def attend_kernel(
         split1 = split0 + 1
         if slot < 0:
             split0, split1 = first // SPLIT, last // SPLIT + 1
-        k_head = cache + tl.cast(kv_head, tl.int64) * head_stride
+        k_head = cache + tl.cast(kv_head // PER_KEY, tl.int64) * head_stride
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, PADDED], tl.float32)
@@ -157,16 +171,16 @@ def attend_kernel(
             begin = tl.maximum(split * SPLIT, first // TILE * TILE)
             stop = tl.minimum((split + 1) * SPLIT, last + 1)
             top_new, total_new, acc_new = met_keys(
-                queries, table, k_head, begin, stop, first, last, position, slope, scale, cap,
-                block_stride, KIND_STRIDE, SLOT_STRIDE, D, PADDED, BLOCK_SIZE, WINDOW, CAPPED,
-                SLOPES, ROWS, TILE, LANES,
+                queries, turning, table, k_head, begin, stop, first, last, position, slope, scale,
+                cap, block_stride, KIND_STRIDE, SLOT_STRIDE, D, PADDED, VALUE_AT, TURNING,
+                BLOCK_SIZE, WINDOW, CAPPED, SLOPES, ROWS, TILE, LANES,
             )  # fmt: skip
             top, total, acc = folded(top, total, acc, top_new, total_new, acc_new)
         if slot < 0:
             if SINKS:
                 sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
                 total, acc = with_sink(top, total, acc, sink)
-            tl.store(out + q_at[:, None] + d[None, :], acc / total[:, None], mask=inside)
+            tl.store(out + out_at[:, None] + d[None, :], acc / total[:, None], mask=inside)
         else:
             part = slot.to(tl.int64) * H + head
             tl.store(part_acc + part[:, None] * D + d[None, :], acc, mask=inside)
@@ -209,18 +223,21 @@ def attend(q, cache, tables, plan, slopes, sinks, spec):
 
     ``plan`` has, on the device, ``items`` ``[items, ITEM]`` and ``folds`` ``[folds, FOLD]`` int32,
     of which ``num_items`` and ``num_folds`` are to be done; ``part_a`` and ``part_ml``, room
-    for partial results of ``H * D`` and ``2 * H`` float32 each; and as numbers ``rows``,
+    for partial results of ``H * value_dim`` and ``2 * H`` float32 each; and as numbers ``rows``,
     ``programs`` and ``folds_at_most``. Tokens of no item are left as they are: anything.
     """
-    H, K, D = spec.H, spec.K, spec.D
+    H, D = spec.H, spec.value_dim
+    K = H // spec.shared  # runs of query heads
     padded = triton.next_power_of_2(D)
-    out = torch.empty_like(q)
+    out = q.new_empty(len(q), H, D)
     attend_kernel[(plan.programs,)](
         q, cache, tables, plan.items, plan.num_items, out, plan.part_a, plan.part_ml,
         slopes, sinks, spec.scale * LOG2_E, spec.softcap * LOG2_E,
         tables.stride(0), cache.stride(0), cache.stride(2),
         KIND_STRIDE=cache.stride(1), SLOT_STRIDE=cache.stride(3), BLOCK_SIZE=cache.shape[3],
-        H=H, K=K, D=D, PADDED=padded, WINDOW=spec.window, CAPPED=spec.softcap > 0,
+        H=H, K=K, PER_KEY=K // spec.K, D=D, PADDED=padded, VALUE_AT=spec.value_at,
+        TURNING=max(16, triton.next_power_of_2(spec.value_at)), WINDOW=spec.window,
+        CAPPED=spec.softcap > 0,
         SLOPES=slopes is not None, SINKS=sinks is not None,
         ROWS=plan.rows, TILE=tiles.keys_per_tile(D), SPLIT=tiles.SPLIT, ITEM=ITEM, LANES=LANES,
         num_warps=tiles.attention_warps(plan.rows, D), num_stages=STAGES, enable_fp_fusion=False,
@@ -228,7 +245,7 @@ def attend(q, cache, tables, plan, slopes, sinks, spec):
     if plan.folds_at_most:
         fold_kernel[(min(plan.folds_at_most * K, plan.programs),)](
             out, plan.part_a, plan.part_ml, plan.folds, plan.num_folds, sinks,
-            H=H, K=K, D=D, PADDED=padded, HEADS=triton.next_power_of_2(H // K),
+            H=H, K=K, D=D, PADDED=padded, HEADS=triton.next_power_of_2(spec.shared),
             SINKS=sinks is not None, FOLD=FOLD, enable_fp_fusion=False,
         )  # fmt: skip
     return out

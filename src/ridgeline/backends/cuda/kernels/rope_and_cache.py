@@ -83,7 +83,8 @@ def rope_and_cache(
     """Return queries ``[T, H, D]``; keys and values are stored: see the twin."""
     H, K, D = spec.H, spec.K, spec.D
     q = torch.empty((len(qkv), H, D), dtype=qkv.dtype, device=qkv.device)
-    rope_and_cache_kernel[(len(qkv), H + 2 * K if spec.own else H)](
+    num_stored = K * cache.shape[1] if spec.own else 0
+    rope_and_cache_kernel[(len(qkv), H + num_stored)](
         qkv, q, cache, tables, positions, table_rows, cos, sin, q_norm, k_norm, poison, spec.eps,
         qkv.stride(0), tables.stride(0), *cache.stride()[:4],
         H=H, K=K, D=D, PADDED=triton.next_power_of_2(D), HALF=spec.half, QK_NORM=spec.qk_norm,

@@ -75,9 +75,9 @@ class Texts:
             (first, count, start)
             for first, count, (start, _) in zip(firsts, counts, self.pieces, strict=False)
         ]
-        rows = tiles.rows_of(spec.H // spec.K, singles=max(counts) == 1)
+        rows = tiles.rows_of(spec.shared, singles=max(counts) == 1)
         row_of = list(range(len(spans)))
-        kind = Kind(0, spec.H // spec.K, spec.window)
+        kind = Kind(0, spec.shared, spec.window)
         items, folds = cut_items(spans, row_of, kind, Cut(rows, tiles.SPLIT))
         num_slots = max(int(folds[:, 2].sum()), 1)
 

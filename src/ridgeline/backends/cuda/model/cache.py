@@ -1,7 +1,7 @@
 """Keys and values on the device: blocks of equal bytes, each of one group of layers.
 
 A layer's part of a block is ``[2, K, block_size, D]``: the keys of a head lie in one run,
-and a block in one piece.
+and a block in one piece. Of latent attention it has keys alone, ``[1, 1, block_size, D]``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ class Cache:
         self.blocks = torch.zeros((num_blocks, width), dtype=dtype, device=device)
         self.group_of = places(groups, arch)
         mixers = {i: arch.layers[i].known_attention for group in groups for i in group.layers}
-        shapes = {i: (2, one.num_kv_heads, block_size, one.head_dim) for i, one in mixers.items()}
+        shapes = {
+            i: (2, one.num_kv_heads, block_size, one.head_dim)
+            if one.latent is None
+            else (1, 1, block_size, one.key_dim)
+            for i, one in mixers.items()
+        }
         parts = spans(groups, {i: math.prod(shape) for i, shape in shapes.items()})
         self._of_layer = {
             i: self.blocks[:, begin:end].view(num_blocks, *shapes[i])

@@ -86,6 +86,11 @@ def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
     return chosen, weights if w.expert_scales is None else weights * w.expert_scales[chosen]
 
 
+def meet_heads(num_tokens: int, num_heads: int, device: torch.device) -> Meetings:
+    """Return the pairs of tokens and heads, where each head has a matrix that all tokens meet."""
+    return meet(torch.arange(num_heads, device=device).expand(num_tokens, -1), num_heads)
+
+
 def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:
     """Return shares at minus infinity outside of the groups whose ``best`` shares sum to most."""
     by_group = wanted.unflatten(1, (experts.num_groups, -1))

@@ -17,10 +17,13 @@ from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import head_spec
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
+from ridgeline.backends.cuda.model.latent import Places, latent_attention
+from ridgeline.backends.cuda.model.recurrent import Surroundings, mix
+from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
 from ridgeline.backends.cuda.step.batch import Kind
-from ridgeline.backends.cuda.step.plan import Plan
+from ridgeline.backends.cuda.step.plan import Plan, StatePlan
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
 from ridgeline.models.rope.tables import query_scales, rope_tables
 
@@ -38,10 +41,11 @@ class Inputs:
     tables: Tensor
     poison: Tensor
     plans: Mapping[Kind, Plan]
+    state_plan: StatePlan | None = None
 
 
 class Model:
-    """Weights and tables of angles. ``kinds`` are those of the layers' attention."""
+    """Weights and tables of angles. ``kinds`` are those of attention, by layers that have it."""
 
     def __init__(
         self,
@@ -51,14 +55,18 @@ class Model:
         dtype: torch.dtype,
         max_model_len: int,
         group_of: Sequence[int],
+        states: States,
     ) -> None:
-        """Take weights, operations, and the groups of layers."""
+        """Take weights, operations, the groups of layers, and states."""
         self.arch, self.weights, self.ops, self.dtype = arch, weights, ops, dtype
-        device, mixers = weights.embed.device, arch.attentions
-        self._specs = [head_spec(mixer, arch.norm_eps) for mixer in mixers]
+        device, self._states = weights.embed.device, states
+        mixers = {
+            i: one.attention for i, one in enumerate(arch.layers) if one.attention is not None
+        }
+        self._specs = {i: head_spec(mixer, arch.norm_eps) for i, mixer in mixers.items()}
         self._angles = {
             rope: tuple(torch.from_numpy(t).to(device) for t in rope_tables(rope, max_model_len))
-            for rope in dict.fromkeys(mixer.rope for mixer in mixers)
+            for rope in dict.fromkeys(mixer.rope for mixer in mixers.values())
             if rope
         }
         self._growth = {
@@ -66,19 +74,20 @@ class Model:
             for rope in self._angles
             if rope.query_growth
         }
-        self._slopes = [
-            torch.tensor(mixer.slopes, dtype=torch.float32, device=device) if mixer.slopes else None
-            for mixer in mixers
-        ]
-        self.kinds = [
-            Kind(group, mixer.num_heads // mixer.num_kv_heads, mixer.window or 0)
-            for group, mixer in zip(group_of, mixers, strict=True)
-        ]
+        self._slopes = {
+            i: torch.tensor(mixer.slopes, dtype=torch.float32, device=device)
+            for i, mixer in mixers.items()
+            if mixer.slopes
+        }
+        self.kinds = {
+            i: Kind(group_of[i], spec.shared, spec.window, is_wide=spec.value_at > 0)
+            for i, spec in self._specs.items()
+        }
 
     def tables(self) -> list[Tensor]:
         """Return the tables that are kept beside the weights."""
         angles = [table for both in self._angles.values() for table in both]
-        return [*angles, *self._growth.values(), *(s for s in self._slopes if s is not None)]
+        return [*angles, *self._growth.values(), *self._slopes.values()]
 
     def __call__(self, given: Inputs, cache: Cache) -> Tensor:
         """Return the normed final states, ``[tokens, hidden]``."""
@@ -88,7 +97,7 @@ class Model:
         for i, (layer, w) in enumerate(zip(arch.layers, self.weights.layers, strict=True)):
             norms, replaces = w.norms, layer.norms == "within"
             x, row = self._enter(x, delta, post, norms.get("attn_norm"), replaces)
-            mixed, post = self._attention(i, row, w, given, cache), norms.get("attn_post_norm")
+            mixed, post = self._mixed(i, row, w, given, cache), norms.get("attn_post_norm")
             if layer.is_parallel:
                 if "mlp_norm" in norms:
                     row = self._enter(x, None, None, norms["mlp_norm"])[1]
@@ -159,8 +168,31 @@ class Model:
             )
         return (row, row.to(self.dtype)) if replaces else (x, row)
 
+    def _mixed(self, i: int, x: Tensor, w: LayerWeights, given: Inputs, cache: Cache) -> Tensor:
+        """Return what a layer's attention, its recurrence, or both add."""
+        layer = self.arch.layers[i]
+        attended = self._attention(i, x, w, given, cache) if i in self._specs else None
+        if layer.recurrent is None or given.state_plan is None:
+            assert attended is not None
+            return attended
+        surroundings = Surroundings(
+            w.recurrent, self._states.by_layer[i], given.state_plan, self.ops, self._product,
+            self.arch.norm_eps,
+        )  # fmt: skip
+        out = mix(x, layer.recurrent, surroundings)
+        out = out if attended is None else out + attended
+        given.poison[: len(out)].masked_fill_(~torch.isfinite(out).all(1), 1)
+        return out
+
     def _attention(self, i: int, x: Tensor, w: LayerWeights, given: Inputs, cache: Cache) -> Tensor:
-        mixer, spec, ops, kind = self.arch.attentions[i], self._specs[i], self.ops, self.kinds[i]
+        mixer, ops = self.arch.layers[i].known_attention, self.ops
+        spec, kind = self._specs[i], self.kinds[i]
+        if mixer.latent is not None and mixer.rope is not None:
+            places = Places(
+                cache.of(i, None), given.tables[kind.group], given.positions, given.table_rows,
+                self._angles[mixer.rope], given.poison, given.plans[kind],
+            )  # fmt: skip
+            return latent_attention(x, w.latent, mixer, spec, places, ops, self._product)
         attention: Any = w.attention
         row = x if mixer.in_scale == 1.0 else x * mixer.in_scale
         qkv = self._product(row, attention.qkv, attention.qkv_bias, None)
@@ -175,7 +207,9 @@ class Model:
         )  # fmt: skip
         if mixer.rope in self._growth:
             q = (q * self._growth[mixer.rope][given.positions.long(), None, None]).to(q.dtype)
-        out = ops.attend(q, own, table, given.plans[kind], self._slopes[i], attention.sinks, spec)
+        out = ops.attend(
+            q, own, table, given.plans[kind], self._slopes.get(i), attention.sinks, spec
+        )
         out = out.reshape(len(x), -1)
         if attention.gate is not None:
             gate = self._product(x, attention.gate, None, torch.float32)

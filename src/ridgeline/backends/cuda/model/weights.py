@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.backends.cuda.model.latent import by_head
 from ridgeline.backends.cuda.packed import Packed, from_gguf, pack, stack
 from ridgeline.backends.cuda.sizes import packed_bits
 from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, Norm, load_layer
@@ -112,6 +113,8 @@ def build(
         weights = load_layer(on_device, arch, i, _joined)
         if isinstance(layer.ffn, Experts) and weights.ffn is not None:
             weights = replace(weights, ffn=_stacked(weights.ffn, layer.ffn))
+        if weights.latent:
+            weights = replace(weights, latent=by_head(weights.latent, layer.known_attention))
         layers.append(weights)
     return Weights(
         embed=embed,

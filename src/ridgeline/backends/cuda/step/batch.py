@@ -32,11 +32,13 @@ class Kind(NamedTuple):
         group: of its block table.
         shared: query heads of each key head.
         window: tokens that a token sees; 0 for all.
+        is_wide: values are too wide for programs of many rows: latents.
     """
 
     group: int
     shared: int
     window: int
+    is_wide: bool = False
 
 
 class WorkList(NamedTuple):

@@ -11,6 +11,25 @@ from ridgeline.backends.cuda.step.batch import Span
 
 
 @dataclass(slots=True)
+class StatePlan:
+    """Where the tokens and the states of a step's sequences are, on the device.
+
+    Attributes:
+        items: of sequences (``model.states``), of which ``num_items`` [1] count.
+        cuts: of their tokens, behind which states are written; ``num_cuts`` [1] count.
+        item_of: the item of each token, -1 for padding.
+        programs: as many as there may be items.
+    """
+
+    items: Tensor
+    num_items: Tensor
+    cuts: Tensor
+    num_cuts: Tensor
+    item_of: Tensor
+    programs: int
+
+
+@dataclass(slots=True)
 class Plan:
     """Attention's work list on the device, for one kind of layers.
 

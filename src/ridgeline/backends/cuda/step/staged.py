@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.cuda.sizes import MOST_SLOTS
+from ridgeline.backends.cuda.model.states import CUT, States
+from ridgeline.backends.cuda.model.states import ITEM as ITEM_OF_STATES
+from ridgeline.backends.cuda.sizes import MOST_SLOTS, attention_room
 from ridgeline.backends.cuda.step.batch import (
     FOLD,
     ITEM,
@@ -19,7 +22,7 @@ from ridgeline.backends.cuda.step.batch import (
     arrange,
 )
 from ridgeline.backends.cuda.step.graphs import Variant
-from ridgeline.backends.cuda.step.plan import Plan
+from ridgeline.backends.cuda.step.plan import Plan, StatePlan
 from ridgeline.backends.cuda.step.staging import Part, Staging
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
 from ridgeline.backends.interface import Setup
@@ -44,9 +47,10 @@ class StagedSteps:
         num_groups: int,
         kinds: Sequence[Kind],
         arch: ModelArch,
+        states: States,
         device: torch.device,
     ) -> None:
-        """Make room for the largest step, whose layers have attention of these kinds."""
+        """Make room for the largest step, whose layers have attention of these kinds, or states."""
         most, width = setup.max_num_batched_tokens, -(-setup.max_model_len // setup.block_size) + 1
         self._kinds = list(dict.fromkeys(kinds))
         self._host_tables = Tables(num_groups, setup.max_num_seqs + 1, width)
@@ -57,17 +61,18 @@ class StagedSteps:
             **dict.fromkeys(("head_rows", "places"), (setup.max_num_seqs + 1,)),
             "changes": (2, _MOST_CHANGES),
         }
+        self._states = states
+        if states.are_there:
+            shapes |= {"state_items": (most, ITEM_OF_STATES), "item_of": (most,)}
+            shapes |= {"cuts": (2 * most, CUT), "state_counts": (2,)}
         for n in range(len(self._kinds)):
             shapes |= {f"counts{n}": (2,), f"folds{n}": (MOST_SLOTS, FOLD)}
             shapes[f"items{n}"] = (most + MOST_SLOTS, ITEM)
         parts = {name: Part(shape, torch.int32) for name, shape in shapes.items()}
         self.staging = Staging(parts, device)
-        mixers = arch.attentions
-        channels = max(mixer.num_heads * mixer.head_dim for mixer in mixers)
-        heads = max(mixer.num_heads for mixer in mixers)
+        self._most_slots, *sizes = attention_room(arch)
         self.partial_results = [
-            torch.zeros(MOST_SLOTS * size, dtype=torch.float32, device=device)
-            for size in (channels, 2 * heads)
+            torch.zeros(size, dtype=torch.float32, device=device) for size in sizes
         ]
         self._processors = _TWINS
         if device.type == "cuda":
@@ -79,7 +84,10 @@ class StagedSteps:
     ) -> tuple[Batch, list[tuple[int, int]]]:
         """Write a step into the host's arrays; return it, and items whose rows are new to them."""
         single = all(len(item.tokens) == 1 for item in work)
-        cuts = {kind: Cut(rows_of(kind.shared, single), SPLIT) for kind in self._kinds}
+        cuts = {
+            kind: Cut(rows_of(kind.shared, single or kind.is_wide), SPLIT, self._most_slots)
+            for kind in self._kinds
+        }
         batch = self._batch = arrange(work, self._host_tables, cuts)
         host, count = self.staging.host, len(batch.tokens)
         size = padded(count)
@@ -91,6 +99,13 @@ class StagedSteps:
             host[f"counts{n}"][:] = len(items), len(folds)
             host[f"items{n}"][: len(items)] = items
             host[f"folds{n}"][: len(folds)] = folds
+        if self._states.are_there:
+            texts, ends = self._states.cut(work)
+            host["state_counts"][:] = len(texts), len(ends)
+            host["state_items"][: len(texts)] = texts
+            host["cuts"][: len(ends)] = ends
+            host["item_of"][:count] = np.repeat(np.arange(len(texts)), texts[:, 1])
+            host["item_of"][count:size] = -1
         return batch, self._host_tables.fresh
 
     def send(self, head_rows: Any = (), places: Sequence[int] = ()) -> Mapping[str, torch.Tensor]:
@@ -115,12 +130,26 @@ class StagedSteps:
             self.tables.view(-1)[index.long()] = value
         return there
 
+    def state_plan(self, size: int) -> StatePlan | None:
+        """Return where states are, for layers of ``size`` tokens; None where there are none."""
+        if not self._states.are_there:
+            return None
+        there = self.staging.device
+        return StatePlan(
+            items=there["state_items"],
+            num_items=there["state_counts"][:1],
+            cuts=there["cuts"],
+            num_cuts=there["state_counts"][1:],
+            item_of=there["item_of"],
+            programs=min(size, self._host_tables.array.shape[1]),
+        )
+
     def plans(self, variant: Variant, *, is_captured: bool) -> dict[Kind, Plan]:
         """Return attention's work lists; a graph that is captured is for any number of folds."""
         assert self._batch is not None
         there, batch, plans = self.staging.device, self._batch, dict[Kind, Plan]()
         for n, kind in enumerate(self._kinds):
-            counts, rows = there[f"counts{n}"], rows_of(kind.shared, variant.single)
+            counts, rows = there[f"counts{n}"], rows_of(kind.shared, variant.single or kind.is_wide)
             most_folds = len(there[f"folds{n}"]) if variant.folds else 0
             plans[kind] = Plan(
                 items=there[f"items{n}"],

@@ -17,11 +17,13 @@ from ridgeline.backends.cuda.twins.layers import (
     product,
     rope_and_cache,
 )
+from ridgeline.backends.cuda.twins.states import convolve, remember, scan
 
 __all__ = [
     "add_norm",
     "adjust",
     "attend",
+    "convolve",
     "copy_blocks",
     "draw",
     "gate",
@@ -30,5 +32,7 @@ __all__ = [
     "packed_product",
     "product",
     "rank",
+    "remember",
     "rope_and_cache",
+    "scan",
 ]

@@ -1,7 +1,8 @@
 """Twins of the kernels of layers.
 
 Shapes: T tokens; H query heads and K key heads of D channels; N outputs of K inputs for a matrix. A
-layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any strides.
+layer's cache is ``[blocks, 2, K, block_size, D]``, keys before values, with any strides; that of
+latents, ``[blocks, 1, 1, block_size, D]``, has keys alone, of which values are a part.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def rope_and_cache(
     others may share never holds what spoils a sum.
 
     Args:
-        qkv: ``[T, (H + 2 * K) * D]``; ``(H + K) * D`` where values are keys, ``H * D`` where the
-            layer reads another's.
+        qkv: ``[T, (H + 2 * K) * D]``; ``(H + K) * D`` where values are keys or a part of them,
+            ``H * D`` where the layer reads another's.
         cache: the layer's blocks; they are changed.
         tables: block of each run of positions, ``[rows, width]`` int32.
         positions: ``[T]`` int32.
@@ -152,7 +153,7 @@ def rope_and_cache(
     H, num_own = spec.H, spec.K if spec.own else 0
     heads = _wide(qkv).reshape(len(qkv), -1, spec.D)
     q, k = heads[:, :H], heads[:, H : H + num_own]
-    v = k if spec.v_is_k else heads[:, H + num_own :]
+    v = k if spec.v_is_k or spec.value_at else heads[:, H + num_own :]
     if spec.qk_norm == 1:
         q, k = _normed_heads(q, q_norm, spec), _normed_heads(k, k_norm, spec)
     if spec.half:
@@ -191,7 +192,7 @@ def _store(
     live = torch.nonzero(table_rows >= 0)[:, 0]
     size, at = cache.shape[3], positions[live].long()
     blocks = tables[table_rows[live].long(), at // size].long()
-    for place, new in enumerate((k[live], v[live])):
+    for place, new in enumerate((k[live], v[live])[: cache.shape[1]]):
         finite = torch.isfinite(new)
         poison[live] |= (~finite).any(-1).any(-1).to(poison.dtype)
         cache[blocks, place, :, at % size] = torch.where(finite, new, 0.0).to(cache.dtype)
@@ -223,15 +224,20 @@ def attend(
         spec: of the heads.
 
     Returns:
-        ``[T, H, D]``, in the type of ``q``; zero for tokens of no span.
+        ``[T, H, value_dim]``, in the type of ``q``; zero for tokens of no span.
     """
-    out = torch.zeros_like(q)
+    out = q.new_zeros(*q.shape[:2], spec.value_dim)
     for row, (token, count, start) in zip(plan.row_of, plan.spans, strict=True):
         first = max(0, start - spec.window + 1) if spec.window else 0
         keys = torch.arange(first, start + count, device=q.device)
         size = cache.shape[3]
         blocks = tables[row, keys // size].long()
-        k, v = (_wide(cache[blocks, place, :, keys % size]) for place in (0, 1))
+        k = _wide(cache[blocks, 0, :, keys % size])
+        v = (
+            _wide(cache[blocks, 1, :, keys % size])
+            if not spec.value_at
+            else k[..., spec.value_at :]
+        )
         positions = torch.arange(start, start + count, device=q.device)
         one = q[token : token + count]
         made = _attended(_wide(one), k, v, positions[:, None] - keys, slopes, sinks, spec)

@@ -1,0 +1,120 @@
+"""Mixers that keep a state, as calls of operations: ``arch.recurrent``.
+
+Linear maps and what belongs to single tokens are done for all rows of a step; convolutions and
+recurrences go through states (``model.states``). Sums over channels are operations of ours, whose
+order no batch changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.backends.cuda.step.plan import StatePlan
+
+_UNIT_EPS = 1e-6  # added to the square of a head's length
+F32 = torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a mixer works with: its weights and states, the step's plan, and operations.
+
+    ``product`` multiplies by a matrix of any format; ``eps`` is that of the model's norms.
+    """
+
+    weights: Mapping[str, Any]
+    states: Mapping[str, Tensor]
+    plan: StatePlan
+    ops: Any
+    product: Callable[..., Tensor]
+    eps: float
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """Return a linear map of rows, float32."""
+        return self.product(x, self.weights[name], self.weights.get(f"{name}_bias"), F32)
+
+    def convolved(self, rows: Tensor) -> Tensor:
+        """Return each channel's weighted sum over its last tokens, the present one included."""
+        w, windows = self.weights, self.states["window"]
+        made: Tensor = self.ops.convolve(rows, w["conv"], w.get("conv_bias"), windows, self.plan)
+        return made
+
+
+def mix(x: Tensor, mixer: Recurrent, given: Surroundings) -> Tensor:
+    """Return what a recurrent mixer adds to normed rows ``[T, hidden]``, float32."""
+    match mixer:
+        case Conv():
+            return _short_convolution(x, given)
+        case Delta():
+            return _delta_net(x, mixer, given)
+        case Ssm():
+            return _state_space(x, mixer, given)
+
+
+def _short_convolution(x: Tensor, given: Surroundings) -> Tensor:
+    before, behind, rows = given.linear(x, "in").chunk(3, 1)
+    made = behind * given.convolved(before * rows)
+    return given.linear(made.to(x.dtype), "out")
+
+
+def _delta_net(x: Tensor, mixer: Delta, given: Surroundings) -> Tensor:
+    w, heads = given.weights, mixer.num_value_heads
+    sizes = [mixer.key_size, mixer.key_size, mixer.value_size]
+    q, k, v = silu(given.convolved(given.linear(x, "qkv"))).split(sizes, 1)
+    length = mixer.key_dim**-0.5
+    q, k = (_unit(part, mixer, given, scale) for part, scale in ((q, length), (k, 1.0)))
+    pace = torch.logaddexp(given.linear(x, "decay") + w["dt_bias"], x.new_zeros(1, dtype=F32))
+    made = given.ops.remember(
+        q, k, v.reshape(len(x), heads, -1).contiguous(), torch.sigmoid(given.linear(x, "beta")),
+        torch.exp(-torch.exp(w["a_log"]) * pace), given.states["memory"], mixer.by_turns,
+        given.plan,
+    )  # fmt: skip
+    made = given.ops.norm(made, w["gated_scale"], None, given.eps, "rms", F32)
+    made = made.reshape(len(x), -1) * silu(given.linear(x, "z"))
+    return given.linear(made.to(x.dtype), "out")
+
+
+def _unit(part: Tensor, mixer: Delta, given: Surroundings, scale: float) -> Tensor:
+    """Return heads of length ``scale``, as a norm of another factor."""
+    heads = part.reshape(len(part), -1, mixer.key_dim)
+    factor = heads.new_full((mixer.key_dim,), scale * mixer.key_dim**-0.5)
+    made: Tensor = given.ops.norm(heads, factor, None, _UNIT_EPS / mixer.key_dim, "rms", F32)
+    return made
+
+
+def _state_space(x: Tensor, mixer: Ssm, given: Surroundings) -> Tensor:
+    w, inner, shared = given.weights, mixer.inner_size, mixer.num_groups * mixer.state_dim
+    projected = given.linear(x if mixer.in_scale == 1.0 else x * mixer.in_scale, "in")
+    sizes = (inner, inner, shared, shared, mixer.num_heads)
+    if any(scale != 1.0 for scale in mixer.part_scales):
+        parts = zip(projected.split(sizes, 1), mixer.part_scales, strict=True)
+        projected = torch.cat([part * scale for part, scale in parts], 1)
+    gate, rows, pace = projected.split([inner, mixer.conv_size, mixer.num_heads], 1)
+    gate = silu(gate)
+    parts = silu(given.convolved(rows)).split([inner, shared, shared], 1)
+    heads, b, c = (
+        part.reshape(len(x), count, -1).contiguous()
+        for part, count in zip(parts, (mixer.num_heads, *2 * (mixer.num_groups,)), strict=True)
+    )
+    pace = torch.logaddexp(pace + w["dt_bias"], pace.new_zeros(1))
+    kept = torch.exp(-torch.exp(w["a_log"]) * pace)
+    memory = given.states["memory"]
+    made = given.ops.scan(heads, b, c, pace.contiguous(), kept, w["skip"], memory, given.plan)
+    made = made.reshape(len(x), -1)
+    if not mixer.norm_first:
+        made = made * gate
+    if mixer.gated_norm:
+        groups = made.reshape(len(x), mixer.num_groups, -1)
+        normed = given.ops.norm(groups, None, None, given.eps, "rms", F32)
+        made = normed.reshape(len(x), -1) * w["gated_scale"]
+    if mixer.norm_first:
+        made = made * gate
+    out = given.linear(made.to(x.dtype), "out")
+    return out if mixer.out_scale == 1.0 else out * mixer.out_scale

@@ -1,0 +1,89 @@
+"""States of recurrent layers on the device: two of each slot, of which a step reads one.
+
+A step writes the other one, and only when all of it is computed does it count: ``commit``. So a
+step that failed can be computed again. What recurrences read of a step stands in ``StatePlan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.core.step import Work
+
+ITEM = 5  # words: first token, tokens, slot that is read (-1: zeros), first cut, cuts
+CUT = 4  # words: first token of its item, tokens up to here, slot that is read, slot to write
+
+Ints = NDArray[np.int32]
+
+
+class States:
+    """Slots of states; none where no layer keeps one. Of slot s there are 2 s and 2 s + 1.
+
+    Attributes:
+        by_layer: of each recurrent layer, its parts, ``[2 * slots, ...]`` float32.
+    """
+
+    def __init__(self, arch: ModelArch, num_slots: int, device: torch.device) -> None:
+        """Allocate at least one slot: for texts that no engine reads."""
+        num_slots = max(num_slots, 1)
+        self.by_layer: dict[int, dict[str, Tensor]] = {}
+        for index, layer in enumerate(arch.layers):
+            if layer.recurrent is not None:
+                parts = layer.recurrent.state_shapes(arch.hidden_size)
+                self.by_layer[index] = {
+                    name: torch.zeros((2 * num_slots, *shape), dtype=torch.float32, device=device)
+                    for name, shape in parts.items()
+                }
+        self._current = np.zeros(num_slots, np.int32)  # which of the two counts
+
+    @property
+    def are_there(self) -> bool:
+        """Whether any layer keeps a state."""
+        return bool(self.by_layer)
+
+    def arrays(self) -> list[Tensor]:
+        """Return all arrays."""
+        return [array for parts in self.by_layer.values() for array in parts.values()]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy states, from and to; all are read before one is written."""
+        if not pairs or not self.are_there:
+            return
+        old, new = (list(slots) for slots in zip(*pairs, strict=True))
+        read, written = self._read(old), self._written(new)
+        for array in self.arrays():
+            array[written] = array[read]
+        self._current[new] ^= 1
+
+    def cut(self, work: Sequence[Work]) -> tuple[Ints, Ints]:
+        """Return a step's items ``[n, ITEM]`` and cuts ``[m, CUT]``, a run for each item."""
+        items, cuts, first = [], list[tuple[int, int, int, int]](), 0
+        for item in work:
+            count, source = len(item.tokens), self._read([item.state])[0] if item.start else -1
+            ends = [(end, slot) for end, slot in item.save if slot != item.state]
+            places = self._written([slot for _, slot in ends] + [item.state])
+            items.append((first, count, source, len(cuts), len(places)))
+            for (end, _), place in zip([*ends, (count, -1)], places, strict=True):
+                cuts.append((first, end, source, place))
+            first += count
+        return np.array(items, np.int32), np.array(cuts, np.int32)
+
+    def commit(self, work: Sequence[Work]) -> None:
+        """Let count what a step wrote."""
+        if self.are_there:
+            slots = {slot for item in work for slot in (item.state, *(s for _, s in item.save))}
+            self._current[list(slots)] ^= 1
+
+    def _read(self, slots: Sequence[int]) -> list[int]:
+        found: list[int] = (2 * np.array(slots) + self._current[list(slots)]).tolist()
+        return found
+
+    def _written(self, slots: Sequence[int]) -> list[int]:
+        found: list[int] = (2 * np.array(slots) + 1 - self._current[list(slots)]).tolist()
+        return found
