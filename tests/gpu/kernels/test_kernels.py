@@ -24,9 +24,9 @@ import torch
 from ridgeline.backends.cuda import kernels, packed, tiles, twins
 from ridgeline.backends.cuda.kernels.draws import filters
 from ridgeline.backends.cuda.layer_spec import HeadSpec
-from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.edits import changes
+from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.sampler import rule
 from ridgeline.backends.sampler.step_output import answered
 from ridgeline.core.params import SamplingParams

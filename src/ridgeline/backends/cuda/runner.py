@@ -21,7 +21,6 @@ from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
-from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
 from ridgeline.backends.cuda.step.ahead import Ahead, next_work
 from ridgeline.backends.cuda.step.batch import Batch
@@ -29,6 +28,7 @@ from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
+from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.interface import Counters, Held, KeptAdapter, Setup, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish

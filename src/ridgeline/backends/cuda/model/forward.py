@@ -19,11 +19,11 @@ from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.latent import Places, latent_attention
 from ridgeline.backends.cuda.model.recurrent import Surroundings, mix
-from ridgeline.backends.cuda.model.states import States
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
 from ridgeline.backends.cuda.step.batch import Kind
 from ridgeline.backends.cuda.step.plan import Plan, StatePlan
+from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
 from ridgeline.models.rope.tables import query_scales, rope_tables
 

@@ -1,7 +1,7 @@
 """Mixers that keep a state, as calls of operations: ``arch.recurrent``.
 
 Linear maps and what belongs to single tokens are done for all rows of a step; convolutions and
-recurrences go through states (``model.states``). Sums over channels are operations of ours, whose
+recurrences go through states (``step.states``). Sums over channels are operations of ours, whose
 order no batch changes.
 """
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.cuda.model.states import CUT, States
-from ridgeline.backends.cuda.model.states import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.sizes import MOST_SLOTS, attention_room
 from ridgeline.backends.cuda.step.batch import (
     FOLD,
@@ -24,6 +22,8 @@ from ridgeline.backends.cuda.step.batch import (
 from ridgeline.backends.cuda.step.graphs import Variant
 from ridgeline.backends.cuda.step.plan import Plan, StatePlan
 from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.backends.cuda.step.states import CUT, States
+from ridgeline.backends.cuda.step.states import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
 from ridgeline.backends.interface import Setup
 from ridgeline.core.step import Work
