@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_refused_by_name(
     sees(lambda: says(page, "#attach-problem", f"{name} {reason}"))
     assert texts(page, CHIPS) == []
     attach(page, write_pdf(tmp_path / "right.pdf", "Well."))
-    sees(lambda: says(page, CHIPS, "1 words"))
+    sees(lambda: says(page, CHIPS, "1 word"))
     assert texts(page, "#attach-problem") == [""]
 
 

@@ -54,7 +54,7 @@ def test_the_search_finds_titles_texts_and_files(page: Chrome) -> None:
         field.clear()
         field.send_keys(words)
         assert texts(page, TITLES) == found
-        assert texts(page, "#search-note") == [f"{len(found)} of 3 conversations"]
+        assert texts(page, "#search-note") == [f"found in {len(found)} of 3"]
     field.send_keys(Keys.ESCAPE)
     assert len(texts(page, TITLES)) == 3
     assert texts(page, "#search-note") == [""]

@@ -10,7 +10,8 @@ const at = (id) => document.getElementById(id);
 let files = []; // {name, text}; text is null while it is read
 
 const number = (value) => value.toLocaleString('en');
-const wordsOf = (text) => `${number(text.split(/\s+/).filter(Boolean).length)} words`;
+const counted = (count, one) => `${number(count)} ${one}${count === 1 ? '' : 's'}`;
+const wordsOf = (text) => counted(text.split(/\s+/).filter(Boolean).length, 'word');
 const isPdf = (file) => file.type === 'application/pdf' || /\.pdf$/i.test(file.name);
 
 export const isReading = () => files.some(({ text }) => text === null);

@@ -18,7 +18,7 @@ export function showList(open, isRunning) {
     .filter(({ place }) => place || !words);
   at('conversations').replaceChildren(...found.map(({ conversation, place }) => (
     row(conversation, place, conversation === open, isRunning(conversation)))));
-  at('search-note').textContent = words ? `${found.length} of ${conversations.length} conversations` : '';
+  at('search-note').textContent = words ? `found in ${found.length} of ${conversations.length}` : '';
 }
 
 function row(conversation, place, isOpen, isBusy) {
