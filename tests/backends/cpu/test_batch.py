@@ -48,12 +48,13 @@ chunks = st.lists(
     num_threads=st.integers(1, 5),
     tile=st.integers(1, 4),
     per_block=st.integers(1, 3),
+    row_block=st.sampled_from([ROW_BLOCK, 4 * ROW_BLOCK]),
 )
 def test_any_step(
-    chunks: list[tuple[int, int]], num_threads: int, tile: int, per_block: int
+    chunks: list[tuple[int, int]], num_threads: int, tile: int, per_block: int, row_block: int
 ) -> None:
     work, tables = make_work(chunks, 16 * per_block)
-    batch = arrange(work, num_threads, tile, per_block)
+    batch = arrange(work, num_threads, tile, per_block, row_block=row_block)
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
     assert sorted(batch.row_of_token) == list(range(num_tokens))  # one row for each token
@@ -69,18 +70,18 @@ def test_any_step(
             assert batch.tables[first : first + len(records)] == records
             i += 1
     if num_tokens > MIXED_ROWS:
-        assert_dealt(batch, num_threads, tile)
+        assert_dealt(batch, num_threads, tile, row_block)
         assert_asked_last(batch, work, num_threads)
 
 
-def assert_dealt(batch: Batch, num_threads: int, tile: int) -> None:
+def assert_dealt(batch: Batch, num_threads: int, tile: int, row_block: int) -> None:
     """Threads own the blocks between them, blocks the rows, and items each block's rows."""
     bounds, blocks = batch.block_bounds, batch.blocks
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(blocks) - 1, num_threads + 1)
     assert bounds == sorted(bounds)
     assert (blocks[0], blocks[-1]) == ((0, 0), (len(batch.tokens), len(batch.items)))
     for (low, item), (high, next_item) in pairwise(blocks):
-        assert 0 < high - low <= ROW_BLOCK
+        assert 0 < high - low <= row_block
         row = low
         for first, count in batch.items[item:next_item]:
             assert first == row

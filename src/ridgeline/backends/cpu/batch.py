@@ -43,14 +43,15 @@ def arrange(
     tile: int,
     records_per_block: int,
     windows: tuple[int | None, ...] = (None,),
+    row_block: int = ROW_BLOCK,
 ) -> Batch:
     """Assign a step's tokens to ``num_threads``; ``tile`` consecutive ones can attend together.
 
     A block of the cache is ``records_per_block`` records, which tables name one by one. ``windows``
-    are those of the groups of layers.
+    are those of the groups of layers. A block of rows has at most ``row_block``.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
-    rows = _RowLists(work, ends, tile, [0] * ends[-1])
+    rows = _RowLists(work, ends, tile, row_block, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
     if ends[-1] <= MIXED_ROWS:  # rows belong to no thread
         for index, item in enumerate(work):
@@ -91,6 +92,7 @@ class _RowLists:
     work: tuple[Work, ...]
     ends: list[int]
     tile: int
+    row_block: int
     row_of_token: list[int]
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -107,7 +109,7 @@ class _RowLists:
             begin = len(self.tokens)
             if begin + high - low > end:
                 left = last - begin
-                end = begin + (left if left < ROW_BLOCK else min(left // 2, ROW_BLOCK))
+                end = begin + (left if left < self.row_block else min(left // 2, self.row_block))
                 self.blocks.append((begin, len(self.items)))
             self.append(index, low, high)
 

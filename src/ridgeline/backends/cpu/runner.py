@@ -198,7 +198,8 @@ class CpuRunner:
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
         num_threads = self._adaptive_threads.size if few else self._threads
         records = self.block_size // TOKENS
-        batch = arrange(work, num_threads, self.sizes.tile, records, self._windows)
+        sizes = self.sizes
+        batch = arrange(work, num_threads, sizes.tile, records, self._windows, sizes.row_block)
         if self._has_unlike_records:
             self._clear_begun(work)
         buffers = self._buffers

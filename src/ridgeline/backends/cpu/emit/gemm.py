@@ -168,7 +168,8 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
     sums = [[fn.var(value) for _ in range(halves)] for value in first]
     records_bytes = num_records * packed.record_bytes
     stride = records_bytes + packed.tail_bytes
-    whence = [(weights + stride * (h // 2), half + h % 2) for h in range(halves)]
+    begin = fn.i64(0) if packed.has_pairs else half  # of pairs both halves are multiplied together
+    whence = [(weights + stride * (h // 2), begin + h % 2) for h in range(halves)]
     table = fn.load(weights + records_bytes, vec(I8, 64), 64) if packed.has_table else None
     ahead = RecordPrefetch(
         fn, processor, packed, (rows, halves),

@@ -20,7 +20,8 @@ TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
 MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
-ROW_BLOCK = 64  # most rows that a thread takes through a layer together
+ROW_BLOCK = 64  # most rows that a thread takes through a layer together (see ``Sizes.row_block``)
+_WIDE = 4096  # inputs of a product, for whose rows the second-level cache is small
 RANK_STEP = 4  # ranks of an adapter that are computed side by side
 HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
 
@@ -385,6 +386,16 @@ class Sizes:
         """Bytes of a row's products with one A."""
         return -(-self.max_lora_rank // RANK_STEP) * RANK_STEP * 4
 
+    @property
+    def row_block(self) -> int:
+        """The most rows that a thread takes through a layer together.
+
+        Rows of bytes are so quickly multiplied by tiles that more of them must share a weight.
+        """
+        if self.activations != "rows":
+            return ROW_BLOCK
+        return ROW_BLOCK * (4 if self.widest <= _WIDE else 2)  # what the second-level cache holds
+
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
 
@@ -392,17 +403,17 @@ class Sizes:
         them the planes of probabilities, half as long.
         """
         lengths = {
-            "in_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
+            "in_floats": self.widest * 4 + self.row_block * self.float_stride,
             "rotated": self.widest * 4,
-            "in_values": ROW_BLOCK * self.value_stride,
-            "in_act_scales": ROW_BLOCK * self.act_scales_stride,
-            "gated_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
-            "gated_values": ROW_BLOCK * self.value_stride,
-            "gated_act_scales": ROW_BLOCK * self.act_scales_stride,
-            "qkv": ROW_BLOCK * max(kind.qkv for kind in self.kinds) * 4,
-            "y": ROW_BLOCK * self.hidden * 4,
-            "gate_up": ROW_BLOCK * max(ffn.gate_up_stride for ffn in self.all_ffns),
-            "attended": ROW_BLOCK * max(kind.attention for kind in self.kinds) * 4,
+            "in_values": self.row_block * self.value_stride,
+            "in_act_scales": self.row_block * self.act_scales_stride,
+            "gated_floats": self.widest * 4 + self.row_block * self.float_stride,
+            "gated_values": self.row_block * self.value_stride,
+            "gated_act_scales": self.row_block * self.act_scales_stride,
+            "qkv": self.row_block * max(kind.qkv for kind in self.kinds) * 4,
+            "y": self.row_block * self.hidden * 4,
+            "gate_up": self.row_block * max(ffn.gate_up_stride for ffn in self.all_ffns),
+            "attended": self.row_block * max(kind.attention for kind in self.kinds) * 4,
             "x": (OUTPUT_SPLIT_ROWS + 1) * self.hidden * 4,
             "scales": self.score_rows * 4,
             "floors": PRUNED_ROWS * 4,
@@ -410,8 +421,8 @@ class Sizes:
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
             **self._latent_bytes(),
-            **({"low_rank": ROW_BLOCK * self.low_rank_stride} if self.max_lora_rank else {}),
-            **({"beside": ROW_BLOCK * self.hidden * 4} if self.has_both else {}),
+            **({"low_rank": self.row_block * self.low_rank_stride} if self.max_lora_rank else {}),
+            **({"beside": self.row_block * self.hidden * 4} if self.has_both else {}),
         }
         offsets, at = {}, 0
         for name, length in lengths.items():
@@ -434,19 +445,19 @@ class Sizes:
         dense = {"joined": self.hidden * 4} if any(kind.dense for kind in self.kinds) else {}
         if any(one.beside for one in experts):
             dense |= {
-                "dense_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
-                "dense_values": ROW_BLOCK * self.value_stride,
-                "dense_act_scales": ROW_BLOCK * self.act_scales_stride,
+                "dense_floats": self.widest * 4 + self.row_block * self.float_stride,
+                "dense_values": self.row_block * self.value_stride,
+                "dense_act_scales": self.row_block * self.act_scales_stride,
             }
         return dense | {
-            "routes": ROW_BLOCK * max(strides),
+            "routes": self.row_block * max(strides),
             "choice": max(choice_bytes(one) for one in experts),
-            "picked": ROW_BLOCK * 4,
-            "gathered_floats": self.widest * 4 + ROW_BLOCK * self.float_stride,
-            "gathered_values": ROW_BLOCK * self.value_stride,
-            "gathered_act_scales": ROW_BLOCK * self.act_scales_stride,
-            "expert_y": ROW_BLOCK * self.hidden * 4,
-            "expert_sums": ROW_BLOCK * self.hidden * 4,
+            "picked": self.row_block * 4,
+            "gathered_floats": self.widest * 4 + self.row_block * self.float_stride,
+            "gathered_values": self.row_block * self.value_stride,
+            "gathered_act_scales": self.row_block * self.act_scales_stride,
+            "expert_y": self.row_block * self.hidden * 4,
+            "expert_sums": self.row_block * self.hidden * 4,
         }
 
     def local_bytes(self, scores_stride: int) -> int:
