@@ -125,6 +125,7 @@ with LLM("smollm2", kv_cache_memory="256MiB") as llm:
 """
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_nearly_all_growth_of_a_real_model_has_a_name(model: Path, tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(default_home() / "models")

@@ -260,6 +260,7 @@ def test_the_manual_is_long_enough_and_python_without_it_says_so(
 # --- a real model: its bounds are in tests/engine/test_quality.py ------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.engine
 def test_the_command_prints_a_table_and_one_json_document(tmp_path: Path) -> None:
     text = tmp_path / "own.txt"

@@ -339,7 +339,10 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("locale", [ASCII, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize(
+    "locale",
+    [ASCII, pytest.param({"PYTHONIOENCODING": "ascii"}, marks=pytest.mark.full)],
+)
 def test_a_locale_of_ascii_reads_all_and_shows_what_it_can(locale: dict[str, str]) -> None:
     prompt = "é è é è é è é"
     wanted = ridgeline("run", "smollm2", prompt, *GREEDY)

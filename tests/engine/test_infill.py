@@ -15,6 +15,7 @@ LOOP = (
 )
 
 
+@pytest.mark.full
 def test_qwen_completes_the_middle_of_functions() -> None:
     options = {"max_model_len": 512, "kv_cache_memory": "64MiB", "threads": 2}
     with serving(real_model(CODER), options) as served:

@@ -11,17 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_AS_TYPED = {
-    "kv_cache_memory": str | None,
-    "speculative_config": str | None,
-    "lora": list[str] | None,
-    "lora_memory": str | None,
-    "trace": Path | None,
-    "trace_file": Path | None,
-    "lengths_from": Path | None,
-    "prompts": Path | None,
-    "slo": list[str],
-}
+_TYPED: dict[str | None, Any] = {"text": str | None, "texts": list[str] | None, "path": Path | None}
 
 # What a value is not, by pydantic's name for the error.
 _NOT_OF_A_TYPE = {
@@ -59,13 +49,15 @@ def flags(
     set_before = fixed or {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        kinds = get_type_hints(kind) | _AS_TYPED
+        kinds = get_type_hints(kind)
         added = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=Annotated[kinds[field.name], _flag(field)],
+                annotation=Annotated[
+                    _TYPED.get(field.metadata.get("typed"), kinds[field.name]), _flag(field)
+                ],
             )
             for field in fields(kind)
             if field.name not in set_before

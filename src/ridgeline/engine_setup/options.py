@@ -18,9 +18,17 @@ _UNITS |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
-def flag_field(default: Any, help: str, envvar: str | None = None) -> Any:
-    """Return a dataclass field that becomes a flag with this help."""
-    return field(default=default, metadata={"help": help, "envvar": envvar})
+def flag_field(
+    default: Any,
+    help: str,
+    envvar: str | None = None,
+    typed: Literal["text", "texts", "path"] | None = None,
+) -> Any:
+    """Return a dataclass field that becomes a flag with this help.
+
+    ``typed`` says what people type where the field may have more than that.
+    """
+    return field(default=default, metadata={"help": help, "envvar": envvar, "typed": typed})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,9 @@ class Options:
     )
     block_size: int = flag_field(16, "Tokens per block of the KV cache.")
     kv_cache_memory: int | str | None = flag_field(
-        None, "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free."
+        None,
+        "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free.",
+        typed="text",
     )
     kv_cache_dtype: Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"] = flag_field(
         "auto",
@@ -63,22 +73,27 @@ class Options:
         None,
         "How to guess tokens ahead, as JSON with vLLM's keys, or off. Answers stay the same. "
         "Default: by what the text repeats, where it pays.",
+        typed="text",
     )
     enable_contrastive_search: bool = flag_field(
         False, "Keep final states beside the KV cache, for requests with penalty_alpha."
     )
     lora: Sequence[str] | Mapping[str, str | Path] | None = flag_field(
-        None, "Adapter to load, as NAME=PATH; repeatable. Its name picks it."
+        None, "Adapter to load, as NAME=PATH; repeatable. Its name picks it.", typed="texts"
     )
     enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
     max_lora_rank: int | None = flag_field(
         None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
     )
     lora_memory: int | str | None = flag_field(
-        None, "Memory for adapters. Default: what those given take, and 256 MiB for later ones."
+        None,
+        "Memory for adapters. Default: what those given take, and 256 MiB for later ones.",
+        typed="text",
     )
     trace: str | Path | None = flag_field(
-        None, "Write a record of every step and request to this file, as JSON lines."
+        None,
+        "Write a record of every step and request to this file, as JSON lines.",
+        typed="path",
     )
 
     def __post_init__(self) -> None:

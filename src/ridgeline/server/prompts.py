@@ -19,12 +19,14 @@ from ridgeline.core.step import NO_RULES, TokenRules
 from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.decoding.messages.tools import ToolUse
 from ridgeline.decoding.search import with_recommended
+from ridgeline.server.deadlines.field import Deadline
 from ridgeline.server.dialects.llamacpp.infill import InfillRequest
 from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_format import wanted_form
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.request_model import contradiction
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
@@ -47,6 +49,7 @@ class Prepared(NamedTuple):
         token_rules: what the parameters say of tokens.
         lost: names of other fields that it is not held to.
         room: how many tokens an answer may have, if the request allows more.
+        deadline: by when it is wanted, if it must be promised.
     """
 
     params: SamplingParams
@@ -57,6 +60,7 @@ class Prepared(NamedTuple):
     token_rules: TokenRules = NO_RULES
     lost: tuple[str, ...] = ()
     room: int | None = None
+    deadline: Deadline | None = None
 
 
 class Prompts:
@@ -251,6 +255,7 @@ class Prompts:
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[Ids],
         param: str,
+        deadline_header: str | None,
         *,
         is_middle: bool,
     ) -> Prepared:
@@ -260,10 +265,12 @@ class Prompts:
             body: the request.
             prompts: token ids.
             param: the field that they come from.
+            deadline_header: when it must end, as the header says it.
             is_middle: whether answers end where the model marks that the middle is over.
 
         Raises ApiError.
         """
+        deadline = body.deadline_by(deadline_header)
         recommended = partial(with_recommended, self._text.generation_defaults)
         params = body.params(recommended, self._text.vocab_size)
         body.check_bounds(params, self._options)
@@ -284,7 +291,10 @@ class Prompts:
             field = body.length_field
             message = f"{field} asks for {body.longest} tokens, but {param} leaves room for {room}"
             raise _bad(field, message, "context_length_exceeded")
-        return prepared._replace(lost=self._lost(body), room=room if is_capped else None)
+        if deadline and prepared.params.searches:
+            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
+        capped = room if is_capped else None
+        return prepared._replace(lost=self._lost(body), room=capped, deadline=deadline)
 
     def _prepared(
         self,

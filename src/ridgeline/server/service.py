@@ -22,7 +22,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.server.deadlines.admission import Promises
-from ridgeline.server.deadlines.field import HEADER, deadline_of
+from ridgeline.server.deadlines.field import HEADER
 from ridgeline.server.deadlines.prediction_sampling import Arrivals
 from ridgeline.server.dialects.dialect import OPENAI, Dialect
 from ridgeline.server.dialects.openai.protocol import (
@@ -180,11 +180,9 @@ class Service:
         later is told in the names of the ``dialect``.
         """
         self.check_queue(len(prompts))
-        deadline = deadline_of(body.deadline, request.headers.get(HEADER))
-        prepared = await self.prompts.prepare(body, prompts, param, is_middle=is_middle)
-        if deadline and prepared.params.searches:
-            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
-        params, state = prepared.params, request.state
+        header = request.headers.get(HEADER)
+        prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
+        params, deadline, state = prepared.params, prepared.deadline, request.state
         if state.is_background and deadline:
             raise contradiction("deadline", "nothing is promised of a batch")
         if params.seed is None and state.seed is not None:

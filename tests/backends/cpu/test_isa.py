@@ -267,9 +267,9 @@ def test_this_processor_is_known() -> None:
     [
         ("arm-i8mm", "auto", "int8"),
         ("arm-dotprod", "int8", "f16"),
-        ("arm", "f32", "int8"),
-        ("arm-i8mm", "f32", "f16"),
-        ("arm-dotprod", "int8-row", "int8"),
+        pytest.param("arm", "f32", "int8", marks=pytest.mark.full),
+        pytest.param("arm-i8mm", "f32", "f16", marks=pytest.mark.full),
+        pytest.param("arm-dotprod", "int8-row", "int8", marks=pytest.mark.full),
         ("arm", "bf16", "f16"),
     ],
 )

@@ -8,14 +8,14 @@ import pytest
 
 from ridgeline import LLM
 from ridgeline.backends import BACKENDS, cuda
-from ridgeline.backends.cuda.device import TWINS, Facts, facts, what_is_missing
+from ridgeline.backends.cuda.device import TWINS, DeviceFacts, facts, what_is_missing
 from tests.tiny import PLAIN, changed, checkpoint, new_setup
 
-WHOLE = Facts("2.11.0+cu130", True, (13, 0), (13, 0), "NVIDIA H200", (9, 0))
+WHOLE = DeviceFacts("2.11.0+cu130", True, (13, 0), (13, 0), "NVIDIA H200", (9, 0))
 NEW_ENOUGH = ["NVIDIA A100", (8, 0)], ["NVIDIA H100", (9, 0)], ["NVIDIA B200", (10, 0)]
 
 CASES = {
-    "no torch": (Facts(), "torch is not installed", "pip install 'ridgeline[gpu]'"),
+    "no torch": (DeviceFacts(), "torch is not installed", "pip install 'ridgeline[gpu]'"),
     "old torch": (WHOLE._replace(torch="2.8.1"), "torch 2.8.1 is too old", "--upgrade"),
     "a build for processors": (
         WHOLE._replace(torch="2.13.0+cpu", cuda=None),

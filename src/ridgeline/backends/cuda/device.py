@@ -23,7 +23,7 @@ _CPU = "take --backend cpu"
 Version = tuple[int, int]
 
 
-class Facts(NamedTuple):
+class DeviceFacts(NamedTuple):
     """What is here of what the backend needs.
 
     Attributes:
@@ -43,9 +43,9 @@ class Facts(NamedTuple):
     capability: Version = (0, 0)
 
 
-def facts() -> Facts:
+def facts() -> DeviceFacts:
     """Return what is here. torch is imported only if it can be of use."""
-    known = Facts(has_triton=_has("triton"), driver=_driver())
+    known = DeviceFacts(has_triton=_has("triton"), driver=_driver())
     if not _has("torch"):
         return known
     try:
@@ -63,14 +63,14 @@ def facts() -> Facts:
     return known
 
 
-def _with_gpu(known: Facts, torch: Any) -> Facts:
+def _with_gpu(known: DeviceFacts, torch: Any) -> DeviceFacts:
     if not torch.cuda.is_available():
         return known
     capability = torch.cuda.get_device_capability(0)
     return known._replace(gpu=torch.cuda.get_device_name(0), capability=capability)
 
 
-def what_is_missing(known: Facts) -> str | None:
+def what_is_missing(known: DeviceFacts) -> str | None:
     """Return in one line why there is no device, and the way out; None if there is one."""
     if known.torch is None:
         return "torch is not installed: pip install 'ridgeline[gpu]'"

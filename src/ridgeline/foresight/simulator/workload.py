@@ -31,8 +31,8 @@ _WORDS = re.findall(
 )
 
 
-def _flag(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _flag(default: Any, help: str, typed: str | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "typed": typed})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,18 @@ class Workload:
         "Open loop: times, lengths and shared prefixes of a trace (Azure, BurstGPT, Mooncake, or "
         "of serve --trace). --request-rate stretches its times; --prompt-words and --max-tokens "
         "bound its lengths.",
+        typed="path",
     )
     lengths_from: str | None = _flag(
-        None, "Lengths, and Mooncake's shared prefixes, of a trace in random order; bounded too."
+        None,
+        "Lengths, and Mooncake's shared prefixes, of a trace in random order; bounded too.",
+        typed="path",
     )
     num_prompts: int = _flag(100, "Requests to measure.")
     prompts: str | None = _flag(
-        None, 'Lines of text, or of JSON with "prompt" or "turns". Default: random words.'
+        None,
+        'Lines of text, or of JSON with "prompt" or "turns". Default: random words.',
+        typed="path",
     )
     prompt_words: str | None = _flag(
         None, "Random words: 128, or 128:0.5 for a lognormal with that variation. Default: 128."

@@ -86,11 +86,13 @@ class LoadFlags:
         "nothing says how requests arrive.",
     )  # fmt: skip
     trace_file: str | None = flag_field(
-        None, "Times and lengths of a trace: Azure, BurstGPT, Mooncake, or of serve --trace."
+        None,
+        "Times and lengths of a trace: Azure, BurstGPT, Mooncake, or of serve --trace.",
+        typed="path",
     )
     slo: tuple[str, ...] = flag_field(
         (), "A bound, as often as wanted: ttft, tpot or e2el, a percentile (p50, p90, p95, p99 or "
-        "mean) and milliseconds: ttft:p95:500.",
+        "mean) and milliseconds: ttft:p95:500.", typed="texts",
     )  # fmt: skip
     replicas: str = flag_field(AUTO, "Copies of the model, or auto: the fewest that do.")
     spot: bool = flag_field(False, "Also on machines that can be taken away.")

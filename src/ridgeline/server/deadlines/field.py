@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from ridgeline.foresight.simulator.forecast import PredictedTimes
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.request_model import Strict, contradiction, wrong
+from ridgeline.server.http.request_model import Strict, wrong
 
 HEADER = "x-deadline-ms"
-_LONGEST_MS = 86_400_000.0  # a day
+LONGEST_MS = 86_400_000.0  # a day
 
-Milliseconds = Annotated[float, Field(gt=0, le=_LONGEST_MS)]
+Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_MS)]
 
 
 class Deadline(Strict):
@@ -30,29 +30,6 @@ class Deadline(Strict):
         if self.ttft_ms is None and self.total_ms is None:
             raise wrong("invalid_value", "ttft_ms", "is missing, and total_ms too: give one")
         return self
-
-
-def deadline_of(field: Deadline | None, header: str | None) -> Deadline | None:
-    """Return the deadline that a request has, if it has one; the header says when it must end.
-
-    Raises ApiError if the header is no time, or says something else than the field.
-    """
-    if header is None:
-        return field
-    try:
-        total_ms = float(header)
-    except ValueError:
-        total_ms = 0.0
-    if not 0 < total_ms <= _LONGEST_MS:
-        raise ApiError(
-            400,
-            f"{HEADER} is {header[:80]!r}: write milliseconds, above 0 and at most a day",
-            param=HEADER,
-            code="invalid_value",
-        )
-    if field is not None and field.total_ms != total_ms:
-        raise contradiction("deadline", f"the header {HEADER} says something else")
-    return field or Deadline(total_ms=total_ms)
 
 
 def refusal(deadline: Deadline, foreseen: PredictedTimes) -> ApiError:

@@ -15,7 +15,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Text
 from ridgeline.decoding.messages.tools import ToolUse
 from ridgeline.decoding.search import check_search
-from ridgeline.server.deadlines.field import Deadline
+from ridgeline.server.deadlines.field import HEADER, LONGEST_MS, Deadline
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
 from ridgeline.server.dialects.openai.response_format import FIELDS
@@ -247,6 +247,24 @@ class _SamplingFields(Strict):
         if self.repeat_penalty in (None, 1) or self.repeat_last_n in (-1, 0):
             return {}
         return {"repeat_last_n": "repeat_penalty counts all tokens: set it to -1"}
+
+    def deadline_by(self, header: str | None) -> Deadline | None:
+        """Return the deadline that the request has, if any; ``header`` says when it must end.
+
+        Raises ApiError if the header is no time, or says something else than the field.
+        """
+        if header is None:
+            return self.deadline
+        try:
+            total_ms = float(header)
+        except ValueError:
+            total_ms = 0.0
+        if not 0 < total_ms <= LONGEST_MS:
+            message = f"{HEADER} is {header[:80]!r}: write milliseconds, above 0 and at most a day"
+            raise ApiError(400, message, param=HEADER, code="invalid_value")
+        if self.deadline is not None and self.deadline.total_ms != total_ms:
+            raise contradiction("deadline", f"the header {HEADER} says something else")
+        return self.deadline or Deadline(total_ms=total_ms)
 
     def check_bounds(self, params: SamplingParams, options: ServeOptions) -> None:
         """Raise ApiError for what OpenAI's specification allows and the server's flags do not."""
