@@ -336,13 +336,11 @@ def test_replay_refuses_what_is_no_trace(tmp_path: Path, content: str, words: st
 
 GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "6")
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+ENCODED = pytest.param({"PYTHONIOENCODING": "ascii"}, marks=pytest.mark.full)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "locale",
-    [ASCII, pytest.param({"PYTHONIOENCODING": "ascii"}, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("locale", [ASCII, ENCODED])
 def test_a_locale_of_ascii_reads_all_and_shows_what_it_can(locale: dict[str, str]) -> None:
     prompt = "é è é è é è é"
     wanted = ridgeline("run", "smollm2", prompt, *GREEDY)
