@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.arch.cache_groups import CacheGroup
-from ridgeline.arch.model import Attention, Experts, Layer, ModelArch
+from ridgeline.arch.model import Attention, Layer, ModelArch
 from ridgeline.arch.recurrent import Ssm
 
 MAX_HEAD_DIM = 256
@@ -110,7 +110,7 @@ def _missing_of(layer: Layer) -> str | None:
     if isinstance(layer.recurrent, Ssm) and layer.recurrent.step_rank:
         return "the first Mamba"
     if mixer is None:
-        return _missing_of_experts(layer.ffn) if isinstance(layer.ffn, Experts) else None
+        return None
     if mixer.latent is not None and (mixer.value_dim > MAX_LATENT or not mixer.rope_dim):
         return (
             f"latents of {mixer.value_dim} channels (at most {MAX_LATENT}, beside some that turn)"
@@ -120,16 +120,6 @@ def _missing_of(layer: Layer) -> str | None:
     grows = mixer.rope is not None and mixer.rope.query_growth
     if mixer.norm_turned and (mixer.qk_norm == "width" or grows):
         return "queries that are normed behind rope and changed once more (Llama 4)"
-    return _missing_of_experts(layer.ffn) if isinstance(layer.ffn, Experts) else None
-
-
-def _missing_of_experts(experts: Experts) -> str | None:
-    if experts.beside is not None:
-        return "experts beside a dense network (Gemma 4 MoE)"
-    if experts.router == "sparsemixer":
-        return "experts that are chosen one by one (Phi-3.5-MoE)"
-    if experts.scales_input:
-        return "experts whose weights multiply what they read (Llama 4)"
     return None
 
 

@@ -7,7 +7,7 @@ any batch. All shapes follow from the number of tokens, so that a graph can hold
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,13 +41,23 @@ class Meetings:
     rows: int
 
 
-def mixture(x: Tensor, weights: FeedForwardWeights, experts: Experts, ops: Any) -> Tensor:
-    """Return the weighted sum of what each token's experts make of it, float32."""
+def mixture(
+    x: Tensor, routed: Tensor, weights: FeedForwardWeights, experts: Experts, ops: Any
+) -> Tensor:
+    """Return the weighted sum of what each token's experts make of it, float32.
+
+    ``routed`` are the rows that choose them.
+    """
     w: Any = weights
-    logits = ops.product(x, w.router, w.router_bias, torch.float32)
+    logits = ops.product(routed, w.router, w.router_bias, torch.float32)
     chosen, shares = route(logits, w, experts)
-    met = meet(chosen, experts.num)
-    inner = ops.grouped_product(x, w.gate_up, w.gate_up_bias, met, True)
+    met = read = meet(chosen, experts.num)
+    rows = x
+    if experts.scales_input:  # each pair reads a row of its own
+        rows = x[met.order // met.per_token] * shares.reshape(-1)[met.order, None].to(x.dtype)
+        read = replace(met, order=torch.arange(len(rows), device=x.device), per_token=1)
+        shares = torch.ones_like(shares)
+    inner = ops.grouped_product(rows, w.gate_up, w.gate_up_bias, read, True)
     inner = ops.gate(inner, experts.activation, experts.gated, 1.0)
     made = ops.grouped_product(inner, w.down, w.down_bias, met, False)
     by_expert = made.reshape(len(x), experts.per_token, -1)
@@ -70,9 +80,12 @@ def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
 
     Of experts with equal shares the first is chosen (``arch.model.Experts``).
     """
+    if experts.router == "sparsemixer":
+        return _taken_one_by_one(logits, experts)
     is_sigmoid = experts.router == "sigmoid"
     shares = torch.sigmoid(logits) if is_sigmoid else torch.softmax(logits, 1)
-    wanted = shares if w.choice_bias is None else shares + w.choice_bias
+    wanted = logits if experts.scales_input else shares  # sigmoids of large ones are all 1
+    wanted = wanted if w.choice_bias is None else wanted + w.choice_bias
     if experts.num_groups > 1:
         wanted = _in_best_groups(wanted, experts, best=2 if is_sigmoid else 1)
     chosen = _largest(wanted, experts.per_token).sort(1).values
@@ -89,6 +102,24 @@ def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
 def meet_heads(num_tokens: int, num_heads: int, device: torch.device) -> Meetings:
     """Return the pairs of tokens and heads, where each head has a matrix that all tokens meet."""
     return meet(torch.arange(num_heads, device=device).expand(num_tokens, -1), num_heads)
+
+
+def _taken_one_by_one(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Return experts and weights as "sparsemixer" has them: see ``arch.model.Experts``."""
+    left, chosen, weights = logits, list[Tensor](), list[Tensor]()
+    for _ in range(experts.per_token):
+        taken = _largest(left, 1)
+        best = left.gather(1, taken)
+        distance = (best - logits) / torch.maximum(logits.abs(), best)
+        near = torch.where(distance > 2 * experts.jitter, 0.0, torch.exp(left - best))
+        total = near[:, 0].clone()
+        for i in range(1, experts.num):  # one order
+            total += near[:, i]
+        chosen.append(taken)
+        weights.append(1.0 / total[:, None])
+        left = left.scatter(1, taken, float("-inf"))
+    found, order = torch.cat(chosen, 1).sort(1)
+    return found, torch.cat(weights, 1).gather(1, order)
 
 
 def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:

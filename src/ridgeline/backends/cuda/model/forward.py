@@ -104,7 +104,7 @@ class Model:
                 x = self._enter(x, mixed, post, None)[0]
             else:
                 x, row = self._enter(x, mixed, post, norms.get("mlp_norm"), replaces)
-            delta, post = self._feed_forward(row, w, layer.ffn), norms.get("mlp_post_norm")
+            delta, post = self._feed_forward(x, row, w, layer.ffn), norms.get("mlp_post_norm")
             if w.out_scale is not None:
                 x = x if delta is None else self._enter(x, delta, post, None)[0]
                 x, delta = x * w.out_scale, None
@@ -229,13 +229,25 @@ class Model:
         )
         return torch.cat([q, k, rest], 1)
 
-    def _feed_forward(self, row: Tensor, w: LayerWeights, ffn: Any) -> Tensor | None:
+    def _feed_forward(self, x: Tensor, row: Tensor, w: LayerWeights, ffn: Any) -> Tensor | None:
+        """Return what a network makes of normed rows; some experts read the stream ``x`` itself."""
         if w.ffn is None:
             return None
-        if isinstance(ffn, Experts):
-            return mixture(row, w.ffn, ffn, self.ops)
-        network: Any = w.ffn
-        inner = self._product(row, network.gate_up, network.gate_up_bias, None)
+        if not isinstance(ffn, Experts):
+            return self._network(row, w.ffn, ffn)
+        if ffn.beside is None:
+            return mixture(row, row, w.ffn, ffn, self.ops)
+        norms, wide = w.norms, torch.float32
+        dense = self._network(row, w.ffn.beside, ffn.beside)
+        read, routed = (
+            self._normed(x, norms[name], self.dtype) for name in ("experts_norm", "router_norm")
+        )
+        met = mixture(read, routed, w.ffn, ffn, self.ops)
+        dense = self._normed(dense, norms["beside_post_norm"], wide)
+        return dense + self._normed(met, norms["experts_post_norm"], wide)
+
+    def _network(self, row: Tensor, weights: Any, ffn: Any) -> Tensor:
+        inner = self._product(row, weights.gate_up, weights.gate_up_bias, None)
         inner = self.ops.gate(inner, ffn.activation, ffn.gated, ffn.gate_scale)
-        out = self._product(inner, network.down, network.down_bias, None)
+        out = self._product(inner, weights.down, weights.down_bias, None)
         return out if ffn.out_scale == 1.0 else out * ffn.out_scale
