@@ -74,6 +74,7 @@ class RequestStream:
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one
+        self.created_s = int(time.time())  # what answers say of time: seconds of the epoch
         self.due_s = inf  # when it is to run at the latest, if that was promised
         self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
         self.num_open = len(prompts)

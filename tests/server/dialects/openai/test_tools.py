@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,3 +277,63 @@ def thinker_calls(choice: dict[str, Any]) -> list[Any]:
     """Return the calls of a choice, as the client's objects."""
     calls: Any = choice["message"]["tool_calls"]
     return [ChatCompletionMessageFunctionToolCall.model_validate(call) for call in calls]
+
+
+_FUNCTIONS = [tool["function"] for tool in TOOLS]
+_OTHERS_ASK: dict[str, dict[str, Any]] = {
+    CHAT: ASK | {"tool_choice": "required"},
+    "/v1/responses": {
+        "input": "Hello",
+        "tools": [{"type": "function"} | function for function in _FUNCTIONS],
+        "tool_choice": "required",
+        "max_output_tokens": 300,
+    },
+    "/v1/messages": {
+        "model": "tiny",
+        "messages": HELLO,
+        "tools": [{"name": "add", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "any"},
+        "max_tokens": 300,
+    },
+    "/api/chat": {
+        "model": "tiny",
+        "messages": HELLO,
+        "tools": TOOLS,
+        "options": {"seed": 3, "num_predict": 300},
+    },
+}
+_OF_CLOCKS = re.compile(rb'"(created|created_at|\w+_duration)":("[^"]*"|\d+)')
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("path", _OTHERS_ASK)
+def test_nothing_of_an_answer_is_chance(thinker: Served, path: str, is_streamed: bool) -> None:
+    """Ids of calls and items follow from the request, so that another server can go on with it."""
+    body = json.dumps(_OTHERS_ASK[path] | {"stream": is_streamed, "temperature": 0}).encode()
+
+    def asked(name: str) -> bytes:
+        head = {"content-type": "application/json", "x-request-id": name}
+        connection = http.client.HTTPConnection("127.0.0.1", thinker.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("POST", path, body, head)
+            response = connection.getresponse()
+            text = response.read()
+        assert response.status == 200, text
+        return _OF_CLOCKS.sub(rb'"\1":0', text)
+
+    first, again, other = asked("one"), asked("one"), asked("two")
+    ids = set(re.findall(rb'"((?:call|fc|msg|rs|toolu)_[0-9a-f]{24})"', again))
+    assert ids or path == "/api/chat", "there is no call to have an id"  # Ollama cannot demand one
+    assert again == asked("one")
+    assert ids <= set(re.findall(rb'"([a-z]+_[0-9a-f]{24})"', first))
+    assert not ids & set(re.findall(rb'"([a-z]+_[0-9a-f]{24})"', other))
+
+
+def test_each_turn_of_a_conversation_has_its_own_ids(thinker: Served) -> None:
+    """Also where a client sends one name for all of them."""
+    ids = []
+    for content in ("Hello", "Hello there"):
+        body = ASK | {"messages": [{"role": "user", "content": content}], "tool_choice": "required"}
+        _, answer, _ = thinker.call(CHAT, body, x_request_id="session-7")
+        ids += [call["id"] for call in answer["choices"][0]["message"]["tool_calls"]]
+    assert len(set(ids)) == len(ids) >= 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from ridgeline.models.summary import Summary
+from ridgeline.server.dialects.ollama.response import time_of
 
 VERSION = "0.12.11"  # of Ollama's API, as it is spoken here: clients ask for a lowest one
 _NEVER = "9999-12-31T23:59:59Z"
@@ -18,7 +18,7 @@ def entry(name: str, summary: Summary) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(summary.modified_s),
+        "modified_at": time_of(summary.modified_s),
         "size": summary.num_bytes,
         "digest": summary.identity,
         "details": _details(summary),
@@ -33,7 +33,7 @@ def loaded(
     ``num_bytes`` is what its process has in memory, none of it on a GPU; ``expires_s`` is when it
     will be unloaded, in seconds since 1970, None for never.
     """
-    expires = _NEVER if expires_s is None else _time(expires_s)
+    expires = _NEVER if expires_s is None else time_of(expires_s)
     loaded_fields = {"size_vram": 0, "context_length": max_model_len, "expires_at": expires}
     return entry(name, summary) | {"size": num_bytes} | loaded_fields
 
@@ -55,7 +55,7 @@ def shown(
             f"{family}.embedding_length": summary.embedding_length,
         },
         "capabilities": capabilities,
-        "modified_at": _time(summary.modified_s),
+        "modified_at": time_of(summary.modified_s),
     }
 
 
@@ -75,8 +75,3 @@ def _count(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.4g}{letter}"
     return str(number)
-
-
-def _time(seconds: float) -> str:
-    utc = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return utc.isoformat().replace("+00:00", "Z")

@@ -37,7 +37,7 @@ class OllamaShape:
     ) -> None:
         """Write ``answers``, as messages or, unless ``is_chat``, as responses."""
         self._answers, self._is_streamed, self._is_chat = answers, bool(body.stream), is_chat
-        self._model = body.model or model
+        self._model, self._created_at = body.model or model, time_of(answers.created_s)
         self._items = Items()
         self._logprobs: list[Any] = []
         self._reason = "stop"
@@ -89,7 +89,7 @@ class OllamaShape:
         return "".join(item.text for item in self._items.all if item.kind == kind)
 
     def _said(self, piece: dict[str, Any]) -> dict[str, Any]:
-        shown = {"model": self._model, "created_at": now()}
+        shown = {"model": self._model, "created_at": self._created_at}
         if self._is_chat:
             return shown | {"message": {"role": "assistant", **piece}}
         thinking = {"thinking": piece["thinking"]} if "thinking" in piece else {}
@@ -119,9 +119,10 @@ def _call(item: Item) -> dict[str, Any]:
     return {"id": item.call_id, "function": {"name": item.name, "arguments": arguments}}
 
 
-def now() -> str:
-    """Return the time as Ollama writes it."""
-    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+def time_of(seconds: float) -> str:
+    """Return a time, seconds of the epoch, as Ollama writes it."""
+    utc = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return utc.isoformat().replace("+00:00", "Z")
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from ridgeline.server.dialects.ollama.request import (
     prompt_request,
     raw_request,
 )
-from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, now
+from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, time_of
 from ridgeline.server.dialects.openai.documented import documented, errors_of
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
@@ -123,7 +124,12 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
 def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
     """Answer a request for nothing, by which clients load a model or let it go."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    end = {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}
+    end = {
+        "model": body.model,
+        "created_at": time_of(time.time()),
+        "done": True,
+        "done_reason": reason,
+    }
     if not body.is_streamed:
         return JSONResponse(end | answer)
     return Response(json.dumps(end | answer) + "\n", media_type=OllamaShape.stream_type)

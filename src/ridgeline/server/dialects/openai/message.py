@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 from ridgeline.decoding.messages.calls import Piece
 
 _FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
-def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Return a whole message. Its content is null if it has calls and no text."""
+def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[str, Any]:
+    """Return a whole message. Its content is null if it has calls and no text.
+
+    ``call_id`` returns the id of a call, from its index.
+    """
     calls: list[dict[str, Any]] = []
     texts = {"content": "", "reasoning": ""}
     for kind, text in pieces:
         if kind == "call":
-            calls.append(_call(text))
+            calls.append(_call(text, call_id(len(calls))))
         elif kind == "arguments":
             calls[-1]["function"]["arguments"] += text
         else:
@@ -31,16 +33,16 @@ def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
     return message
 
 
-def delta_of(piece: Piece, call: int) -> dict[str, Any]:
+def delta_of(piece: Piece, call: int, call_id: Callable[[int], str]) -> dict[str, Any]:
     """Return the delta of one piece; ``call`` is the index of the latest call."""
     kind, text = piece
     if kind == "call":
-        return {"tool_calls": [{"index": call, **_call(text)}]}
+        return {"tool_calls": [{"index": call, **_call(text, call_id(call))}]}
     if kind == "arguments":
         return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
     return {_FIELDS[kind]: text}
 
 
-def _call(name: str) -> dict[str, Any]:
+def _call(name: str, call_id: str) -> dict[str, Any]:
     function = {"name": name, "arguments": ""}
-    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": call_id, "type": "function", "function": function}

@@ -118,7 +118,7 @@ class OpenAiShape:
         if body.stream and isinstance(body, ChatRequest):
             kind += ".chunk"
         self._start: dict[str, Any] = {"id": prefix + request_id, "object": kind}
-        self._start |= {"created": int(time.time()), "model": model}
+        self._start |= {"created": answers.created_s, "model": model}
         self._start["system_fingerprint"] = fingerprint
         self._has_begun = False
 

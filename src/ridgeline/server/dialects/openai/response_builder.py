@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from ridgeline.api.outputs import likeliest
@@ -90,6 +92,7 @@ class ResponseBuilder:
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         self._requests: dict[int, Request] = {}  # by prompt
+        self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
         self.promise: Promise | None = None
 
@@ -181,6 +184,23 @@ class ResponseBuilder:
             prompt_logprobs = self._requests[index].prompt_logprobs
             answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
 
+    @property
+    def created_s(self) -> int:
+        """When the request came: what its answer says of time, whoever writes it."""
+        return self._stream.created_s
+
+    def new_id(self, prefix: str, *place: int) -> str:
+        """Return an id for a place in the answer.
+
+        It follows from the request alone, so who goes on with an answer gives the same. Prompts
+        are in it, since a client may send one ``x-request-id`` with each turn of a conversation.
+        """
+        if self._digest is None:
+            of_request = repr((self._stream.name, [*map(tuple, self._stream.prompts)]))
+            self._digest = blake2b(of_request.encode(), digest_size=16).digest()
+        of_place = repr((prefix, place)).encode()
+        return prefix + blake2b(of_place, key=self._digest, digest_size=12).hexdigest()
+
     def whole(self) -> list[Choice]:
         """Return all choices, with everything that has not been shown.
 
@@ -201,7 +221,7 @@ class ResponseBuilder:
         answer.pieces, answer.logprobs = [], []
         form: Choice = {"text": "".join(text for _, text in pieces)}
         if self._is_chat:
-            form = {"message": message_of(pieces)}
+            form = {"message": message_of(pieces, partial(self.new_id, "call_", answer.index))}
             answer.num_calls += sum(kind == "call" for kind, _ in pieces)
         return self._choice(answer, form, logprobs)
 
@@ -212,7 +232,8 @@ class ResponseBuilder:
         deltas = []
         for piece in answer.pieces:
             answer.num_calls += piece.kind == "call"
-            deltas.append(delta_of(piece, answer.num_calls - 1))
+            call_id = partial(self.new_id, "call_", answer.index)
+            deltas.append(delta_of(piece, answer.num_calls - 1, call_id))
         logprobs = self._logprobs(answer)
         answer.pieces, answer.logprobs = [], []
         first, *later = deltas or [{}]

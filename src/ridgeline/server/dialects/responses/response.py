@@ -5,11 +5,9 @@ Both are made of ``dialects.items``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
-from uuid import uuid4
 
 from ridgeline.server.dialects.items import Item, Items
 from ridgeline.server.dialects.openai.protocol import ChatRequest
@@ -42,7 +40,7 @@ class ResponseShape:
     ) -> None:
         """Write ``answers`` to what was ``asked``."""
         self._answers, self._asked = answers, asked
-        self._id, self._model, self._created = f"resp_{request_id}", model, int(time.time())
+        self._id, self._model, self._created = f"resp_{request_id}", model, answers.created_s
         self._items = Items()
         self._ids: list[str] = []  # by item
         self._shown: list[list[Any]] = []  # logprobs, by item
@@ -121,7 +119,7 @@ class ResponseShape:
         return news
 
     def _open(self, item: Item) -> Iterator[bytes]:
-        self._ids.append(_PREFIX[item.kind] + uuid4().hex[:24])
+        self._ids.append(self._answers.new_id(_PREFIX[item.kind], item.index))
         self._shown.append([])
         empty = {"content": list[Any]()} if item.kind in _PART else {}
         shown = self._item(item) | empty
