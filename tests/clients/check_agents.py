@@ -26,45 +26,40 @@ SECRET = "heron"
 @pytest.fixture
 def home(tmp_path):
     """A home folder with a repository in it."""
-    return new_home(tmp_path / "first")
-
-
-def new_home(folder):
-    work = folder / "work"
-    work.mkdir(parents=True)
+    work = tmp_path / "work"
+    work.mkdir()
     (work / "word.txt").write_text(f"The secret word is {SECRET}.\n")
     name = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "First"]):
         subprocess.run(["git", *words], cwd=work, check=True)
-    return folder
+    return tmp_path
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_session_of_three_turns(name, home, tmp_path, capsys):
+def test_a_session_of_three_turns(name, home, capsys):
     agent = AGENTS[name]
     for package in (NODE, agent.package):
         if why_not := install(package, PROGRAMS):
             pytest.skip(why_not)
     by_itself = True
-    question = f"Use the tool {agent.tool} to read the file word.txt."
+    question = f"Read the file word.txt with the tool {agent.tool}, once. Then say the secret word."
     with recording(URL) as recorder:
         begin_s = time.monotonic()
         done = start(agent, agent.first, question, recorder.url, home, PROGRAMS)
         check_answers(recorder, done)
         if not any(one.results for one in recorder.exchanges):
-            by_itself, home = False, new_home(tmp_path / "second")
-            recorder.requires_call = True
+            by_itself, recorder.requires_call = False, True
             recorder.exchanges.clear()
             done = start(agent, agent.first, question, recorder.url, home, PROGRAMS)
             check_answers(recorder, done)
         took_s = time.monotonic() - begin_s
         assert any(one.results for one in recorder.exchanges), "no call was run"
-        num_before = len(recorder.exchanges)
+        num_before, was_kept = len(recorder.exchanges), done.returncode == 0
         done = start(agent, agent.next, "Thank you. Say goodbye.", recorder.url, home, PROGRAMS)
         check_answers(recorder, done)
     asked = [one for one in recorder.exchanges if one.has_tools]
     last = [one for one in asked if one in recorder.exchanges[num_before:]]
-    assert last[-1].results, "the session did not go on"
+    assert last[-1].results or not was_kept, "the session did not go on"
     assert max(one.num_cached for one in asked[1:]) > asked[0].num_prompt // 2
     with capsys.disabled():
         print(f"\n{name}: {asked[0].num_prompt} tokens at first; the model called a tool "
@@ -77,7 +72,9 @@ def check_answers(recorder, done):
     refused = [(one.path, one.status, one.answer[:300]) for one in recorder.exchanges
                if one.asked and one.status != 200]  # fmt: skip
     assert not refused
-    assert done.returncode == 0, done.stderr[-1000:]
+    # Programs end with 1 too where the model goes on to a call that nobody is there to allow.
+    is_over = done.returncode == 0 or any(one.results for one in recorder.exchanges)
+    assert is_over, done.stderr[-1000:]
 
 
 def post(path, body):

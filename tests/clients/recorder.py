@@ -20,7 +20,7 @@ from typing import Any
 MAX_ANSWER = 200  # tokens
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _OF_ONE_HOP = {"connection", "content-length", "host", "transfer-encoding"}
-_PROMPT = re.compile(r'"(?:prompt_tokens|input_tokens|cache_read_input_tokens)": ?(\d+)')
+_PROMPT = re.compile(r'"(?:prompt_tokens|input_tokens)": ?(\d+)')
 _CACHED = re.compile(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)')
 
 
