@@ -73,7 +73,7 @@ def test_a_route_that_is_there_still_wants_json(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("/chat/completions", CHAT),
+        ("/embeddings", "/v1/embeddings"),
         ("/completions", "/v1/completions"),
         ("/v1/v1/chat/completions", CHAT),
         ("/v1/chat/completion", CHAT),

@@ -54,6 +54,7 @@ POSTS = (  # their bodies name a model
     "/infill",
     "/completion",
     "/apply-template",
+    "/v1/chat/completions/input_tokens",
     "/tokenize",
     "/detokenize",
     "/api/chat",

@@ -153,7 +153,7 @@ CHAT: Table = {
     **_OTHERS,
     **_refused("vLLM", "add_special_tokens", "the template has them all", False),
 }
-_OF_INFILL = ("response_fields", "t_max_predict_ms")  # it has these itself
+_OF_INFILL = ("n_probs", "response_fields", "return_tokens", "t_max_predict_ms")  # its own
 INFILL: Table = {
     **{name: extra for name, extra in COMPLETION.items() if name not in _OF_INFILL},
     **_hint("llama.cpp", "echo suffix include_timings stream_options", "the answer has its form"),

@@ -31,6 +31,8 @@ from ridgeline.server.http.turns import CALLER
 
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
+# llama.cpp has these without /v1 as well.
+_SHORT = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
 _FORM_BYTES = 1 << 14  # of a form, around a file
 OWN = "localhost"  # in place of an origin
 OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
@@ -122,6 +124,8 @@ class Gate:
         scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
+        if scope["path"] in _SHORT:
+            scope["path"] = f"/v1{scope['path']}"
         try:
             enter = self._of_pages if b"origin" in _first(scope) else self._enter
             await enter(scope, receive, answer)

@@ -43,6 +43,71 @@ def test_a_completion_has_one_prompt(served: Served) -> None:
     assert (status, error["param"]) == (400, "prompt")
 
 
+def test_a_completion_says_how_it_came_about(served: Served) -> None:
+    asked = ASK | {"return_tokens": True, "top_k": 7}
+    answer = served.call("/completion", asked)[1]
+    same = served.call("/v1/completions", SAME | {"top_k": 7, "return_token_ids": True})[1]
+    (choice,) = same["choices"]
+    assert answer["tokens"] == choice["token_ids"]
+    assert served.call("/completion", ASK)[1]["tokens"] == []
+    settings = answer["generation_settings"]
+    assert (settings["n_predict"], settings["top_k"], settings["temperature"]) == (8, 7, 0)
+    assert "prompt" not in settings
+    assert answer["prompt"].endswith("hello")
+    assert answer["tokens_cached"] == answer["tokens_evaluated"] + answer["tokens_predicted"]
+    assert answer["has_new_line"] == ("\n" in answer["content"])
+    lines = served.call("/completion", asked | {"stream": True})[1].decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line]
+    assert [one for event in events for one in event["tokens"]] == choice["token_ids"]
+    assert events[-1]["has_new_line"] == answer["has_new_line"]
+    some = served.call("/completion", asked | {"response_fields": ["generation_settings/top_k"]})[1]
+    assert some == {"generation_settings/top_k": 7}
+
+
+def test_the_likeliest_tokens_are_those_of_logprobs(served: Served) -> None:
+    asked = ASK | {"n_probs": 4, "return_tokens": True}
+    answer = served.call("/completion", asked)[1]
+    same = served.call("/v1/completions", SAME | {"logprobs": 4})[1]["choices"][0]["logprobs"]
+    shown = answer["completion_probabilities"]
+    assert [one["id"] for one in shown] == answer["tokens"]
+    assert [one["logprob"] for one in shown] == same["token_logprobs"]
+    for one in shown:
+        ranked = [other["logprob"] for other in one["top_logprobs"]]
+        assert len(ranked) == 4
+        assert ranked == sorted(ranked, reverse=True)
+        assert one["logprob"] == ranked[0]  # greedy
+        assert bytes(one["bytes"]).decode(errors="replace") == one["token"]
+    lines = served.call("/completion", asked | {"stream": True})[1].decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line]
+    assert [one for e in events for one in e.get("completion_probabilities", ())] == shown
+    assert "completion_probabilities" not in served.call("/completion", ASK)[1]
+
+
+def test_biases_may_be_pairs(served: Served) -> None:
+    first = served.call("/completion", ASK | {"return_tokens": True})[1]["tokens"][0]
+    answers = [
+        served.call("/completion", ASK | {"logit_bias": biases, "return_tokens": True})[1]
+        for biases in ([[first, False]], [[first, -100]], {str(first): -100})
+    ]
+    assert first not in answers[0]["tokens"]
+    assert len({answer["content"] for answer in answers}) == 1
+    for wrong in ([first], [[first, 1, 2]], [[first, "no"]], [["word", 1]]):
+        status, error = served.refused("/completion", ASK | {"logit_bias": wrong})
+        assert status == 400
+        assert error["param"].startswith("logit_bias")
+
+
+def test_openai_routes_are_there_without_v1(served: Served) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
+    answers = [served.call(f"{v1}/chat/completions", body)[1] for v1 in ("", "/v1")]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert served.call("/models")[1] == served.call("/v1/models")[1]
+    asked = {"input": "a", "max_output_tokens": 2}
+    assert served.call("/responses", asked)[1]["object"] == "response"
+    counted = served.call("/chat/completions/input_tokens", body)[1]["input_tokens"]
+    assert counted == answers[0]["usage"]["prompt_tokens"]
+
+
 def test_a_template_can_be_applied_alone(served: Served) -> None:
     body = {"messages": HELLO}
     text = served.call("/apply-template", body)[1]["prompt"]

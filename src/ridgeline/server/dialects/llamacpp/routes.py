@@ -21,6 +21,7 @@ from ridgeline.server.dialects.openai.documented import (
     Infilled,
     documented,
 )
+from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.service import Service
@@ -35,7 +36,9 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
         service.check_open(body.model)
         prompt, is_truncated = await service.prompts.of_cursor(body)
-        new_shape = partial(LlamaCppShape, is_truncated=is_truncated)
+        new_shape = partial(
+            LlamaCppShape, prompt=prompt, text=service.text, is_truncated=is_truncated
+        )
         param = "input_prefix"
         return await service.reply(
             request, body, [prompt], param, is_middle=True, new_shape=new_shape
@@ -49,7 +52,9 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             message = f"prompt has {len(body.prompts)} prompts: send one, or ask /v1/completions"
             raise ApiError(400, message, param="prompt", code="invalid_value")
         prompts = await service.prompts.of_texts(body.prompts)
-        new_shape = partial(LlamaCppShape, is_truncated=False)
+        new_shape = partial(
+            LlamaCppShape, prompt=prompts[0], text=service.text, is_truncated=False
+        )
         return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
 
     @app.post("/apply-template", responses=ERRORS)
@@ -62,6 +67,13 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
     def fields() -> list[dict[str, Any]]:
         """Return the samplers' fields, which are read from a schema: that takes a while."""
         return sampler_list(service.text.generation_defaults)
+
+    @app.post("/v1/chat/completions/input_tokens", responses=ERRORS)
+    async def input_tokens(body: ChatRequest) -> dict[str, Any]:
+        """Count the tokens of a conversation's prompt."""
+        service.check_open(body.model)
+        prompt = await service.prompts.of_chat(body)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     @app.get("/props", responses=ERRORS)
     async def props() -> dict[str, Any]:

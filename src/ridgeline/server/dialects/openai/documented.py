@@ -270,10 +270,16 @@ class Infilled(Shaped):
 
     index: Literal[0]
     content: str
+    tokens: list[int]
     stop: Literal[True]
+    id_slot: Literal[-1]
     model: str
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
     tokens_predicted: int
     tokens_evaluated: int
+    tokens_cached: int
     stop_type: Literal["eos", "limit", "word"]
     stopping_word: str
     truncated: bool
