@@ -52,9 +52,7 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             message = f"prompt has {len(body.prompts)} prompts: send one, or ask /v1/completions"
             raise ApiError(400, message, param="prompt", code="invalid_value")
         prompts = await service.prompts.of_texts(body.prompts)
-        new_shape = partial(
-            LlamaCppShape, prompt=prompts[0], text=service.text, is_truncated=False
-        )
+        new_shape = partial(LlamaCppShape, prompt=prompts[0], text=service.text, is_truncated=False)
         return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
 
     @app.post("/apply-template", responses=ERRORS)
