@@ -55,6 +55,16 @@ class LlamaCppRequest(CompletionRequest):
     # What to show of the whole answer, as "content" or "timings/prompt_n":
     response_fields: list[str] | None = Field(None, max_length=64, fail_fast=True)
 
+    @field_validator("prompt", mode="before", check_fields=False)
+    @classmethod
+    def _in_object(cls, prompt: Any) -> Any:
+        """Take an object with a text too, which may have pictures beside it: here it has none."""
+        if not isinstance(prompt, dict):
+            return prompt
+        if prompt.get("multimodal_data"):
+            raise ValueError("it has multimodal_data, but this model reads only text")
+        return prompt.get("prompt_string")
+
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _listed(cls, biases: Any) -> Any:
@@ -71,7 +81,7 @@ class LlamaCppRequest(CompletionRequest):
             self.seed = None
         if self.n_probs:
             self.logprobs, self.return_tokens_as_token_ids = self.n_probs, True
-        self.return_token_ids = self.return_tokens or self.return_token_ids
+        self.return_token_ids = self.return_tokens or bool(self.stream) or self.return_token_ids
         return self
 
     def watched(self, new_text: NewText) -> NewText:
@@ -133,6 +143,7 @@ class LlamaCppShape:
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
         self._prompt, self._text, self._body = prompt, text, body
         self._fields, self._is_streamed = body.response_fields or [], bool(body.stream)
+        self._shows_tokens = body.return_tokens or self._is_streamed
         self._end: Choice = {}
         self._has_new_line = False
 
@@ -169,7 +180,7 @@ class LlamaCppShape:
         shown = {
             "index": 0,
             "content": text,
-            "tokens": (choice.get("token_ids") or []) if self._body.return_tokens else [],
+            "tokens": (choice.get("token_ids") or []) if self._shows_tokens else [],
             "stop": is_end,
             "id_slot": -1,  # no slot keeps a conversation: prefixes are cached for all
             "tokens_predicted": usage["completion_tokens"],
