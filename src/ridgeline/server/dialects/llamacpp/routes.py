@@ -94,6 +94,10 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             "sampling_fields": samplers,
         }
 
+    _add_lm_studio(app, service)
+
+
+def _add_lm_studio(app: FastAPI, service: Service) -> None:
     @app.get("/api/v0/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """List the model as LM Studio does."""
