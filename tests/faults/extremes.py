@@ -29,6 +29,7 @@ PAIR = {"text_1": "a", "text_2": "b"}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 2},
     "/v1/chat/completions": CHAT_BODY | {"max_completion_tokens": 2},
+    "/v1/chat/completions/input_tokens": CHAT_BODY,
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
     "/v1/messages": CHAT_BODY | {"max_tokens": 2},
     "/v1/messages/count_tokens": CHAT_BODY,

@@ -276,7 +276,7 @@ def test_the_page_has_a_choice(routed: Routed, browser: Chrome) -> None:
     Select(choice).select_by_value("b")
     ask(browser, "Hello")
     eventually(lambda: answer(browser), 20.0)
-    eventually(lambda: texts(browser, ".facts")[0].startswith("b  ·  "), 20.0)
+    eventually(lambda: "".join(texts(browser, ".facts")).startswith("b  ·  "), 20.0)
     find(browser, ".why").click()
     eventually(lambda: "took" in "".join(texts(browser, ".explanation p")), 20.0)
     find(browser, ".explanation form button").click()

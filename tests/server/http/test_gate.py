@@ -38,7 +38,7 @@ def locked(model: Path) -> Iterator[Served]:
 def test_every_route_needs_a_key_but_the_probes_and_the_page(locked: Served) -> None:
     paths = sorted({getattr(route, "path", "") for route in locked.running.app.routes})
     assert {COMPLETE, "/metrics", "/openapi.json", "/health", "/v1/live"} <= set(paths)
-    page = [path for path in paths if re.fullmatch(r"/page/\w+\.(js|css|svg)", path)]
+    page = [path for path in paths if re.fullmatch(r"/page/[\w.\-/]+\.(m?js|css|svg|woff2)", path)]
     for path in [*paths, "/new", "//v1/models", "/v1/../health", "/health/", "/%68ealth2"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             status, answer, _ = locked.call(path, None, method)

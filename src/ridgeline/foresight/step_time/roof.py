@@ -62,5 +62,5 @@ def parse_roof(text: bytes) -> KeptRoof:
 
 
 def roof_file_name(processor: str, threads: int) -> str:
-    """Return what the file is called that keeps the roof of so many threads."""
+    """Return the name of the file that keeps the roof of this number of threads."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", f"{processor}-{threads}") + ".json"

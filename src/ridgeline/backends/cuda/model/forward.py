@@ -189,9 +189,14 @@ class Model:
         spec, kind = self._specs[i], self.kinds[i]
         if mixer.latent is not None and mixer.rope is not None:
             places = Places(
-                cache.of(i, None), given.tables[kind.group], given.positions, given.table_rows,
-                self._angles[mixer.rope], given.poison, given.plans[kind],
-            )  # fmt: skip
+                cache=cache.of(i, None),
+                table=given.tables[kind.group],
+                positions=given.positions,
+                table_rows=given.table_rows,
+                angles=self._angles[mixer.rope],
+                poison=given.poison,
+                plan=given.plans[kind],
+            )
             return latent_attention(x, w.latent, mixer, spec, places, ops, self._product)
         attention: Any = w.attention
         row = x if mixer.in_scale == 1.0 else x * mixer.in_scale

@@ -186,7 +186,7 @@ class ResponseBuilder:
 
     @property
     def created_s(self) -> int:
-        """When the request came: what its answer says of time, whoever writes it."""
+        """When the request came: the time that its answer names, in every dialect."""
         return self._stream.created_s
 
     def new_id(self, prefix: str, *place: int) -> str:
