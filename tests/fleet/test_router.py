@@ -299,6 +299,24 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     assert sorted(posts) == sorted([*POSTS, *of_one_model, "/v1/plan"])  # the router's own
 
 
+def test_lm_studios_list_has_all_models_and_which_are_loaded(routed: Routed) -> None:
+    routed.complete("a")
+    said = {one["id"]: one for one in routed.call("/api/v0/models")[1]["data"]}
+    states = routed.states()
+    assert {"a", "b"} <= said.keys()
+    for name, one in said.items():
+        assert one["state"] == {"loaded": "loaded"}.get(states[name], "not-loaded")
+        assert ("loaded_context_length" in one) == (states[name] == "loaded")
+
+
+def test_llamacpps_paths_without_v1_go_to_the_model_that_is_named(routed: Routed) -> None:
+    assert [one["id"] for one in routed.call("/models")[1]["data"]] == list(routed.states())
+    chat = {"model": "a", "messages": [{"role": "user", "content": "one"}], "max_tokens": 2}
+    for path in ("/chat/completions", "/chat/completions/input_tokens"):
+        assert routed.call(path, chat)[0] == 200
+    assert routed.call("/responses", {"model": "a", "input": "one"})[0] == 200
+
+
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)

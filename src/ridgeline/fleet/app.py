@@ -29,6 +29,7 @@ from ridgeline.fleet.worker import STATUS_S, Worker
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
@@ -112,6 +113,16 @@ class Router:
             return summarise(load_checkpoint(locate(self.catalogue.models()[name]).path))
         except (ValueError, OSError, KeyError):
             return None
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return all models as LM Studio lists them; those that cannot be read are left out."""
+        entries = []
+        for name in self.catalogue.models():
+            slot = self.pool.slots.get(name)
+            worker = slot.worker if slot else None
+            if (summary := self.summary(name)) is not None:
+                entries.append(listed(name, summary, worker.plan.max_model_len if worker else None))
+        return entries
 
     def loaded(self) -> list[dict[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
@@ -345,6 +356,11 @@ def _add_status(app: FastAPI, router: Router) -> None:
             return [entry(name, one) for name in names if (one := router.summary(name)) is not None]
 
         return {"models": await app.state.work.reports.run(entries)}
+
+    @app.get("/api/v0/models")
+    async def lm_studio_models() -> dict[str, Any]:
+        """List all models, as LM Studio does."""
+        return {"object": "list", "data": await app.state.work.reports.run(router.listed)}
 
     @app.get("/api/ps")
     async def ps() -> dict[str, Any]:

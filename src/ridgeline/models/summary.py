@@ -26,6 +26,8 @@ class Summary:
         context_length: tokens.
         embedding_length: width of the residual stream.
         modified_s: when the file was changed, seconds since 1970.
+        has_head: whether it answers; else it makes vectors alone, or scores.
+        can_chat: whether it has a chat template.
     """
 
     path: Path
@@ -36,6 +38,8 @@ class Summary:
     context_length: int
     embedding_length: int
     modified_s: float
+    has_head: bool
+    can_chat: bool
 
     @property
     def is_gguf(self) -> bool:
@@ -68,6 +72,8 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         context_length=arch.max_position,
         embedding_length=arch.hidden_size,
         modified_s=checkpoint.path.stat().st_mtime,
+        has_head=arch.has_head,
+        can_chat=checkpoint.chat_template is not None,
     )
 
 

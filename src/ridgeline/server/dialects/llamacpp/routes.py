@@ -15,6 +15,7 @@ from ridgeline.server.dialects.llamacpp.infill import (
     LlamaCppShape,
     TemplateRequest,
 )
+from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     INFILL_CHUNKS,
@@ -101,17 +102,8 @@ def _add_lm_studio(app: FastAPI, service: Service) -> None:
     @app.get("/api/v0/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """List the model as LM Studio does."""
-        summary = service.summary
-        one = {
-            "object": "model",
-            "type": "llm" if service.text.has_head else "embeddings",
-            "publisher": "ridgeline",
-            "arch": summary.family,
-            "compatibility_type": "gguf" if summary.is_gguf else "safetensors",
-            "quantization": next(iter(summary.formats)),
-            "state": "loaded",
-            "max_context_length": summary.context_length,
-            "loaded_context_length": service.max_model_len,
-            "capabilities": ["tool_use"] if service.text.can_chat else [],
+        summary, max_len = service.summary, service.max_model_len
+        return {
+            "object": "list",
+            "data": [listed(name, summary, max_len) for name in service.names],
         }
-        return {"object": "list", "data": [{"id": name} | one for name in service.names]}
