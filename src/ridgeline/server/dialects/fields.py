@@ -75,10 +75,8 @@ _OPENAI: Table = {
     **_lost("OpenAI", "web_search_options", _NO_TOOLS),
 }
 _VLLM: Table = {
-    **_refused("vLLM", "skip_special_tokens", "special tokens are no text of an answer", True),
     **_hint("vLLM", "spaces_between_special_tokens", "special tokens are no text of an answer"),
-    **_refused("vLLM", "include_stop_str_in_output", "add stop_reason yourself", False),
-    **_refused("SGLang", "no_stop_trim", "add stop_reason yourself", False),
+    **_refused("SGLang", "no_stop_trim", "send include_stop_str_in_output", False),
     **_refused("vLLM", "truncate_prompt_tokens", _NEVER_CUT),
     **_refused("vLLM", "documents", "put them into a message", []),
     **_hint("vLLM", "mm_processor_kwargs media_io_kwargs", "there is nothing but text"),

@@ -242,3 +242,33 @@ def test_long_names_and_many_tools(thinker: Served) -> None:
     tools[7]["name"] += "x"
     status, error = thinker.refused("/v1/responses", body)
     assert (status, error["param"]) == (400, "tools[7].name")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_a_stop_string_can_be_shown(served: Served, path: str) -> None:
+    asked = (ASK if path == CHAT else GO_ON) | {"ignore_eos": True}
+    whole = _text(served.call(path, asked)[1])
+    stop = whole[4:6]
+    end = whole.index(stop)
+    for shows in (False, True):
+        body = asked | {"stop": [stop], "include_stop_str_in_output": shows}
+        status, answer, _ = served.call(path, body)
+        assert status == 200, answer
+        assert _text(answer) == whole[: end + (len(stop) if shows else 0)]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_control_tokens_can_be_shown(served: Served, path: str) -> None:
+    spelling = served.llm.text.spell(0)
+    asked = (ASK if path == CHAT else GO_ON) | {"max_tokens": 2, "ignore_eos": True}
+    asked |= {"allowed_token_ids": [0]}
+    for skips, expected in ((False, spelling * 2), (True, "")):
+        status, answer, _ = served.call(path, asked | {"skip_special_tokens": skips})
+        assert status == 200, answer
+        assert _text(answer) == expected
+
+
+def _text(answer: dict[str, Any]) -> str:
+    """The text of the one answer, of a chat or a completion."""
+    (choice,) = answer["choices"]
+    return str(choice["message"]["content"] or "") if "message" in choice else str(choice["text"])

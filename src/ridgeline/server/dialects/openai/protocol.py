@@ -50,6 +50,7 @@ _PLAIN = (
     *("best_of", "early_stopping", "length_penalty", "penalty_alpha", "use_beam_search"),
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
 )
 
 
@@ -144,6 +145,8 @@ class _SamplingFields(Strict):
     user: str | None = Field(None, max_length=256)
     # What vLLM's users send as well:
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     include_timings: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)  # others find no prefix
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
