@@ -15,6 +15,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams, StructuredOutputsParams
 from ridgeline.core.records import Record, RequestRecord
+from tests.engine.test_same_answer import RARE_SAMPLERS
 from tests.real_models import real_model
 
 pytestmark = pytest.mark.engine
@@ -60,18 +61,7 @@ REQUESTS: dict[str, tuple[str, SamplingParams]] = {
         "Say \u00fc and \U0001f600 and \u65e5\u672c:",
         _params(temperature=1.3, seed=9, logit_bias={28: -5, 335: 2}, stop=["zq"]),
     ),
-    "dry": (
-        "One, two, three. One, two, three. One, two,",
-        _params(
-            temperature=1.0,
-            seed=8,
-            dry_multiplier=0.8,
-            bad_words=["three", "the"],
-            typical_p=0.9,
-            xtc_probability=0.5,
-            top_n_sigma=2.0,
-        ),
-    ),
+    "rare samplers": ("One, two, three. One, two, three. One, two,", _params(**RARE_SAMPLERS)),
     "schema": (
         "Anna is 31 years old. As JSON:",
         _params(temperature=0.7, seed=2, **_form(json=SCHEMA)),

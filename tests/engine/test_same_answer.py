@@ -43,6 +43,15 @@ def _params(**wishes: Any) -> SamplingParams:
 
 GREEDY = _params(temperature=0)
 SEEDED = _params(temperature=0.8, seed=17)
+RARE_SAMPLERS: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 8,
+    "dry_multiplier": 0.8,
+    "bad_words": ["three", "the"],
+    "typical_p": 0.9,
+    "top_n_sigma": 2.0,
+    "xtc_probability": 0.5,
+}
 REQUESTS: list[tuple[str, SamplingParams]] = [
     ("The capital of France is", GREEDY),
     (f"{_STORY} who", SEEDED),
@@ -51,18 +60,7 @@ REQUESTS: list[tuple[str, SamplingParams]] = [
     ("2 + 2 =", _params(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)),
     ("Water boils at", _params(temperature=0.8, seed=6, top_k=40, frequency_penalty=0.3)),
     ("The three primary colours are", SEEDED),
-    (
-        "One, two, three. One, two, three. One, two,",
-        _params(
-            temperature=1.0,
-            seed=8,
-            dry_multiplier=0.8,
-            bad_words=["three", "the"],
-            typical_p=0.9,
-            top_n_sigma=2.0,
-            xtc_probability=0.5,
-        ),
-    ),
+    ("One, two, three. One, two, three. One, two,", _params(**RARE_SAMPLERS)),
 ]
 
 

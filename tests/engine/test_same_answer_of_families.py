@@ -157,15 +157,20 @@ def ask(llm: LLM, indexes: list[int]) -> list[RequestOutput]:
     return llm.generate([REQUESTS[i][0] for i in indexes], [REQUESTS[i][1] for i in indexes])
 
 
-@pytest.mark.parametrize(("name", "form"), CASES)
-def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
+def engines_or_skip(name: str, form: str, open_engines: Open) -> Engines:
+    """Return the engines of a family; skip what the cuda backend cannot run, here or at all."""
     skip_without_torch(FORMATS[form])
     try:
-        engines = open_engines(name, form)
+        return open_engines(name, form)
     except ValueError as refusal:
         if form != "cuda":
             raise
         pytest.skip(str(refusal))
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
+    engines = engines_or_skip(name, form, open_engines)
     wanted, everyone = engines.alone, list(range(len(REQUESTS)))
 
     together = engines.new()
@@ -200,13 +205,7 @@ def test_however_requests_run(name: str, form: str, open_engines: Open) -> None:
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_request_goes_on_elsewhere(name: str, form: str, open_engines: Open) -> None:
     """Cut after any token and added to an engine that knows nothing of it: the rest is the same."""
-    skip_without_torch(FORMATS[form])
-    try:
-        engines = open_engines(name, form)
-    except ValueError as refusal:
-        if form != "cuda":
-            raise
-        pytest.skip(str(refusal))
+    engines = engines_or_skip(name, form, open_engines)
     elsewhere, cuts = engines.new(enable_prefix_caching=False), {}
     for (prompt, params), whole in zip(REQUESTS[:6], engines.alone, strict=False):
         for cut in range(1, NUM_TOKENS):

@@ -198,7 +198,7 @@ def test_a_search_wider_than_the_share_goes_on_beside_a_flood() -> None:
 def test_a_search_that_comes_into_a_flood_begins_with_its_share() -> None:
     replica, _ = server(seats=8)
     for i in range(400):
-        replica.push(asked("v", 5, 20 + i % 50, num_new=30))
+        replica.push(asked("v", 5, 20 + i % 50, num_new=300))
     for _ in range(3):
         step(replica)
     search = asked("a", 10, 11, best_of=8, n=2, use_beam_search=True, num_new=12)
