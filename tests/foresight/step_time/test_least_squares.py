@@ -112,6 +112,15 @@ def test_a_handful_of_steps_is_enough_to_say_something(num: int) -> None:
     assert model.seconds(Features(1, 1, 1, 100, 100)) > 0
 
 
+@pytest.mark.parametrize("seconds", [0.0, 5e-324, 1e300])
+def test_a_step_of_any_length_is_fitted(seconds: float) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        model = fit(
+            [*noisy(30, 10, 0.1), Measured(shapes(1, random.Random(1))[0], seconds)], (), KNOTS
+        )
+    assert all(np.isfinite(model.seconds(features)) for features in shapes(50, random.Random(2)))
+
+
 def test_nothing_measured_is_said() -> None:
     with pytest.raises(ValueError, match="no step was measured"):
         fit((), (), KNOTS)

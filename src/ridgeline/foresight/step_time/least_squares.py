@@ -27,6 +27,7 @@ _CUT = 3.0  # a step that took longer than this many times its prediction met so
 _FOLDS = 5
 _UNITS = np.array([1.0, 1.0, 1e3, 1e6])  # sequences, rows, positions, pairs: of like size
 _PRIOR_WEIGHT = 0.1
+_LEAST_S = 1e-6  # errors are relative to what was measured, so nothing may have taken no time
 
 
 def fit(
@@ -51,7 +52,7 @@ def fit(
     if not steps:
         raise ValueError("no step was measured")
     x = np.array([sample.features for sample in steps], np.float64)
-    y = np.array([sample.seconds for sample in steps])
+    y = np.maximum([sample.seconds for sample in steps], _LEAST_S)
     weights = np.ones(len(y))
     if prior is not None:
         assumed = _assumed(knots)
@@ -174,7 +175,7 @@ def _with_after(model: StepTime, after: Sequence[After]) -> StepTime:
     if not after:
         return model
     rows = np.array([[1.0, sample.num_rows, sample.num_ended] for sample in after])
-    seconds = np.maximum([sample.seconds for sample in after], 1e-6)
+    seconds = np.maximum([sample.seconds for sample in after], _LEAST_S)
     base, per_row, per_end = _robust(rows, seconds, np.ones(len(seconds)), len(seconds))
     return replace(
         model,
