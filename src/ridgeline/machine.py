@@ -1,7 +1,7 @@
 """What this machine gives to this process: memory, processors and files, also inside a container.
 
-Reads the kernel's own files and this process's limits, and gives back memory that was freed. What a
-system other than Linux lacks of these is missing here alone.
+Reads the kernel's own files and this process's limits, gives back memory that was freed, and puts
+files on the disk whole. What a system other than Linux lacks of these is missing here alone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import ctypes
 import errno
 import os
 import platform
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # of no use, and not there, on Windows
+    fcntl = None  # type: ignore[assignment]
 
 try:
     import resource
@@ -319,3 +325,36 @@ def lower_priority() -> None:
     """Let the thread that calls this give way to all others, where the system can do that."""
     with suppress(OSError, AttributeError):  # of this thread alone, on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
+    """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
+
+    A file system may keep a name longer than what the file holds when power is lost; so the
+    content is synced before the name is given, and the name after. While it is written it is
+    locked: one without a lock was left by a process that was killed, and a later start
+    sweeps it away (``engine_setup.home``).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent)
+    with suppress(OSError, AttributeError):  # not every system has locks
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        rename(Path(partial), path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def rename(partial: Path, target: Path) -> None:
+    """Rename at once and for good, even if the power fails after it. Raises OSError."""
+    os.replace(partial, target)
+    with suppress(OSError):  # not every system syncs a directory
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

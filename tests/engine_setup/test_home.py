@@ -15,7 +15,7 @@ from ridgeline.engine_setup.home import sweep
 _WRITER = """
 import sys, time
 from pathlib import Path
-from ridgeline.backends.cpu.layout.store import write_whole
+from ridgeline.machine import write_whole
 
 def content(file):
     file.write(b"half of it")

@@ -23,7 +23,7 @@ def sweep(home: Path) -> None:
 
     What another process holds a lock on stays.
     """
-    for folder in ("packed", "kernels"):
+    for folder in ("packed", "kernels", "calibration", "roof"):
         for file in _listed(home / folder):
             if file.name.startswith(tempfile.gettempprefix()) and file.is_file():
                 _remove_unlocked(file)

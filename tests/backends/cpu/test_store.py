@@ -25,6 +25,7 @@ import ridgeline
 from ridgeline.backends.cpu.layout import model_weights as weights
 from ridgeline.backends.cpu.layout import store as packed
 from ridgeline.backends.cpu.layout.store import PackedArray
+from ridgeline.machine import write_whole
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Tensor
 from tests.models.tiny import (
@@ -194,7 +195,7 @@ def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        packed.write_whole(path, interrupted)
+        write_whole(path, interrupted)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [before]
 
 

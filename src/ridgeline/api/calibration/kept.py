@@ -6,8 +6,6 @@ A file is written whole or not at all. One that is damaged is passed over.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +15,7 @@ from pathlib import Path
 from ridgeline.engine_setup.progress import say
 from ridgeline.foresight.step_time.calibration import Calibration, parse_calibration
 from ridgeline.foresight.step_time.roof import KeptRoof, parse_roof, roof_file_name
-from ridgeline.machine import processor_name, usable_cpus
+from ridgeline.machine import processor_name, usable_cpus, write_whole
 
 
 def calibration_path(home: Path, calibration: Calibration) -> Path:
@@ -83,12 +81,7 @@ def kept_roof(home: Path) -> KeptRoof | None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 @cache  # once per process

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 from ridgeline.hub.fetch.download import WAY_OUT, Progress, download
 from ridgeline.hub.fetch.index import IndexSource
-from ridgeline.hub.fetch.whole import git_blob_of, hidden, only_one, rename
+from ridgeline.hub.fetch.whole import git_blob_of, hidden, only_one
 from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
+from ridgeline.machine import rename
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,18 +31,6 @@ def only_one(target: Path) -> Iterator[None]:
         ) from error
     with lock:
         yield
-
-
-def rename(partial: Path, target: Path) -> None:
-    """Rename at once and for good, even if the power fails after it."""
-    partial.replace(target)
-    if sys.platform == "win32":  # no directory can be opened there
-        return
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def sha256_of(path: Path) -> str:

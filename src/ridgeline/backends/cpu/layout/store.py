@@ -20,10 +20,9 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,13 +31,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import usable_cpus
+from ridgeline.machine import usable_cpus, write_whole
 from ridgeline.models.gguf.parts import part_paths
-
-try:
-    import fcntl
-except ImportError:  # of no use, and not there, on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
@@ -212,31 +206,3 @@ def write(path: Path, arrays: Iterable[tuple[str, PackedArray]]) -> bool:
             if old != path:
                 old.unlink(missing_ok=True)
     return True
-
-
-def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
-    """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
-
-    A file system may keep a name longer than what the file holds when power is lost; so the
-    content is synced before the name is given, and the name after. While it is written it is
-    locked: one without a lock was left by a process that was killed, and a later start
-    sweeps it away (``engine_setup.home``).
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent)
-    with suppress(OSError, AttributeError):  # not every system has locks
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            content(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        with suppress(OSError):  # not every system syncs a directory
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    finally:
-        Path(partial).unlink(missing_ok=True)
