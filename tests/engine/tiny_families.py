@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.models.families import Family, arch_from_config, family_of
-from ridgeline.models.families.halves import number_in_file
+from ridgeline.models.families.split_layers import number_in_file
 from ridgeline.models.tensors import Tensor
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, VOCAB
 from tests.tiny import Arrays, random_arrays

@@ -9,7 +9,7 @@ import pytest
 from ridgeline.arch.model import Experts, Mlp
 from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config, family_of
-from ridgeline.models.families.halves import number_in_file
+from ridgeline.models.families.split_layers import number_in_file
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics import costs
 from ridgeline.physics.shapes import weight_params

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import pytest
 
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
-from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_gguf

@@ -13,8 +13,8 @@ from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import Setup
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.decoding.policies import POLICIES, Orca
+from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.room import fit
 from ridgeline.engine_setup.speculative import SpeculativeConfig
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import arch_from_gguf, model_of
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
-from ridgeline.models.families.hf import HARMLESS, ONLY
+from ridgeline.models.families.hf_names import HARMLESS, ONLY
 from ridgeline.models.families.known import (
     GGUF_FAMILIES,
     TABLES,

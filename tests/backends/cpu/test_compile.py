@@ -21,7 +21,7 @@ import ridgeline
 from ridgeline.backends.cpu.emit import compile as module
 from ridgeline.backends.cpu.emit.compile import Kernels, Target, load_kernels
 from ridgeline.backends.cpu.layout.arrays import address
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from tests.tiny import PLAIN
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.draw import emit_draw
-from ridgeline.backends.cpu.layout.draw_entries import (
+from ridgeline.backends.cpu.layout.sampling_table import (
     ENTRY_BYTES,
     Draws,
     padded_vocab,

@@ -12,7 +12,7 @@ from ridgeline.arch.latent import Latent
 from ridgeline.arch.model import Attention, Layer, Mlp
 from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.layout.latent import num_groups
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.models.families import arch_from_config
 from ridgeline.physics.costs import kv_bytes_per_token

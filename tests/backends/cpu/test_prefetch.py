@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Function
 from ridgeline.backends.cpu.emit.prefetch import (
     emit_prefetch_next_head,
@@ -17,7 +17,7 @@ from ridgeline.backends.cpu.emit.prefetch import (
 )
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, LAYER, MATRICES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from tests.backends.cpu.machine import Machine, at, build, prefetched
 from tests.backends.cpu.test_compile import PLAIN
@@ -30,7 +30,7 @@ def emit(module: ir.Module) -> None:
     """``share(args, thread)`` and ``next(args, thread, end)``, of each matrix; results go to x."""
     for name, num_args in (("share", 2), ("next", 3)):
         fn = Function(module, name, num_args)
-        thread = Thread(fn, SIZES)
+        thread = StepEmitter(fn, SIZES)
         out = thread.args["x"]
         for i in range(NUM_LAYERS):
             number = fn.i64(i)

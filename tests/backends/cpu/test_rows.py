@@ -9,7 +9,7 @@ import pytest
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.rows import emit_rows
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, same_bits
 from tests.tiny import PLAIN

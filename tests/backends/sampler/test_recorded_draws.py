@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tools.record_draws import PATH, VOCAB_SIZE, logits_of, row_of
 
-from ridgeline.backends.cpu.layout.draw_entries import Draws
+from ridgeline.backends.cpu.layout.sampling_table import Draws
 from ridgeline.backends.sampler.rule import rank_tokens, sample
 from tests.backends.cpu.test_draw import Kernel
 

@@ -24,11 +24,11 @@ from ridgeline.backends.cpu.emit.argmax import BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
-from ridgeline.backends.cpu.layout.cache_places import has_unlike_records
-from ridgeline.backends.cpu.layout.draw_entries import Draws
+from ridgeline.backends.cpu.layout.cache_layout import has_unlike_records
 from ridgeline.backends.cpu.layout.lora import PackedAdapter, pack_adapter
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.sampling_table import Draws
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.traffic import step_traffic

@@ -16,8 +16,8 @@ from ridgeline.models.facts import Facts
 from ridgeline.models.families.binding import bind, halves_order
 from ridgeline.models.families.gguf import HARMLESS as HARMLESS_IN_GGUF
 from ridgeline.models.families.headless import named_by_what_it_has, under_own_names
-from ridgeline.models.families.hf import HARMLESS as HARMLESS_IN_HF
-from ridgeline.models.families.hf import OF_OTHER_HALVES, ONLY
+from ridgeline.models.families.hf_names import HARMLESS as HARMLESS_IN_HF
+from ridgeline.models.families.hf_names import OF_OTHER_HALVES, ONLY
 from ridgeline.models.families.known import (
     GGUF_FAMILIES,
     HF_FAMILIES,

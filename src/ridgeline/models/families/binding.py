@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import Attention, ModelArch
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.halves import number_in_file
 from ridgeline.models.families.head_order import expert_halves, row_order
+from ridgeline.models.families.split_layers import number_in_file
 from ridgeline.models.families.table import Family
 from ridgeline.models.rope.portable_math import log
 from ridgeline.models.tensors import Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.hf import HARMLESS
+from ridgeline.models.families.hf_names import HARMLESS
 from ridgeline.models.families.nearest import advice
 from ridgeline.models.families.rows import tables_of
 from ridgeline.models.families.table import Family, const, flag

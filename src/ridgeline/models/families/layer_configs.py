@@ -16,7 +16,7 @@ from ridgeline.arch.model import Attention, Experts, Layer, Mlp
 from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.arch.rope import Rope
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.by_layer import (
+from ridgeline.models.families.per_layer import (
     LayerHeads,
     dense_layers,
     heads_of_config,
@@ -25,7 +25,7 @@ from ridgeline.models.families.by_layer import (
     widths,
     with_shared,
 )
-from ridgeline.models.families.halves import Halves, halves_of_config, halves_of_gguf
+from ridgeline.models.families.split_layers import Halves, halves_of_config, halves_of_gguf
 from ridgeline.models.families.table import Family
 from ridgeline.models.rope.scaling import (
     checked_dim,

@@ -17,7 +17,7 @@ import math
 from contextlib import AbstractContextManager
 
 from ridgeline.backends.cpu.emit.activations import softcapped
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.draw import DRAW
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import (
@@ -35,8 +35,8 @@ from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
-from ridgeline.backends.cpu.layout.draw_entries import ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
+from ridgeline.backends.cpu.layout.sampling_table import ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.layout.shapes import HEAD_TILES, ROW_BLOCK
 
 # A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
@@ -137,7 +137,7 @@ def _emit_best(module: object) -> None:
     fn.finish()
 
 
-def head(thread: Thread) -> None:
+def head(thread: StepEmitter) -> None:
     """Norm the rows that want a token, then find the likeliest, and logits where they are wanted.
 
     ``prunes`` is set only if no logits are wanted, there is a proxy, and rows are few.
@@ -176,7 +176,7 @@ def head(thread: Thread) -> None:
         _draws(thread)
 
 
-def _draws(thread: Thread) -> None:
+def _draws(thread: StepEmitter) -> None:
     """Draw from rows of logits, and rank, with work stealing."""
     fn, args = thread.fn, thread.args
     layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
@@ -191,7 +191,7 @@ def _draws(thread: Thread) -> None:
             )  # fmt: skip
 
 
-def _all_logits(thread: Thread) -> None:
+def _all_logits(thread: StepEmitter) -> None:
     """Compute all logits, a few tiles at a time, while they are in the nearest cache."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows, stride, logits = args["num_head_rows"], HEAD_TILES * TILE * 4, thread.local("logits")
@@ -219,7 +219,7 @@ def _all_logits(thread: Thread) -> None:
                 COPY.call(fn, x=target, y=source, size=(until - t) * TILE)
 
 
-def _pruned(thread: Thread) -> None:
+def _pruned(thread: StepEmitter) -> None:
     """Compute proxy logits, then exact ones of what might be the likeliest."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows, num_tiles = args["num_head_rows"], args["head_num_tiles"]
@@ -270,7 +270,7 @@ def _pruned(thread: Thread) -> None:
         _exact(thread, candidate.get(), candidate.get())
 
 
-def _exact(thread: Thread, tile: Value, next_tile: Value) -> None:
+def _exact(thread: StepEmitter, tile: Value, next_tile: Value) -> None:
     """Compute a tile's logits of all rows, and fold them into argmax; then ``next_tile``."""
     fn, args, logits = thread.fn, thread.args, thread.local("logits")
     num_rows, first = args["num_head_rows"], tile * TILE
@@ -286,7 +286,7 @@ def _exact(thread: Thread, tile: Value, next_tile: Value) -> None:
         )  # fmt: skip
 
 
-def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Value, Value]]:
+def _pieces(thread: StepEmitter, num_tiles: str) -> AbstractContextManager[tuple[Value, Value]]:
     """Loop over pieces of the head's tiles, or of its proxy's."""
     fn = thread.fn
     layer, size = fn.i64(thread.sizes.num_layers), fn.i64(HEAD_TILES)
@@ -294,7 +294,12 @@ def _pieces(thread: Thread, num_tiles: str) -> AbstractContextManager[tuple[Valu
 
 
 def _matmul(
-    thread: Thread, matrix: str, tiles: _Tiles, rows: tuple[Value, Value], y: Value, y_stride: int
+    thread: StepEmitter,
+    matrix: str,
+    tiles: _Tiles,
+    rows: tuple[Value, Value],
+    y: Value,
+    y_stride: int,
 ) -> None:
     """Multiply rows, first and number, by tiles of the head or its proxy."""
     args, sizes = thread.args, thread.sizes
@@ -308,7 +313,7 @@ def _matmul(
     )  # fmt: skip
 
 
-def _entry(thread: Thread, word: str, row: Value, owner: Value | None = None) -> Value:
+def _entry(thread: StepEmitter, word: str, row: Value, owner: Value | None = None) -> Value:
     """Return where a thread, this one if none is named, keeps what it found in a row."""
     args = thread.args
     number = thread.number if owner is None else owner

@@ -1,6 +1,6 @@
 """A thread's view of the kernels' arguments, for code under construction.
 
-``Thread`` adds the thread's local memory and how activations are laid out to the kernels'
+``StepEmitter`` adds the thread's local memory and how activations are laid out to the kernels'
 arguments. It decides no order and no shares: that is ``step``.
 """
 
@@ -20,7 +20,7 @@ _PIECES = 8  # that a thread's share of a product is taken in
 _MOST_VISITED = 4  # threads whose shares a thread takes from, its own first
 
 
-class Thread:
+class StepEmitter:
     """What one thread sees of a step: arguments, thread-local memory, and short names for both.
 
     Attributes:

@@ -25,7 +25,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.cpu.layout.draw_entries import BLOCK_LOGITS
+from ridgeline.backends.cpu.layout.sampling_table import BLOCK_LOGITS
 from ridgeline.backends.sampler.rule import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
 PEAKS = Kernel("draw_peaks", ("row", "peaks", "out"))

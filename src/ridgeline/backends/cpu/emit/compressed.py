@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
@@ -12,7 +12,7 @@ from ridgeline.backends.cpu.layout.latent import LatentHeads
 
 
 def share_of_queries(
-    thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str
+    thread: StepEmitter, i: Value, layer: Words, rows: tuple[Value, ...], scope: str
 ) -> None:
     """Make queries of compressed rows, by outputs; all threads meet before and behind."""
     latent = thread.kind.heads.latent
@@ -26,7 +26,7 @@ def share_of_queries(
     thread.barrier()
 
 
-def whole_queries(thread: Thread, layer: Words, num_rows: Value) -> None:
+def whole_queries(thread: StepEmitter, layer: Words, num_rows: Value) -> None:
     """Make queries of this thread's compressed rows."""
     latent = thread.kind.heads.latent
     if latent is None or not latent.q_rank:
@@ -38,7 +38,7 @@ def whole_queries(thread: Thread, layer: Words, num_rows: Value) -> None:
 
 
 def _compressed(
-    thread: Thread, layer: Words, latent: LatentHeads, qkv: Value, m: Value, scope: str
+    thread: StepEmitter, layer: Words, latent: LatentHeads, qkv: Value, m: Value, scope: str
 ) -> None:
     """Put a row's compressed query, normed, into row ``m`` of activations."""
     floats = thread.floats("in", m, scope)

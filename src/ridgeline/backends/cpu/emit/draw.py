@@ -50,7 +50,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import FLOATS
-from ridgeline.backends.cpu.layout.draw_entries import (
+from ridgeline.backends.cpu.layout.sampling_table import (
     BLOCK_LOGITS,
     ENTRY,
     padded_vocab,

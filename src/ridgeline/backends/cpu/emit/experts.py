@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
 from ridgeline.backends.cpu.emit.clock import count_expert
 from ridgeline.backends.cpu.emit.ir import F32, I32, I64, Function, Value, exp, fma, maximum, select
@@ -158,7 +158,7 @@ def _choose(fn: Function, out: Value, experts: Experts) -> None:
 
 
 def routed(
-    thread: Thread, layer: Words, experts: Experts, x: Value, row: Value, scope: str
+    thread: StepEmitter, layer: Words, experts: Experts, x: Value, row: Value, scope: str
 ) -> None:
     """Find which experts a row goes to; leave their weights, and that of the dense network.
 
@@ -188,7 +188,7 @@ def routed(
 
 
 def joined(
-    thread: Thread, layer: Words, sums: Value, dense: Value, row: Value, scope: str
+    thread: StepEmitter, layer: Words, sums: Value, dense: Value, row: Value, scope: str
 ) -> Value:
     """Return where a row's sum of what experts and the dense network made is.
 
@@ -209,7 +209,7 @@ def joined(
 
 
 def met_experts(
-    thread: Thread, layer: Words, num_rows: Value, scope: str, *, shares_tiles: bool
+    thread: StepEmitter, layer: Words, num_rows: Value, scope: str, *, shares_tiles: bool
 ) -> None:
     """Take the rows of activations through the experts that they go to; leave their sums.
 
@@ -267,7 +267,7 @@ def met_experts(
                 thread.barrier()
 
 
-def _gather(thread: Thread, weights: Value, num_rows: Value, scope: str) -> Value:
+def _gather(thread: StepEmitter, weights: Value, num_rows: Value, scope: str) -> Value:
     """Copy the activations of rows with a weight, not 0, side by side; return how many."""
     fn, sizes = thread.fn, thread.sizes
     experts, memory = thread.kind.ffn.experts, getattr(thread, scope)
@@ -297,7 +297,7 @@ def _gather(thread: Thread, weights: Value, num_rows: Value, scope: str) -> Valu
 
 
 def _inner_values(
-    thread: Thread,
+    thread: StepEmitter,
     layer: Words,
     before: Value,
     own: tuple[Value, Value],

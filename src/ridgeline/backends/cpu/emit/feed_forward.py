@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
 from ridgeline.backends.cpu.emit.lora import meet, shrink
@@ -27,7 +27,7 @@ class Network:
     prefix: str = ""
     group: str = "in"
 
-    def values(self, thread: Thread, layer: Words, gates: Value) -> tuple[Value, int | Value]:
+    def values(self, thread: StepEmitter, layer: Words, gates: Value) -> tuple[Value, int | Value]:
         """Return where what the gates let through is, and the bytes from row to row."""
         if not self.ffn.given:
             return gates + self.ffn.size * 4, self.ffn.gate_up_stride
@@ -36,7 +36,7 @@ class Network:
         return own + thread.first_row * stride, thread.fn.i64(stride)
 
 
-def networks(thread: Thread) -> tuple[Network | None, Network | None, Network | None]:
+def networks(thread: StepEmitter) -> tuple[Network | None, Network | None, Network | None]:
     """Return a kind of layer's own network, the one beside experts, and that of its input."""
     kind = thread.kind
     own = None if kind.ffn.experts else Network(kind.ffn)
@@ -48,7 +48,12 @@ def networks(thread: Thread) -> tuple[Network | None, Network | None, Network | 
 
 
 def gated_mlp(
-    thread: Thread, i: Value, layer: Words, rows: tuple[Value, ...], scope: str, network: Network
+    thread: StepEmitter,
+    i: Value,
+    layer: Words,
+    rows: tuple[Value, ...],
+    scope: str,
+    network: Network,
 ) -> None:
     """Take all rows through a network, by outputs."""
     fn, sizes, ffn = thread.fn, thread.sizes, network.ffn
@@ -67,7 +72,7 @@ def gated_mlp(
     share_of_matmul(thread, i, layer, f"{network.prefix}down", y, x_bytes, "gated", gated)
 
 
-def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None:
+def _shrink_gated(thread: StepEmitter, layer: Words, rows: tuple[Value, ...]) -> None:
     """Multiply rows of inner values by the A of the matrix that reads them, once all are there."""
     sizes = thread.sizes
     source, stride = thread.shared("gate_up"), thread.kind.ffn.gate_up_stride
@@ -79,7 +84,7 @@ def _shrink_gated(thread: Thread, layer: Words, rows: tuple[Value, ...]) -> None
 
 
 def share_of_matmul(
-    thread: Thread, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
+    thread: StepEmitter, i: Value, layer: Words, matrix: str, y: Value, y_stride: int, *operand: str
 ) -> None:
     """Compute this thread's pieces of a product for all rows."""
     num_rows, share = thread.args["num_rows"], next_share(thread, i, layer, matrix)
@@ -88,7 +93,7 @@ def share_of_matmul(
         row_parts.matmul(thread, layer, matrix, tiles, num_rows, y, y_stride, behind, *operand)
 
 
-def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Network) -> None:
+def _gated_share(thread: StepEmitter, i: Value, layer: Words, scope: str, network: Network) -> None:
     """Compute this thread's share of the gated channels, into the shared activations.
 
     Where their scale needs the whole row they stay floats, in place of the gates; an adapter reads
@@ -123,7 +128,13 @@ def _gated_share(thread: Thread, i: Value, layer: Words, scope: str, network: Ne
 
 
 def whole_matmul(
-    thread: Thread, layer: Words, matrix: str, num_rows: Value, y: Value, y_stride: int, *group: str
+    thread: StepEmitter,
+    layer: Words,
+    matrix: str,
+    num_rows: Value,
+    y: Value,
+    y_stride: int,
+    *group: str,
 ) -> None:
     """Compute all of a product, for this thread's rows."""
     end = layer[f"{matrix}_num_tiles"]
@@ -131,7 +142,7 @@ def whole_matmul(
     row_parts.matmul(thread, layer, matrix, (0, end), num_rows, y, y_stride, behind, *group)
 
 
-def whole_mlp(thread: Thread, layer: Words, num_rows: Value, network: Network) -> None:
+def whole_mlp(thread: StepEmitter, layer: Words, num_rows: Value, network: Network) -> None:
     """Take this thread's rows through a network."""
     fn, sizes, ffn = thread.fn, thread.sizes, network.ffn
     gate, stride = thread.local("gate_up"), ffn.gate_up_stride

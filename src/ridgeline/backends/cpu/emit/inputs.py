@@ -7,7 +7,7 @@ its tokens decoded. ``ModelArch.input_scales`` says what is added up.
 from __future__ import annotations
 
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import F32, Value, fma, sqrt
 from ridgeline.backends.cpu.emit.kernel import Kernel
@@ -43,7 +43,7 @@ def emit_inputs(module: object, sizes: Sizes, inputs: Inputs, eps: float) -> Non
     fn.finish()
 
 
-def make_inputs(thread: Thread) -> None:
+def make_inputs(thread: StepEmitter) -> None:
     """Make all layers' inputs of all rows; threads share the outputs of the product."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     num_rows, stride, x_bytes = args["num_rows"], sizes.inputs_stride, sizes.hidden * 4

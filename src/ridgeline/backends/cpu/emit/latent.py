@@ -10,7 +10,7 @@ side by side, so a weighted sum has a lane for each token, and adds the lanes up
 
 from __future__ import annotations
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.float_attention import load_cached
 from ridgeline.backends.cpu.emit.ir import F16, F32, I32, Value, fma, sqrt, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -170,7 +170,7 @@ def _emit_weighted_values(
 
 
 def latent_rope(
-    thread: Thread, layer: Words, cache: Value, row: Value, qkv: Value, group: Value
+    thread: StepEmitter, layer: Words, cache: Value, row: Value, qkv: Value, group: Value
 ) -> None:
     """Absorb, rotate and store a group's queries of a row, and its key with the first group."""
     fn, args, heads = thread.fn, thread.args, thread.kind.heads
@@ -197,7 +197,9 @@ def latent_rope(
     )  # fmt: skip
 
 
-def expand_latents(thread: Thread, layer: Words, count: Value, group: Value, out: Value) -> None:
+def expand_latents(
+    thread: StepEmitter, layer: Words, count: Value, group: Value, out: Value
+) -> None:
     """Make a group's values of the latents that ``count`` rows of queries saw."""
     fn, heads = thread.fn, thread.kind.heads
     latent = heads.latent

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import F16, F32, I64, Function, Value, fma, vec
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
@@ -79,7 +79,9 @@ def _weights(fn: Function, base: Value, number: int, value_bytes: int) -> Value:
     return fn.load(at, vec(F16, 16), 32).signed(F32)
 
 
-def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, row: Value) -> None:
+def shrink(
+    thread: StepEmitter, layer: Words, matrices: tuple[str, ...], x: Value, row: Value
+) -> None:
     """Multiply the floats at ``x``, of this row, by the A of each of the matrices that read it."""
     sizes, fn = thread.sizes, thread.fn
     if not sizes.max_lora_rank:
@@ -97,8 +99,8 @@ def shrink(thread: Thread, layer: Words, matrices: tuple[str, ...], x: Value, ro
 
 
 def expand(
-    thread: Thread, layer: Words, matrix: str, tiles: tuple[Any, Any], num_rows: Value, y: Value,
-    y_stride: Any,
+    thread: StepEmitter, layer: Words, matrix: str, tiles: tuple[Any, Any], num_rows: Value,
+    y: Value, y_stride: Any,
 ) -> None:  # fmt: skip
     """Add to these tiles of a product what the adapters of its rows add."""
     sizes, fn = thread.sizes, thread.fn
@@ -118,7 +120,7 @@ def expand(
             )  # fmt: skip
 
 
-def meet(thread: Thread, scope: str = "shared") -> None:
+def meet(thread: StepEmitter, scope: str = "shared") -> None:
     """Wait for the other threads if they share ranks and there is any adapter in the step."""
     if thread.sizes.max_lora_rank and (thread.shares_ranks or scope == "shared"):
         with thread.fn.when(thread.args["num_adapted"] > 0):
@@ -126,7 +128,7 @@ def meet(thread: Thread, scope: str = "shared") -> None:
 
 
 @contextmanager
-def _adapter_of(thread: Thread, layer: Words, row: Value) -> Iterator[Words]:
+def _adapter_of(thread: StepEmitter, layer: Words, row: Value) -> Iterator[Words]:
     """Do something with the words of a row's adapter in a layer, if the row has one."""
     fn = thread.fn
     at = thread.args["adapters"] + (thread.first_row + row) * 8
@@ -135,7 +137,7 @@ def _adapter_of(thread: Thread, layer: Words, row: Value) -> Iterator[Words]:
         yield Words(fn, adapter + layer["number"] * (8 * len(ADAPTER)), ADAPTER)
 
 
-def _low(thread: Thread, row: Value, place: int) -> Value:
+def _low(thread: StepEmitter, row: Value, place: int) -> Value:
     """Return where a row's products with the A of the ``place``-th of some matrices are kept."""
     room = thread.local if thread.owns_rows else thread.shared
     sizes = thread.sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.attention import ROPE
 from ridgeline.backends.cpu.emit.experts import routed
 from ridgeline.backends.cpu.emit.ir import Value
@@ -11,7 +11,7 @@ from ridgeline.backends.cpu.emit.latent import expand_latents, latent_rope
 from ridgeline.backends.cpu.emit.row_parts import add, norm
 from ridgeline.backends.cpu.layout.shapes import TOKENS
 
-# ``step`` emits it, from a ``Thread``.
+# ``step`` emits it, from a ``StepEmitter``.
 ATTEND = Kernel(
     "attend",
     (
@@ -22,7 +22,7 @@ ATTEND = Kernel(
 
 
 def after_attention(
-    thread: Thread, layer: Words, x: Value, y: Value, row: Value, scope: str
+    thread: StepEmitter, layer: Words, x: Value, y: Value, row: Value, scope: str
 ) -> None:
     """Add what attention made to a row of x; leave what the feed-forward network reads."""
     readers = () if thread.kind.ffn.experts else thread.kind.ffn.inner
@@ -42,7 +42,7 @@ def after_attention(
 
 
 def rope(
-    thread: Thread, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value
+    thread: StepEmitter, layer: Words, cache: Value, row: Value, qkv: Value, kv_head: Value
 ) -> None:
     """Rotate and store one K/V head of the row that has number ``row`` in the step."""
     args, heads = thread.args, thread.kind.heads
@@ -62,7 +62,7 @@ def rope(
 
 
 def attend(
-    thread: Thread,
+    thread: StepEmitter,
     layer: Words,
     cache: Value,
     item: tuple[Value, Value],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.ir import Function, Value, maximum, select
 from ridgeline.backends.cpu.emit.isa import Processor, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
@@ -122,7 +122,7 @@ class RecordPrefetch:
             _prefetch_lines(fn, target, num_bytes, _SECOND_CACHE)
 
 
-def next_share(thread: Thread, i: Value, layer: Words, matrix: str) -> Value:
+def next_share(thread: StepEmitter, i: Value, layer: Words, matrix: str) -> Value:
     """Return the address of this thread's share of the matrix that follows layer i's ``matrix``."""
     order = thread.kind.matrices
     if matrix == order[-1]:
@@ -133,7 +133,7 @@ def next_share(thread: Thread, i: Value, layer: Words, matrix: str) -> Value:
     return thread.tile(layer, following, first)
 
 
-def next_address(thread: Thread, layer: Words, matrix: str, end: Value, share: Value) -> Value:
+def next_address(thread: StepEmitter, layer: Words, matrix: str, end: Value, share: Value) -> Value:
     """Return what this thread reads behind tiles up to ``end``: ``share`` if they are its last."""
     last_tile = thread.first_tile(layer[f"{matrix}_num_tiles"], thread.number + 1)
     return select(end.equals(last_tile), share, thread.tile(layer, matrix, end))
@@ -170,7 +170,7 @@ def emit_prefetch_next_head(module: object, heads: Heads, number: int = 0) -> No
 
 
 def prefetch_next_head(
-    thread: Thread,
+    thread: StepEmitter,
     walk: dict[str, Value],
     sequences: Value,
     row: Value,

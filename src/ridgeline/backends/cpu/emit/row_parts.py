@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_
 
 
 def norm(
-    thread: Thread,
+    thread: StepEmitter,
     layer: Words,
     name: str,
     x: Value,
@@ -41,7 +41,7 @@ def norm(
     quantise(thread, group, floats, row, thread.sizes.hidden, scope=scope)
 
 
-def only_norm(thread: Thread, layer: Words, name: str, x: Value, out: Value) -> None:
+def only_norm(thread: StepEmitter, layer: Words, name: str, x: Value, out: Value) -> None:
     """Put a row of x after this norm at ``out``."""
     NORM.call(
         thread.fn, x=x, weight=layer[name], bias=layer[f"{name}_bias"], out=out,
@@ -49,7 +49,7 @@ def only_norm(thread: Thread, layer: Words, name: str, x: Value, out: Value) -> 
     )  # fmt: skip
 
 
-def add(thread: Thread, layer: Words, part: str, x: Value, y: Value) -> None:
+def add(thread: StepEmitter, layer: Words, part: str, x: Value, y: Value) -> None:
     """Add to a row of x what "attn", "mlp" or "input" made, after its norm if any."""
     fn, sizes, post_norm = thread.fn, thread.sizes, f"{part}_post_norm"
     if post_norm in thread.kind.norm_names:
@@ -65,7 +65,7 @@ def add(thread: Thread, layer: Words, part: str, x: Value, y: Value) -> None:
 
 
 def gate(
-    thread: Thread,
+    thread: StepEmitter,
     layer: Words,
     channel: Any,
     gate: Value,
@@ -83,7 +83,7 @@ def gate(
 
 
 def quantise(
-    thread: Thread,
+    thread: StepEmitter,
     group: str,
     source: Value,
     row: Value,
@@ -108,7 +108,7 @@ def quantise(
 
 
 def matmul(
-    thread: Thread,
+    thread: StepEmitter,
     layer: Words,
     matrix: str,
     tiles: tuple[Any, Any],

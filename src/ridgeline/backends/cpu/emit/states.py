@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.emit import row_parts
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
 from ridgeline.backends.cpu.emit.ir import Value
 from ridgeline.backends.cpu.emit.kernel import Words
@@ -27,7 +27,7 @@ from ridgeline.backends.cpu.layout.recurrent import RATES, Recurrence
 
 
 def share_of_projections(
-    thread: Thread, i: Value, layer: Words, shape: Recurrence, scope: str
+    thread: StepEmitter, i: Value, layer: Words, shape: Recurrence, scope: str
 ) -> None:
     """Compute this thread's pieces of all that a layer projects, for all rows."""
     rows, stride = thread.args["mixed"], thread.sizes.mixed_stride
@@ -36,7 +36,7 @@ def share_of_projections(
 
 
 def whole_projections(
-    thread: Thread, layer: Words, shape: Recurrence, low: Value, num_rows: Value
+    thread: StepEmitter, layer: Words, shape: Recurrence, low: Value, num_rows: Value
 ) -> None:
     """Compute all that a layer projects of this thread's rows, from row ``low`` on."""
     stride = thread.sizes.mixed_stride
@@ -45,7 +45,7 @@ def whole_projections(
         whole_matmul(thread, layer, matrix, num_rows, rows + column * 4, stride)
 
 
-def recur(thread: Thread, layer: Words, shape: Recurrence) -> None:
+def recur(thread: StepEmitter, layer: Words, shape: Recurrence) -> None:
     """Take all rows of the step through a layer's states, together; all threads meet behind it."""
     fn, args = thread.fn, thread.args
     states = args["states"] + layer["state_at"]
@@ -72,7 +72,7 @@ def recur(thread: Thread, layer: Words, shape: Recurrence) -> None:
 
 
 def _correct(
-    thread: Thread, layer: Words, shape: Recurrence, mixer: Delta, memories: Value, step: Any
+    thread: StepEmitter, layer: Words, shape: Recurrence, mixer: Delta, memories: Value, step: Any
 ) -> None:
     """Take this thread's key heads, and the value heads that they serve, through all rows."""
     fn, args = thread.fn, thread.args
@@ -93,7 +93,7 @@ def _correct(
 
 
 def _scan(
-    thread: Thread, layer: Words, shape: Recurrence, mixer: Ssm, memories: Value, step: Any
+    thread: StepEmitter, layer: Words, shape: Recurrence, mixer: Ssm, memories: Value, step: Any
 ) -> None:
     """Take this thread's heads through all rows."""
     fn, args = thread.fn, thread.args
@@ -111,7 +111,7 @@ def _scan(
 
 
 def made_to_activations(
-    thread: Thread, layer: Words, shape: Recurrence, row: Value, m: Value, scope: str = "local"
+    thread: StepEmitter, layer: Words, shape: Recurrence, row: Value, m: Value, scope: str = "local"
 ) -> None:
     """Put what was made of the step's row ``row`` into row ``m`` of activations, gated."""
     fn, keeps_floats = thread.fn, thread.sizes.activations == "floats"

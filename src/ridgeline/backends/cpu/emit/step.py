@@ -25,7 +25,7 @@ from functools import partial
 
 from ridgeline.backends.cpu.emit import mixing, row_parts
 from ridgeline.backends.cpu.emit.argmax import head
-from ridgeline.backends.cpu.emit.args import Thread
+from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.attention import ADD_KEY_BIAS, SOFTMAX
 from ridgeline.backends.cpu.emit.clock import TimedFunction, emit_clock
 from ridgeline.backends.cpu.emit.compressed import share_of_queries, whole_queries
@@ -75,7 +75,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
     if sizes.profiled:
         emit_clock(module)
     new = TimedFunction if sizes.profiled else Function
-    bodies: dict[Kernel, Callable[[Thread], None]] = {
+    bodies: dict[Kernel, Callable[[StepEmitter], None]] = {
         _BY_OUTPUTS: partial(_by_outputs, scope="local"),
         _MIXED: partial(_by_outputs, scope="shared"),
         _BY_TOKENS: _by_tokens,
@@ -85,7 +85,7 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
         bodies[_INPUTS] = make_inputs
     for kernel, body in bodies.items():
         fn = kernel.begin(module, new)
-        body(Thread(fn, sizes))
+        body(StepEmitter(fn, sizes))
         fn.finish()
     fn = STEP.begin(module, new)
     args, thread = fn.args
@@ -107,10 +107,10 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
 
 
 def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
-    """``attend``, for this kind of layer: see ``Thread.attend``."""
+    """``attend``, for this kind of layer: see ``StepEmitter.attend``."""
     fn = ATTEND.of(sizes.all_heads.index(kind.heads)).begin(module)
     _, _, window, pairs, sinks, records, sequences, first, count, kv_head, out = fn.args
-    thread = Thread(fn, sizes)
+    thread = StepEmitter(fn, sizes)
     thread.kind = kind
     args, heads, of_heads = thread.args, kind.heads, thread.of_heads
     position = thread.index(args["positions"] + first * 4)
@@ -166,7 +166,7 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     fn.finish()
 
 
-def _by_outputs(thread: Thread, scope: str) -> None:
+def _by_outputs(thread: StepEmitter, scope: str) -> None:
     """Each thread computes its share of every product's outputs, for all rows.
 
     Activations, and all else that is done for a row, are ``shared``: a thread does its share of the
@@ -214,7 +214,7 @@ def _by_outputs(thread: Thread, scope: str) -> None:
             COPY.call(fn, x=args["x"] + m * x_bytes, y=x + m * x_bytes, size=sizes.hidden)
 
 
-def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
+def _attend_heads(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's heads attend, in all rows; quantise every row's results."""
     fn, args, kind = thread.fn, thread.args, thread.kind
     attended, num_rows = thread.shared("attended"), rows[1]
@@ -239,7 +239,7 @@ def _attend_heads(thread: Thread, layer: Words, cache: Value, rows: tuple[Value,
     meet(thread)
 
 
-def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
+def _attend_rows(thread: StepEmitter, layer: Words, cache: Value, rows: tuple[Value, ...]) -> None:
     """Let this thread's rows attend, all of their heads, once everybody's keys are there."""
     fn, kind = thread.fn, thread.kind
     with fn.loop(rows[1], start=rows[0]) as m, fn.loop(kind.heads.num_kv_heads) as h:
@@ -254,7 +254,7 @@ def _attend_rows(thread: Thread, layer: Words, cache: Value, rows: tuple[Value, 
 
 
 def _feed_forward(
-    thread: Thread, i: Value, layer: Words, x: Value, rows: tuple[Value, ...], scope: str
+    thread: StepEmitter, i: Value, layer: Words, x: Value, rows: tuple[Value, ...], scope: str
 ) -> None:
     """Take all rows from what they attended to through the rest of the layer, by outputs."""
     fn, sizes = thread.fn, thread.sizes
@@ -294,13 +294,13 @@ def _feed_forward(
             _end_layer(thread, layer, x + m * x_bytes, y + m * x_bytes)
 
 
-def _has_both(thread: Thread) -> bool:
+def _has_both(thread: StepEmitter) -> bool:
     """Return whether a layer of this kind has attention and a mixer that keeps a state."""
     return thread.kind.recurrence is not None and thread.kind.heads.num_heads > 0
 
 
 def _add_made(
-    thread: Thread, layer: Words, x: Value, y: Value, sums: Value, row: Value, scope: str
+    thread: StepEmitter, layer: Words, x: Value, y: Value, sums: Value, row: Value, scope: str
 ) -> None:
     """Add to a row of x what the feed-forward network made of it, or experts and what is beside."""
     experts, at = thread.kind.ffn.experts, row * (thread.sizes.hidden * 4)
@@ -310,7 +310,7 @@ def _add_made(
     row_parts.add(thread, layer, "mlp", x_at, made)
 
 
-def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
+def _end_layer(thread: StepEmitter, layer: Words, x: Value, y: Value) -> None:
     """Add to a row of x what was made of the layer's own input; scale it."""
     if thread.kind.input:
         row_parts.add(thread, layer, "input", x, y)
@@ -319,7 +319,7 @@ def _end_layer(thread: Thread, layer: Words, x: Value, y: Value) -> None:
 
 
 def _attended_to_activations(
-    thread: Thread, layer: Words, attended: Value, row: Value, scope: str = "local"
+    thread: StepEmitter, layer: Words, attended: Value, row: Value, scope: str = "local"
 ) -> None:
     """Put what a row attended to, through its gates if it has some, into activations."""
     size, floats = thread.kind.attention, thread.floats("in", row, scope)
@@ -333,7 +333,7 @@ def _attended_to_activations(
     row_parts.quantise(thread, "in", attended, row, size, scope=scope)
 
 
-def _by_tokens(thread: Thread) -> None:
+def _by_tokens(thread: StepEmitter) -> None:
     """Many rows: each thread takes blocks of them through a layer, and meets the others once.
 
     After the last layer's keys and values only the rows with an output go on.
@@ -363,13 +363,13 @@ def _by_tokens(thread: Thread) -> None:
                     _project(thread, following, its_cache, *rows)
 
 
-def _ends(thread: Thread, block: Value, part: int) -> tuple[Value, Value]:
+def _ends(thread: StepEmitter, block: Value, part: int) -> tuple[Value, Value]:
     """Return the first of a block's rows (part 0) or items (1), and the first of the next's."""
     at = thread.args["blocks"] + block * 8 + 4 * part
     return thread.index(at), thread.index(at + 8)
 
 
-def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value) -> None:
+def _project(thread: StepEmitter, layer: Words, cache: Value, low: Value, high: Value) -> None:
     """Norm a block of rows, compute queries, keys and values, and store them."""
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     kind = thread.kind
@@ -392,7 +392,7 @@ def _project(thread: Thread, layer: Words, cache: Value, low: Value, high: Value
 
 
 def _attend_block(
-    thread: Thread, layer: Words, cache: Value, low: Value, items: tuple[Value, Value]
+    thread: StepEmitter, layer: Words, cache: Value, low: Value, items: tuple[Value, Value]
 ) -> None:
     """Let the items of a block, whose first row is ``low``, attend."""
     fn, kind = thread.fn, thread.kind
@@ -406,7 +406,7 @@ def _attend_block(
             mixing.attend(thread, layer, cache, (row, count), h, out)
 
 
-def _finish_layer(thread: Thread, layer: Words, low: Value, high: Value) -> None:
+def _finish_layer(thread: StepEmitter, layer: Words, low: Value, high: Value) -> None:
     """Take a block of rows from what they attended to through the rest of the layer."""
     fn, args, sizes, kind = thread.fn, thread.args, thread.sizes, thread.kind
     num_rows, thread.first_row, thread.owns_rows = high - low, low, True

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.cpu.layout.head_places import head_places
+from ridgeline.backends.cpu.layout.head_permutation import head_permutation
 from ridgeline.backends.cpu.layout.pack import Index, padded
 from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
 from ridgeline.models.adapters import AdapterWeights
@@ -57,7 +57,7 @@ def pack_adapter(weights: AdapterWeights, arch: ModelArch, sizes: Sizes) -> Pack
     """
     if weights.rank > sizes.max_lora_rank:
         raise ValueError(f"rank {weights.rank}: these kernels have room for {sizes.max_lora_rank}")
-    kinds, places = sizes.layers, [head_places(arch, sizes, i) for i in range(arch.num_layers)]
+    kinds, places = sizes.layers, [head_permutation(arch, sizes, i) for i in range(arch.num_layers)]
     words = np.zeros((arch.num_layers, len(ADAPTER)), np.int64)
     tiles: list[tuple[int, str, int, Floats, Floats]] = []
     for name, part in weights.parts.items():

@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.cpu.layout import store as packed
+from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
-from ridgeline.backends.cpu.layout.cache_places import part_bytes
-from ridgeline.backends.cpu.layout.draw_entries import padded_vocab
+from ridgeline.backends.cpu.layout.cache_layout import part_bytes
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.head_places import head_places, rotating_pairs
+from ridgeline.backends.cpu.layout.head_permutation import head_permutation, rotating_pairs
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split, spreads
 from ridgeline.backends.cpu.layout.latent import per_head
-from ridgeline.backends.cpu.layout.of_model import model_sizes
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.pack import (
     LANES,
     Index,
@@ -38,8 +37,9 @@ from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
 from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
+from ridgeline.backends.cpu.layout.sampling_table import padded_vocab
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
-from ridgeline.backends.cpu.layout.store import PackedArray
+from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
@@ -157,9 +157,11 @@ def load_weights(
     """
     arrays = None
     if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
-        path = cache / packed.file_name(checkpoint.path, dtype)
+        path = cache / weight_cache.file_name(checkpoint.path, dtype)
         arrays = _kept(path, say)
-        if arrays is None and packed.write(path, _pack_all(checkpoint, sizes, dtype, progress)):
+        if arrays is None and weight_cache.write(
+            path, _pack_all(checkpoint, sizes, dtype, progress)
+        ):
             arrays = _kept(path, say)
     is_mapped = arrays is not None
     if arrays is None:
@@ -178,7 +180,7 @@ def load_weights(
 def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
     """Return the arrays of a file; None if it is not there, or damaged, which is said."""
     try:
-        return packed.read(path)
+        return weight_cache.read(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -206,7 +208,7 @@ def _pack_all(
     vector = partial(_vector, checkpoint)
     for i, kind in enumerate(sizes.layers):
         prefix, heads = f"layers.{i}.", kind.heads
-        head_rows, head_columns = head_places(arch, sizes, i)
+        head_rows, head_columns = head_permutation(arch, sizes, i)
         # Blocks of 32 inputs stay whole where heads need no padding, and with them their values.
         places: dict[str, tuple[Index | None, Index | None]] = {
             **{name: (rows, None) for name, rows in head_rows.items()},

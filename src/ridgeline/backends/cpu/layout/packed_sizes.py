@@ -8,6 +8,7 @@ import numpy as np
 
 from ridgeline.backends.cpu.layout.formats import FORMATS, TILE
 from ridgeline.backends.cpu.layout.latent import head_shape
+from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.model_weights import (
     PLAIN,
     embedding_type,
@@ -16,7 +17,6 @@ from ridgeline.backends.cpu.layout.model_weights import (
     outer_sizes,
     vector_sizes,
 )
-from ridgeline.backends.cpu.layout.of_model import model_sizes
 from ridgeline.backends.cpu.layout.pack import packed_kind, padded
 from ridgeline.backends.cpu.layout.recurrent import TENSORS, places
 from ridgeline.backends.cpu.layout.recurrent import vector_sizes as recurrent_sizes

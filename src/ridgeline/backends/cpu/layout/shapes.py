@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ridgeline.arch.model import Attention
-from ridgeline.backends.cpu.layout.draw_entries import scratch_bytes
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.latent import LatentHeads
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
+from ridgeline.backends.cpu.layout.sampling_table import scratch_bytes
 
 TOKENS = 16  # per record
 OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
@@ -33,7 +33,7 @@ class Heads:
     A layer without attention has none of anything.
     """
 
-    attention: Attention  # but for what the code does not depend on: see ``of_model``
+    attention: Attention  # but for what the code does not depend on: see ``model_sizes``
     num_kv_heads: int  # of a latent the groups of query heads that read it together
     half: int  # padded number of rotating pairs
     rest: int  # padded number of channels that do not rotate

@@ -5,7 +5,7 @@ A row says what changes a size. What runs in the place of such a family stands i
 
 from __future__ import annotations
 
-from ridgeline.models.families.hf import BIASES, HEADS_OF_128, MLP_BIAS, TIED
+from ridgeline.models.families.hf_names import BIASES, HEADS_OF_128, MLP_BIAS, TIED
 from ridgeline.models.families.rows import row
 from ridgeline.models.families.table import count, either, flag, integer, rank, total
 

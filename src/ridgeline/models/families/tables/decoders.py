@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.models.families.gguf import QKV
-from ridgeline.models.families.hf import (
+from ridgeline.models.families.hf_names import (
     BEHIND,
     BIASES,
     GATE_UP_PROJ,

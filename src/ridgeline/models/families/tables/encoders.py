@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.hf import ACTIVATIONS, ALL_BIASES, activation
+from ridgeline.models.families.hf_names import ACTIVATIONS, ALL_BIASES, activation
 from ridgeline.models.families.rows import row
 from ridgeline.models.families.table import choice, const, either, integer, number, unless
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.models.families.gguf import DENSE as DENSE_IN_GGUF
 from ridgeline.models.families.gguf import ROUTERS
-from ridgeline.models.families.hf import (
+from ridgeline.models.families.hf_names import (
     BIASES,
     BLOCK_OF_EXPERTS,
     DENSE,

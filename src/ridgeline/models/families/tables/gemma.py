@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.models.families.hf import (
+from ridgeline.models.families.hf_names import (
     ACTIVATIONS,
     AROUND,
     BIASES,

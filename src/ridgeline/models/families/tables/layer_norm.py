@@ -8,7 +8,7 @@ which no key says.
 from __future__ import annotations
 
 from ridgeline.models.families.gguf import QKV
-from ridgeline.models.families.hf import (
+from ridgeline.models.families.hf_names import (
     ALL_BIASES,
     BIASES,
     LAYER_NORM,

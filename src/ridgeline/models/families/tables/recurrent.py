@@ -8,7 +8,7 @@ of Qwen3.5 in the order in which key heads serve them by turns.
 from __future__ import annotations
 
 from ridgeline.models.families.gguf import ROUTERS
-from ridgeline.models.families.hf import (
+from ridgeline.models.families.hf_names import (
     BIASES,
     DENSE,
     EXPERTS,

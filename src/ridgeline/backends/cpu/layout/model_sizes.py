@@ -8,7 +8,7 @@ from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
 from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.head_places import rotating_pairs
+from ridgeline.backends.cpu.layout.head_permutation import rotating_pairs
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
 from ridgeline.backends.cpu.layout.pack import LANES, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence

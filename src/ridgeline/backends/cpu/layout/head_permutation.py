@@ -10,7 +10,7 @@ from ridgeline.backends.cpu.layout.pack import Index
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
 
 
-def head_places(
+def head_permutation(
     arch: ModelArch, sizes: Sizes, layer: int
 ) -> tuple[dict[str, Index], dict[str, Index]]:
     """Return where outputs of a layer's q, k and v come from, and inputs of o; -1 is padding.

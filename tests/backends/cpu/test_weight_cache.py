@@ -23,8 +23,8 @@ from safetensors.numpy import save_file
 
 import ridgeline
 from ridgeline.backends.cpu.layout import model_weights as weights
-from ridgeline.backends.cpu.layout import store as packed
-from ridgeline.backends.cpu.layout.store import PackedArray
+from ridgeline.backends.cpu.layout import weight_cache
+from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.machine import write_whole
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Tensor
@@ -48,12 +48,12 @@ ARRAYS = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "new folder" / "key.weights"
-    assert packed.write(path, ARRAYS.items())
+    assert weight_cache.write(path, ARRAYS.items())
     return path
 
 
 def test_what_is_read_is_what_was_written(path: Path) -> None:
-    found = packed.read(path)
+    found = weight_cache.read(path)
     assert list(found) == list(ARRAYS)
     for name, (kind, data) in ARRAYS.items():
         assert found[name].kind == kind
@@ -65,7 +65,7 @@ def test_what_is_read_is_what_was_written(path: Path) -> None:
 
 def test_arrays_stay_in_the_file(path: Path) -> None:
     """Which is what makes a start short: nothing is copied. Nobody here may write there."""
-    found = packed.read(path)
+    found = weight_cache.read(path)
     content = bytearray(path.read_bytes())
     for name in ("norm", "embedding"):
         place = content.find(ARRAYS[name].data.tobytes())
@@ -81,7 +81,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a file of some blocks, the last of which is not whole."""
     path = tmp_path_factory.mktemp("large") / "key.weights"
     values = np.random.default_rng(1).integers(0, 256, 2_500_000, np.uint8)
-    assert packed.write(path, {**ARRAYS, "head": PackedArray("w8", values.reshape(2, -1))}.items())
+    assert weight_cache.write(
+        path, {**ARRAYS, "head": PackedArray("w8", values.reshape(2, -1))}.items()
+    )
     return path
 
 
@@ -121,7 +123,7 @@ def test_a_damaged_file_is_not_used(
     damaged = tmp_path / large.name
     damaged.write_bytes(damage[1](large.read_bytes()))
     with pytest.raises(ValueError, match="damaged"):
-        packed.read(damaged)
+        weight_cache.read(damaged)
 
 
 def test_no_bit_of_a_file_may_change(large: Path, tmp_path: Path) -> None:
@@ -136,13 +138,13 @@ def test_no_bit_of_a_file_may_change(large: Path, tmp_path: Path) -> None:
         changed_[place] ^= 1 << int(rng.integers(8))
         damaged.write_bytes(changed_)
         with pytest.raises(ValueError, match="damaged"):
-            packed.read(damaged)
+            weight_cache.read(damaged)
 
 
 def test_a_file_of_another_model_is_not_used(large: Path, tmp_path: Path) -> None:
     shutil.copy(large, tmp_path / "other.weights")
     with pytest.raises(ValueError, match="of another model"):
-        packed.read(tmp_path / "other.weights")
+        weight_cache.read(tmp_path / "other.weights")
 
 
 def test_the_digest_of_all_arrays_is_in_the_file(large: Path) -> None:
@@ -154,9 +156,9 @@ def test_the_digest_of_all_arrays_is_in_the_file(large: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        packed.read(tmp_path / "absent")
+        weight_cache.read(tmp_path / "absent")
     with pytest.raises(OSError, match="directory"):
-        packed.read(tmp_path)
+        weight_cache.read(tmp_path)
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(
@@ -176,13 +178,13 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    packed.write(path, ARRAYS.items())
+    weight_cache.write(path, ARRAYS.items())
     assert order == [path.stat().st_size, "name", "folder"]
 
 
 def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert not packed.write(tmp_path / "file" / "key.weights", ARRAYS.items())
+    assert not weight_cache.write(tmp_path / "file" / "key.weights", ARRAYS.items())
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
@@ -202,21 +204,21 @@ def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
 def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"one")
-    first = packed.file_name(model, "auto")
-    assert packed.file_name(model, "auto") == first
-    assert packed.file_name(model, "int8") != first
+    first = weight_cache.file_name(model, "auto")
+    assert weight_cache.file_name(model, "auto") == first
+    assert weight_cache.file_name(model, "int8") != first
     model.write_bytes(b"other")
-    assert packed.file_name(model, "auto") != first
-    assert packed.file_name(tmp_path, "auto") not in ("", first)
+    assert weight_cache.file_name(model, "auto") != first
+    assert weight_cache.file_name(tmp_path, "auto") not in ("", first)
 
 
 def test_each_part_of_a_model_counts(tmp_path: Path) -> None:
     parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
     for part in parts:
         part.write_bytes(b"x")
-    first = packed.file_name(parts[0], "auto")
+    first = weight_cache.file_name(parts[0], "auto")
     parts[1].write_bytes(b"xy")
-    assert packed.file_name(parts[0], "auto") != first
+    assert weight_cache.file_name(parts[0], "auto") != first
 
 
 @pytest.mark.parametrize("layout", ["GGUF", "directory"])
@@ -252,7 +254,7 @@ def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Pat
     passed_files = {Path(name) for name in passed if Path(name).is_relative_to(ours)}
     assert {path.name for path in passed_files} >= {"layer_configs.py", "tensors.py", "pack.py"}
     assert gguf / "quants.py" in set(map(Path, passed))
-    assert passed_files | {gguf / "quants.py"} <= set(packed.sources())
+    assert passed_files | {gguf / "quants.py"} <= set(weight_cache.sources())
 
 
 def test_facts_of_physics_that_models_are_bound_by_are_in_the_name() -> None:
@@ -266,24 +268,24 @@ def test_facts_of_physics_that_models_are_bound_by_are_in_the_name() -> None:
         wanted |= new
         left |= new
     assert len(wanted) > 1
-    assert wanted <= set(packed.sources())
+    assert wanted <= set(weight_cache.sources())
 
 
 def test_the_name_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"one")
-    sources = packed.sources()
+    sources = weight_cache.sources()
     copies = [tmp_path / f"{i}.py" for i in range(len(sources))]
     for source, copy in zip(sources, copies, strict=True):
         shutil.copy(source, copy)
-    monkeypatch.setattr(packed, "sources", lambda: copies)
-    names = {packed.file_name(model, "auto")}
+    monkeypatch.setattr(weight_cache, "sources", lambda: copies)
+    names = {weight_cache.file_name(model, "auto")}
     for copy in copies:
         with copy.open("a") as file:
             file.write("# a fix")
-        names.add(packed.file_name(model, "auto"))
+        names.add(weight_cache.file_name(model, "auto"))
     monkeypatch.setattr(np, "__version__", "1.0")
-    names.add(packed.file_name(model, "auto"))
+    names.add(weight_cache.file_name(model, "auto"))
     assert len(names) == len(copies) + 2
 
 
@@ -296,8 +298,8 @@ def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
         (model, "auto", b"other"),
     ):  # fmt: skip
         path.write_bytes(content)
-        names.append(packed.file_name(path, dtype))
-        packed.write(cache / names[-1], ARRAYS.items())
+        names.append(weight_cache.file_name(path, dtype))
+        weight_cache.write(cache / names[-1], ARRAYS.items())
     assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])
 
 
