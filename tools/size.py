@@ -22,7 +22,7 @@ MAX_DOCUMENT_WIDTH = 120
 MAX_ROOM_FILES = 10  # at the top of each folder of src/ridgeline (docs/adr/0009)
 # Names that several classes of src have, with or without an underscore: most are what both compiled
 # backends have (a batch, its tables, its weights), or a protocol and what implements it.
-MAX_SHARED_NAMES = 15
+MAX_SHARED_NAMES = 10
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).

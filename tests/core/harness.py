@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
-from ridgeline.core.cache.states import States
+from ridgeline.core.cache.states import StateSlots
 from ridgeline.core.engine import Engine
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
@@ -136,7 +136,7 @@ def make_scheduler(
     windows: tuple[int | None, ...] = (None,),
     looks_ahead: bool = False,
 ) -> Scheduler:
-    states = None if checkpoints is None else States(seats, checkpoints, every=every)
+    states = None if checkpoints is None else StateSlots(seats, checkpoints, every=every)
     kv = KVCache(
         num_blocks,
         block_size,

@@ -19,7 +19,7 @@ from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.loading import DEAREST, blocks_of_rest, step_of
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.runner import CudaRunner
-from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
@@ -136,9 +136,9 @@ def test_the_cache_gets_what_is_left() -> None:
 
 def test_parts_of_a_copy_are_apart_and_aligned() -> None:
     parts = {
-        "a": Part((3,), torch.int32),
-        "b": Part((2, 2), torch.int64),
-        "c": Part((1,), torch.float64),
+        "a": StagedArray((3,), torch.int32),
+        "b": StagedArray((2, 2), torch.int64),
+        "c": StagedArray((1,), torch.float64),
     }
     staging = Staging(parts, torch.device("cpu"))
     for value, (name, part) in enumerate(parts.items()):

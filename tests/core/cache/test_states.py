@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import States
+from ridgeline.core.cache.states import StateSlots
 from ridgeline.core.request import Sequence
 from ridgeline.core.step import Work
 from tests.core.harness import make_request, make_scheduler, run_step
@@ -14,8 +14,8 @@ from tests.core.kv import compute, forked, new
 
 def caches(
     num_seqs: int, num_checkpoints: int, *, every: int = 8, num_blocks: int = 32
-) -> tuple[KVCache, States]:
-    states = States(num_seqs, num_checkpoints, every=every)
+) -> tuple[KVCache, StateSlots]:
+    states = StateSlots(num_seqs, num_checkpoints, every=every)
     return KVCache(num_blocks, 4, states=states), states
 
 

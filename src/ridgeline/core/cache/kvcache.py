@@ -16,7 +16,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 
 from ridgeline.core.cache.block_pool import BlockPool
-from ridgeline.core.cache.states import States
+from ridgeline.core.cache.states import StateSlots
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Content, Sequence
 from ridgeline.core.step import Work
@@ -51,7 +51,7 @@ class KVCache:
         *,
         enable_prefix_caching: bool = True,
         hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
-        states: States | None = None,
+        states: StateSlots | None = None,
         windows: tuple[int | None, ...] = (None,),
     ) -> None:
         """Manage ``num_blocks`` blocks of ``block_size`` tokens, and states if a model has them.

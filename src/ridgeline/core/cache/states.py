@@ -18,12 +18,12 @@ from ridgeline.core.step import Work
 CHECKPOINT_EVERY = 1024  # tokens of a prompt, rounded down to whole blocks
 
 
-def new_states(num_seqs: int, num_checkpoints: int | None) -> States | None:
+def new_states(num_seqs: int, num_checkpoints: int | None) -> StateSlots | None:
     """Return slots for a model with states; None, without a number of checkpoints, for others."""
-    return None if num_checkpoints is None else States(num_seqs, num_checkpoints)
+    return None if num_checkpoints is None else StateSlots(num_seqs, num_checkpoints)
 
 
-class States:
+class StateSlots:
     """A slot for each sequence that runs, and slots for checkpoints, oldest use evicted first."""
 
     def __init__(

@@ -16,7 +16,7 @@ from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE
 from ridgeline.backends.cuda.model.experts import meet
 from ridgeline.backends.cuda.step.batch import Cut, Kind, Span, cut_items
-from ridgeline.backends.cuda.step.plan import Plan
+from ridgeline.backends.cuda.step.plan import AttentionPlan
 from ridgeline.backends.sampler.rule import rule
 from ridgeline.core.params import SamplingParams
 
@@ -66,7 +66,7 @@ class Texts:
         )
         return keys, values
 
-    def plan(self) -> Plan:
+    def plan(self) -> AttentionPlan:
         """Return the work list that a step of these pieces would have."""
         spec, device = self.spec, self.part.device
         counts = [end - start for start, end in self.pieces]
@@ -84,7 +84,7 @@ class Texts:
         def there(array: Any) -> Tensor:
             return torch.from_numpy(np.array(array, np.int32)).to(device)
 
-        return Plan(
+        return AttentionPlan(
             items=there(items),
             num_items=there([len(items)]),
             folds=there(folds) if len(folds) else there([[0, 0, 0]]),

@@ -22,7 +22,7 @@ from ridgeline.backends.cuda.model.recurrent import Surroundings, mix
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
 from ridgeline.backends.cuda.step.batch import Kind
-from ridgeline.backends.cuda.step.plan import Plan, StatePlan
+from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
 from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
 from ridgeline.models.rope.tables import query_scales, rope_tables
@@ -40,7 +40,7 @@ class Inputs:
     table_rows: Tensor
     tables: Tensor
     poison: Tensor
-    plans: Mapping[Kind, Plan]
+    plans: Mapping[Kind, AttentionPlan]
     state_plan: StatePlan | None = None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.arch.model import Attention
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.model.experts import Meetings, meet_heads
-from ridgeline.backends.cuda.step.plan import Plan
+from ridgeline.backends.cuda.step.plan import AttentionPlan
 
 
 class Places(NamedTuple):
@@ -27,7 +27,7 @@ class Places(NamedTuple):
     table_rows: Tensor
     angles: tuple[Tensor, ...]
     poison: Tensor
-    plan: Plan
+    plan: AttentionPlan
 
 
 def by_head(weights: Mapping[str, Tensor], mixer: Attention) -> dict[str, Tensor]:

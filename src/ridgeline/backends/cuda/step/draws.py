@@ -17,7 +17,7 @@ import torch
 from ridgeline.backends.cuda.step.ahead import is_plain
 from ridgeline.backends.cuda.step.edits import changes, edits
 from ridgeline.backends.cuda.step.ranks import likeliest, ranks
-from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.backends.sampler.rule import rule, uniform_bits
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered
 from ridgeline.core.step import Sampling, TokenLogprobs, Work
@@ -31,8 +31,8 @@ class Draws:
 
     def __init__(self, num_rows: int, most: int, ops: Any, device: torch.device) -> None:
         """Make room for ``most`` draws of a step, and for the sequences of ``num_rows`` rows."""
-        longs = {name: Part((most,), torch.int64) for name in (*_BY_RULE, *_BY_DRAW)}
-        self.staging = Staging({**longs, "factors": Part((most,), torch.float64)}, device)
+        longs = {name: StagedArray((most,), torch.int64) for name in (*_BY_RULE, *_BY_DRAW)}
+        self.staging = Staging({**longs, "factors": StagedArray((most,), torch.float64)}, device)
         self._ops = ops
         self._rules = np.zeros((num_rows, len(_BY_RULE)), np.int64)
         self._factors = np.zeros(num_rows)

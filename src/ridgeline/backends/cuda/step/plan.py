@@ -30,7 +30,7 @@ class StatePlan:
 
 
 @dataclass(slots=True)
-class Plan:
+class AttentionPlan:
     """Attention's work list on the device, for one kind of layers.
 
     Attributes:

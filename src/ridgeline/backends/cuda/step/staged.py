@@ -20,8 +20,8 @@ from ridgeline.backends.cuda.step.batch import (
     arrange,
 )
 from ridgeline.backends.cuda.step.graphs import Variant
-from ridgeline.backends.cuda.step.plan import Plan, StatePlan
-from ridgeline.backends.cuda.step.staging import Part, Staging
+from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
+from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.backends.cuda.step.states import CUT, States
 from ridgeline.backends.cuda.step.states import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
@@ -68,7 +68,7 @@ class StagedSteps:
         for n in range(len(self._kinds)):
             shapes |= {f"counts{n}": (2,), f"folds{n}": (MOST_SLOTS, FOLD)}
             shapes[f"items{n}"] = (most + MOST_SLOTS, ITEM)
-        parts = {name: Part(shape, torch.int32) for name, shape in shapes.items()}
+        parts = {name: StagedArray(shape, torch.int32) for name, shape in shapes.items()}
         self.staging = Staging(parts, device)
         self._most_slots, *sizes = attention_room(arch)
         self.partial_results = [
@@ -144,14 +144,14 @@ class StagedSteps:
             programs=min(size, self._host_tables.array.shape[1]),
         )
 
-    def plans(self, variant: Variant, *, is_captured: bool) -> dict[Kind, Plan]:
+    def plans(self, variant: Variant, *, is_captured: bool) -> dict[Kind, AttentionPlan]:
         """Return attention's work lists; a graph that is captured is for any number of folds."""
         assert self._batch is not None
-        there, batch, plans = self.staging.device, self._batch, dict[Kind, Plan]()
+        there, batch, plans = self.staging.device, self._batch, dict[Kind, AttentionPlan]()
         for n, kind in enumerate(self._kinds):
             counts, rows = there[f"counts{n}"], rows_of(kind.shared, variant.single or kind.is_wide)
             most_folds = len(there[f"folds{n}"]) if variant.folds else 0
-            plans[kind] = Plan(
+            plans[kind] = AttentionPlan(
                 items=there[f"items{n}"],
                 num_items=counts[:1],
                 folds=there[f"folds{n}"],

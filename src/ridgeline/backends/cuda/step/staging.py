@@ -13,7 +13,7 @@ _ALIGNMENT = 16  # bytes
 _IN_ROTATION = 3  # host arrays: one is written while the copies of others may be under way
 
 
-class Part(NamedTuple):
+class StagedArray(NamedTuple):
     """Shape and dtype of an array."""
 
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Staging:
     On a CPU both are the same memory.
     """
 
-    def __init__(self, parts: Mapping[str, Part], device: torch.device) -> None:
+    def __init__(self, parts: Mapping[str, StagedArray], device: torch.device) -> None:
         """Allocate all parts as one run of bytes on either side."""
         total = sum(part.num_bytes for part in parts.values())
         self._pins = device.type == "cuda"
@@ -87,7 +87,7 @@ class Pending:
         return found
 
 
-def _views(array: torch.Tensor, parts: Mapping[str, Part]) -> dict[str, torch.Tensor]:
+def _views(array: torch.Tensor, parts: Mapping[str, StagedArray]) -> dict[str, torch.Tensor]:
     begins = accumulate((part.num_bytes for part in parts.values()), initial=0)
     return {
         name: array[begin : begin + math.prod(part.shape) * part.dtype.itemsize]

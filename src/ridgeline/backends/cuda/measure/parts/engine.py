@@ -39,7 +39,7 @@ _WAYS = {"graphs and ahead": (True, True), "graphs": (True, False), "neither": (
 WORKLOAD, TINY_WORKLOAD = (64, 512, 128), (3, 40, 6)
 
 
-class _Model(NamedTuple):
+class _LoadedModel(NamedTuple):
     """A model in a format: ``name`` is of both."""
 
     name: str
@@ -66,13 +66,13 @@ def _model(part: Part, name: str, dtype: str) -> None:
     else:  # 256 texts of 1,100 tokens take 38 GB with Llama-3-8B
         sizes = {"num_seqs": 256, "num_tokens": 2048, "max_len": 2304, "num_blocks": 256 * 72}
     setup = setup_of(dtype, **sizes)
-    model = _Model(f"{name} {dtype}", shape, setup, random_runner(part, shape, setup))
+    model = _LoadedModel(f"{name} {dtype}", shape, setup, random_runner(part, shape, setup))
     part.synchronize()
     part.say(f"{model.name} made", seconds=time.perf_counter() - begin_s)
     part.run(_cases(part, model), need_s=4)
 
 
-def _cases(part: Part, model: _Model) -> Iterator[Case]:
+def _cases(part: Part, model: _LoadedModel) -> Iterator[Case]:
     context, batches = (32, (1, 4)) if part.is_tiny else (1024, (1, 64, 8, 256))
     for batch in batches:
         yield f"{model.name} decode {batch}", partial(_decode, part, model, batch, context)
@@ -82,7 +82,7 @@ def _cases(part: Part, model: _Model) -> Iterator[Case]:
     yield f"{model.name} memory", partial(_memory, part, model)
 
 
-def _decode(part: Part, model: _Model, batch: int, context: int) -> None:
+def _decode(part: Part, model: _LoadedModel, batch: int, context: int) -> None:
     num_steps, runner = 3 if part.is_tiny else 30, model.runner
     floor = _floor(runner, batch, batch * context)
     for way, (pads, ahead) in _WAYS.items():
@@ -177,7 +177,7 @@ def _timed(runner: CudaRunner) -> Iterator[dict[str, float]]:
             setattr(owner, name, before[what])
 
 
-def _prefill(part: Part, model: _Model, length: int) -> None:
+def _prefill(part: Part, model: _LoadedModel, length: int) -> None:
     runner, shape = model.runner, model.shape
     runner.graphs.pads = True
     sampling = Sampling(SamplingParams(temperature=0), length, ())
@@ -194,7 +194,7 @@ def _prefill(part: Part, model: _Model, length: int) -> None:
     part.say(f"{model.name} prefill {length}", tok_per_s=length / took_s, ms=took_s * 1e3, **floor)
 
 
-def _workload(part: Part, model: _Model) -> None:
+def _workload(part: Part, model: _LoadedModel) -> None:
     """Run requests on the engine: prompts in pieces, mixed steps; cold, then warm."""
     runner = model.runner
     runner.graphs.pads = runner.runs_ahead = True
@@ -223,7 +223,7 @@ def _workload(part: Part, model: _Model) -> None:
         )
 
 
-def _engine(model: _Model) -> Engine:
+def _engine(model: _LoadedModel) -> Engine:
     setup, runner = model.setup, model.runner
     scheduler = Scheduler(
         KVCache(runner.num_blocks, BLOCK_SIZE, enable_prefix_caching=False),
@@ -235,7 +235,7 @@ def _engine(model: _Model) -> Engine:
     return Engine(scheduler, runner, time.monotonic, max_model_len=setup.max_model_len)
 
 
-def _memory(part: Part, model: _Model) -> None:
+def _memory(part: Part, model: _LoadedModel) -> None:
     held = model.runner.memory()
     lines = {line: round(one.num_bytes / 1e9, 3) for line, one in held.items()}
     part.say(f"{model.name} memory", gb=sum(lines.values()), lines=lines)
