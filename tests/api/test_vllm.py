@@ -290,7 +290,7 @@ def test_a_revision_is_part_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: a model runs in one process"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2: the cpu backend runs in one"),
         ({"tokenizer": "other/one"}, "a model has its own"),
         ({"hf_overrides": {"a": 1}}, "a model is what its files say"),
         ({"dtype": "float8"}, "--dtype is 'float8'"),

@@ -34,6 +34,7 @@ class Setup:
         max_lora_rank: largest rank of adapters; 0 if there will be none.
         num_states: slots for states of recurrent layers.
         groups: of layers, each with a block table of its own; none is one of all layers.
+        tensor_parallel_size: devices that divide each layer among them.
         fills_device: the cache gets what a device has left when all else is there: ``num_blocks``
             is an estimate then, and the runner's own number counts.
     """
@@ -49,6 +50,7 @@ class Setup:
     max_lora_rank: int = 0
     num_states: int = 0
     groups: tuple[CacheGroup, ...] = ()
+    tensor_parallel_size: int = 1
     fills_device: bool = False
 
 

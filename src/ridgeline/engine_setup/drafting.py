@@ -56,6 +56,7 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
             kv_cache_memory=min(_CACHE_BYTES, available_bytes() // 8),
             max_model_len=min(longest, checkpoint.arch.max_position),
             enable_contrastive_search=False,
+            tensor_parallel_size=1,  # on the first device: it is small
         ),
         checkpoint,
         keeps_all=True,  # what is drafted is rolled back further than windows allow

@@ -59,6 +59,9 @@ class Options:
     policy: Literal["static", "orca", "splitfuse"] = flag_field(
         "splitfuse", "How steps are filled: see docs/architecture.md."
     )
+    tensor_parallel_size: int = flag_field(
+        1, "GPUs that divide each layer, with a process for each; of --backend cuda."
+    )
     enable_prefix_caching: bool = flag_field(True, "Share the KV cache of equal prefixes.")
     threads: int | None = flag_field(
         None, "Threads of the backend. Default: one for each usable core."
@@ -101,7 +104,8 @@ class Options:
         for name, allowed in _choices().items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{_flag(name)} is {value!r}, not one of {', '.join(allowed)}")
-        _at_least("block_size", self.block_size, 1)
+        for name in ("block_size", "tensor_parallel_size"):
+            _at_least(name, getattr(self, name), 1)
         _at_least("max_model_len", self.max_model_len, 2)
         for name in ("max_num_seqs", "max_num_batched_tokens", "threads"):
             _at_least(name, getattr(self, name), 1)
@@ -162,7 +166,7 @@ def parse_bytes(size: int | str, flag: str) -> int:
 
 def _at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless ``value`` is left open (None) or large enough."""
-    if value is None and name != "block_size":
+    if value is None and name not in ("block_size", "tensor_parallel_size"):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{_flag(name)} is {value!r}: a whole number of at least {least}, please")

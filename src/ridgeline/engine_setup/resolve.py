@@ -62,6 +62,12 @@ def resolve(
     arch = checkpoint.arch
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
+    ranks = options.tensor_parallel_size
+    if ranks > 1 and name != "cuda":
+        raise ValueError(
+            f"tensor_parallel_size is {ranks}: the {name} backend runs in one process, on all its "
+            f"cores (--threads); --backend cuda divides a model among GPUs"
+        )
     model_len = _model_len(options, arch)
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
@@ -80,6 +86,7 @@ def resolve(
             max_num_batched_tokens=batched,
             max_lora_rank=max_lora_rank,
             groups=groups,
+            tensor_parallel_size=ranks,
         ),
         arch,
     )
@@ -102,6 +109,7 @@ def resolve(
         num_checkpoints=fitted.num_checkpoints,
         num_states=num_states,
         groups=groups,
+        tensor_parallel_size=ranks,
         fills_device=setup.fills_device,
         weights_bytes=fitted.weights_bytes,
         kv_bytes=fitted.kv_bytes,

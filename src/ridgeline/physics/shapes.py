@@ -145,6 +145,17 @@ class ModelShape:
         return tuple(dict.fromkeys(kinds))
 
 
+def check_ranks(shape: ModelShape, count: int) -> None:
+    """Raise ValueError unless ranks of tensor parallelism can divide the model's heads."""
+    if shape.num_heads % count:
+        raise ValueError(f"--tensor-parallel-size {count} does not divide {shape.num_heads} heads")
+    if shape.num_kv_heads % count and count % shape.num_kv_heads:
+        raise ValueError(
+            f"--tensor-parallel-size {count} and {shape.num_kv_heads} key and value heads: one "
+            f"must divide the other"
+        )
+
+
 def weight_params(shape: ModelShape) -> int:
     """Return the number of weights; an embedding that is also the head counts once."""
     return sum(matrix.num_params for _, matrix in shape.matrices())

@@ -8,6 +8,7 @@ to ask; that nothing else has an order that a batch decides is asked here.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,21 @@ def test_a_packed_product_has_a_row_s_bits_in_any_batch(bits: int) -> None:
             batch = x[:rows].clone()
             batch[[0, place]] = batch[[place, 0]]
             assert torch.equal(kernels.packed_product(batch, matrix, None)[place], alone)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_part_of_a_packed_matrix_gives_the_bits_of_the_whole(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How inputs are cut follows the whole matrix, of which a rank has some outputs."""
+    monkeypatch.setattr(tiles, "WANTED_PROGRAMS", 2)
+    monkeypatch.setattr(tiles, "MIN_INPUTS", 64)
+    weight, x = normal(128, 1024, seed=2), normal(3, 1024)
+    wanted = kernels.packed_product(x, packed.pack(weight, bits), None)[:, 64:]
+    part = packed.pack(weight[64:], bits)
+    of_whole = replace(part, num_outputs=128)
+    assert torch.equal(kernels.packed_product(x, of_whole, None), wanted)
+    assert not torch.equal(kernels.packed_product(x, part, None), wanted)
 
 
 def test_a_token_s_experts_have_the_same_bits_alone_and_among_others() -> None:

@@ -33,7 +33,6 @@ _DROPPED = frozenset(
 )  # fmt: skip
 # These would change what is computed: a value that changes nothing passes.
 _ONE_VALUE: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "tensor_parallel_size": ((1,), "a model runs in one process: --threads uses all its cores"),
     "pipeline_parallel_size": ((1,), "a model runs in one process"),
     "data_parallel_size": ((1,), "a model runs in one process"),
     "distributed_executor_backend": ((None, "uni", "mp"), "a model runs in one process"),

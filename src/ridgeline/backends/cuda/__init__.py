@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda import cards, device, sizes
 from ridgeline.backends.cuda.layer_spec import missing
+from ridgeline.backends.cuda.ranks import share
 from ridgeline.backends.cuda.sizes import footprint
-from ridgeline.backends.interface import BackendContext, Setup
+from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.kv_plan import gib
-
-if TYPE_CHECKING:
-    from ridgeline.backends.cuda.runner import CudaRunner
 
 __all__ = [
     "cards", "check", "describe", "footprint", "least_prompt_tokens", "new_runner", "packed_bytes",
@@ -35,6 +32,8 @@ _LEAST_PROMPT_TOKENS = 512  # that are computed while the weights are read
 def check(setup: Setup, arch: ModelArch) -> Setup:
     """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
     device.check()
+    ranks = setup.tensor_parallel_size
+    device.check_count(ranks)
     has_experts = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
     packs = setup.dtype in ("int8", "int4")
     what = missing(arch)
@@ -44,6 +43,7 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
         what = what or f"experts in {setup.dtype} (--dtype)"
     if what:
         raise ValueError(f"--backend cuda has no {what} yet: take --backend cpu")
+    share.check(arch, ranks)
     dtype = "bf16" if setup.dtype == "auto" else setup.dtype
     if dtype not in sizes.FORMATS:
         raise ValueError(f"--dtype {dtype}: the cuda backend has {', '.join(sizes.FORMATS)}")
@@ -62,7 +62,7 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
 
 def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     """Return the bytes of the weights as this backend holds them, by part; none is read."""
-    return sizes.weights_bytes(checkpoint, setup.dtype)
+    return sizes.weights_bytes(checkpoint, setup.dtype, setup.tensor_parallel_size)
 
 
 def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
@@ -74,13 +74,15 @@ def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
     need = sum(packed_bytes(checkpoint, setup).values())
     if room is None or need <= room:
         return room
-    raise ValueError(too_large(checkpoint, setup.dtype, room))
+    raise ValueError(too_large(checkpoint, setup.dtype, room, setup.tensor_parallel_size))
 
 
-def too_large(checkpoint: Checkpoint, dtype: str, room: int) -> str:
-    """Return what to say of weights that do not fit into ``room`` bytes of a device."""
+def too_large(checkpoint: Checkpoint, dtype: str, room: int, ranks: int = 1) -> str:
+    """Return what to say of weights of which a rank's do not fit into ``room`` bytes."""
     has_experts = any(isinstance(layer.ffn, Experts) for layer in checkpoint.arch.layers)
-    need = {form: sum(sizes.weights_bytes(checkpoint, form).values()) for form in sizes.FORMATS}
+    need = {
+        form: sum(sizes.weights_bytes(checkpoint, form, ranks).values()) for form in sizes.FORMATS
+    }
     fitting = [form for form, size in need.items() if size <= room and size < need[dtype]]
     if has_experts:
         fitting = [form for form in fitting if form == "bf16"]
@@ -94,8 +96,12 @@ def too_large(checkpoint: Checkpoint, dtype: str, room: int) -> str:
     )
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
-    """Load a model onto the device."""
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> BackendRunner:
+    """Load a model onto the device, or onto several."""
+    if setup.tensor_parallel_size > 1:
+        from ridgeline.backends.cuda.processes.runner import load_ranks
+
+        return load_ranks(checkpoint, setup, surroundings)
     from ridgeline.backends.cuda.loading import load_runner
 
     return load_runner(checkpoint, setup, surroundings)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ridgeline.backends.interface import Held
 
 TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
+ORDERED = "ordered"  # its value where twins' sums have one order, as those of kernels
 _LEAST_TORCH = (2, 9)
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
 _KEPT_SHARE = 0.02  # of the device's memory
@@ -124,6 +125,16 @@ def check() -> None:
         return
     if why := what_is_missing(facts()):
         raise ValueError(f"--backend cuda: {why}")
+
+
+def check_count(ranks: int) -> None:
+    """Raise ValueError unless there is a device for each rank; twins need none."""
+    if ranks == 1 or uses_twins():
+        return
+    import torch
+
+    if ranks > (count := torch.cuda.device_count()):
+        raise ValueError(f"--tensor-parallel-size {ranks}: this machine has {count} GPUs")
 
 
 def room_bytes() -> int | None:

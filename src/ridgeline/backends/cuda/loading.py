@@ -7,6 +7,7 @@ what is left.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.model import weights as weights_
+from ridgeline.backends.cuda.ranks.group import Ranks
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.vectors import behind_pooling
@@ -30,20 +33,44 @@ _SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
 def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
     """Return a runner with its weights on the GPU; on a CPU with twins in place of kernels."""
+    return load_rank(checkpoint, setup, surroundings, 0, lambda device: Ranks())[0]
+
+
+def load_rank(
+    checkpoint: Checkpoint,
+    setup: Setup,
+    surroundings: BackendContext,
+    rank: int,
+    meet: Callable[[torch.device], Ranks],
+) -> tuple[CudaRunner, Ranks]:
+    """Return the runner of a rank over its share of a model, and the rank among others.
+
+    ``meet`` is called when the weights are there; it waits for those of all ranks.
+    """
     on_cpu = devices.uses_twins()
-    device = torch.device("cpu" if on_cpu else "cuda:0")
+    device = torch.device("cpu" if on_cpu else f"cuda:{rank}")
     ops: Any = twins
     if not on_cpu:
-        os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
+        torch.cuda.set_device(device)
+        keep_kernels(surroundings)
         surroundings.announce()
         from ridgeline.backends.cuda import kernels  # Triton: on a GPU alone
 
         ops = kernels
-    weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress)
-    runner = CudaRunner(checkpoint.arch, weights, setup, scorer=behind_pooling(checkpoint), ops=ops)
+    share = Share(checkpoint.arch, rank, setup.tensor_parallel_size)
+    weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress, share)
+    ranks = meet(device)
+    scorer = behind_pooling(checkpoint)
+    runner = CudaRunner(share.arch, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
     if setup.fills_device and not on_cpu:
-        _fill(runner, setup)
-    return runner
+        _fill(runner, setup, ranks)
+    return runner, ranks
+
+
+def keep_kernels(surroundings: BackendContext) -> None:
+    """Let Triton keep what it compiles beside our own kernels, unless the user says where."""
+    if not devices.uses_twins():
+        os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
 
 
 def step_of(
@@ -75,8 +102,11 @@ def blocks_of_rest(
     return max(rest, 0) // block_bytes
 
 
-def _fill(runner: CudaRunner, setup: Setup) -> None:
-    """Make the cache of what the device has left beside weights, a step and graphs."""
+def _fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
+    """Make the cache of what the device has left beside weights, a step and graphs.
+
+    Of several devices the one that has least left decides.
+    """
     groups, most = len(runner.groups), setup.max_num_batched_tokens
     step = step_of(setup, groups, most, DEAREST)
     needed = max(len(item.table) for item in step.work)
@@ -97,7 +127,7 @@ def _fill(runner: CudaRunner, setup: Setup) -> None:
     blocks = setup.num_blocks
     if block_bytes := runner.cache.block_bytes:  # none in a model without attention
         blocks = blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, block_bytes)
-    runner.resize(blocks)
+    runner.resize(ranks.least(blocks, runner.device))
 
 
 def _graph_bytes(runner: CudaRunner, setup: Setup) -> int:

@@ -28,6 +28,7 @@ class Packed:
         scales: ``[N, K / 32]`` float16.
         least: the same for least values; None for zeros.
         shape: N outputs, K inputs.
+        num_outputs: of the whole matrix, where this is a rank's part of it; 0 where it is not.
     """
 
     bits: int
@@ -35,6 +36,7 @@ class Packed:
     scales: Tensor
     least: Tensor | None
     shape: tuple[int, int]
+    num_outputs: int = 0
 
     @property
     def ndim(self) -> int:
@@ -146,4 +148,5 @@ def stack(parts: list[Packed]) -> Packed:
     if first.least is not None:
         least = torch.cat([part.least for part in parts if part.least is not None])
     shape = sum(part.shape[0] for part in parts), first.shape[1]
-    return Packed(first.bits, values, scales, least, shape)
+    num_outputs = sum(part.num_outputs for part in parts)
+    return Packed(first.bits, values, scales, least, shape, num_outputs)

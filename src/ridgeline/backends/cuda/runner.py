@@ -22,6 +22,7 @@ from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.ahead import Ahead, next_work
 from ridgeline.backends.cuda.step.batch import Batch
 from ridgeline.backends.cuda.step.draws import Draws
@@ -82,6 +83,7 @@ class CudaRunner:
         scorer: Sequence[Scorer | Projections] = (),
         ops: Any = twins,
         pads: bool | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Allocate the cache and buffers beside the weights, on their device.
 
@@ -92,6 +94,7 @@ class CudaRunner:
             scorer: what pooled states go through, if anything.
             ops: kernels, or their twins.
             pads: whether steps are padded as graphs need it; None: on a GPU.
+            ranks: who has the rest of the model, of which this is a share; None: nobody.
         """
         self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
         self.device = weights.embed.device
@@ -103,8 +106,9 @@ class CudaRunner:
         self.resize(setup.num_blocks)
         dtype, most = DTYPES[setup.dtype], setup.max_num_batched_tokens
         self.model = Model(
-            arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of, self.states
-        )
+            arch, weights, ops, dtype, setup.max_model_len, self.cache.group_of, self.states,
+            ranks or Ranks(),
+        )  # fmt: skip
         kinds = list(self.model.kinds.values())
         self._steps = StagedSteps(setup, len(self.groups), kinds, arch, self.states, self.device)
         num_draws = max_draws(setup.max_num_seqs)

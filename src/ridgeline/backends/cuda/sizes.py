@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import values_per_token
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.models.tensors import Checkpoint
@@ -46,10 +47,12 @@ def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> i
     return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
 
 
-def weights_bytes(checkpoint: Checkpoint, dtype: str) -> Mapping[str, int]:
-    """Return the bytes of the weights on the device, by part."""
+def weights_bytes(checkpoint: Checkpoint, dtype: str, ranks: int = 1) -> Mapping[str, int]:
+    """Return the bytes of the weights on a device, the fullest of ``ranks``, by part."""
     found: dict[str, float] = {}
-    for name, shape in checkpoint.arch.matrix_shapes().items():
+    share = Share(checkpoint.arch, count=ranks)
+    for name, whole in checkpoint.arch.matrix_shapes().items():
+        shape = share.num_rows(name, whole[0]), *whole[1:]
         bits = packed_bits(name, shape, dtype, checkpoint.tensors[name].dtype)
         is_wide = len(shape) < 2 or name == "positions" or dtype == "f32"
         part = _part_of(name, len(shape))
@@ -74,6 +77,7 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
 
     A runner on a GPU measures the step: this is what is reckoned with before it is loaded.
     """
+    arch = Share(arch, count=setup.tensor_parallel_size).arch
     wide = 4 if setup.dtype == "f32" else 2
     q_size = max((mixer.num_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ridgeline.physics.format_bytes import Storage
-from ridgeline.physics.shapes import GROUPS, LayerCache, Matrix, ModelShape
+from ridgeline.physics.shapes import GROUPS, LayerCache, Matrix, ModelShape, check_ranks
 
 _GIB = 1 << 30
 _P = ParamSpec("_P")
@@ -208,13 +208,7 @@ class Ledger:
 
 def check_division(shape: ModelShape, tp: int, pp: int) -> None:
     """Raise ValueError unless the model can be divided among the ranks and stages."""
-    if shape.num_heads % tp:
-        raise ValueError(f"--tensor-parallel-size {tp} does not divide {shape.num_heads} heads")
-    if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
-        raise ValueError(
-            f"--tensor-parallel-size {tp} and {shape.num_kv_heads} key and value heads: one must "
-            f"divide the other"
-        )
+    check_ranks(shape, tp)
     if pp > len(shape.layers):
         raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
 

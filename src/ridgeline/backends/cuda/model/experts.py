@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.arch.model import Experts
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.layer_weights import FeedForwardWeights
 
 _TILES = ((32, 16), (128, 64))  # up to this many pairs of an expert, rows of a tile
@@ -42,11 +43,16 @@ class Meetings:
 
 
 def mixture(
-    x: Tensor, routed: Tensor, weights: FeedForwardWeights, experts: Experts, ops: Any
+    x: Tensor,
+    routed: Tensor,
+    weights: FeedForwardWeights,
+    experts: Experts,
+    ops: Any,
+    ranks: Ranks,
 ) -> Tensor:
     """Return the weighted sum of what each token's experts make of it, float32.
 
-    ``routed`` are the rows that choose them.
+    ``routed`` are the rows that choose them. Of each expert every one of ``ranks`` has a part.
     """
     w: Any = weights
     logits = ops.product(routed, w.router, w.router_bias, torch.float32)
@@ -58,21 +64,21 @@ def mixture(
         read = replace(met, order=torch.arange(len(rows), device=x.device), per_token=1)
         shares = torch.ones_like(shares)
     inner = ops.grouped_product(rows, w.gate_up, w.gate_up_bias, read, True)
-    inner = ops.gate(inner, experts.activation, experts.gated, 1.0)
+    inner = ranks.gather(ops.gate(inner, experts.activation, experts.gated, 1.0))
     made = ops.grouped_product(inner, w.down, w.down_bias, met, False)
     by_expert = made.reshape(len(x), experts.per_token, -1)
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    out = torch.zeros(by_expert[:, 0].shape, dtype=torch.float32, device=x.device)
     for i in range(experts.per_token):
         out += shares[:, i, None] * by_expert[:, i].float()
     if w.shared is not None and experts.shared is not None:
         shared = experts.shared
         inner = ops.product(x, w.shared.gate_up, w.shared.gate_up_bias, None)
-        inner = ops.gate(inner, shared.activation, shared.gated, shared.gate_scale)
+        inner = ranks.gather(ops.gate(inner, shared.activation, shared.gated, shared.gate_scale))
         dense = ops.product(inner, w.shared.down, w.shared.down_bias, torch.float32)
         if w.shared_scale is not None:
             dense = torch.sigmoid(ops.product(x, w.shared_scale, None, torch.float32)) * dense
         out += dense
-    return out
+    return ranks.gather(out)
 
 
 def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from ridgeline.backends.cuda.model.latent import Places, latent_attention
 from ridgeline.backends.cuda.model.recurrent import Surroundings, mix
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.batch import Kind
 from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
 from ridgeline.backends.cuda.step.states import States
@@ -56,10 +57,11 @@ class Model:
         max_model_len: int,
         group_of: Sequence[int],
         states: States,
+        ranks: Ranks,
     ) -> None:
-        """Take weights, operations, the groups of layers, and states."""
+        """Take weights, operations, the groups of layers, states, and who has the rest of it."""
         self.arch, self.weights, self.ops, self.dtype = arch, weights, ops, dtype
-        device, self._states = weights.embed.device, states
+        device, self._states, self._ranks = weights.embed.device, states, ranks
         mixers = {
             i: one.attention for i, one in enumerate(arch.layers) if one.attention is not None
         }
@@ -114,6 +116,7 @@ class Model:
         """Return the logits behind final states, float32."""
         arch, w = self.arch, self.weights
         out = self._product(hidden, w.head, w.head_bias, torch.float32)
+        out = self._ranks.gather(out, arch.vocab_size)
         if arch.logit_scale != 1.0:
             out = out * arch.logit_scale
         if arch.logit_softcap:
@@ -123,7 +126,7 @@ class Model:
     def _first(self, given: Inputs) -> Tensor:
         """Return what the first layer reads, float32: ``backends.inputs`` says it for numpy."""
         arch, w = self.arch, self.weights
-        x = w.embed[given.tokens.long()].float()
+        x = self._ranks.embedded(w.embed, given.tokens.long(), arch.vocab_size).float()
         if w.embed_norm is not None:
             x = self._normed(x, w.embed_norm, torch.float32)
         if arch.embed_scale != 1.0:
@@ -197,7 +200,9 @@ class Model:
                 poison=given.poison,
                 plan=given.plans[kind],
             )
-            return latent_attention(x, w.latent, mixer, spec, places, ops, self._product)
+            return latent_attention(
+                x, w.latent, mixer, spec, places, ops, self._product, self._ranks
+            )
         attention: Any = w.attention
         row = x if mixer.in_scale == 1.0 else x * mixer.in_scale
         qkv = self._product(row, attention.qkv, attention.qkv_bias, None)
@@ -219,7 +224,8 @@ class Model:
         if attention.gate is not None:
             gate = self._product(x, attention.gate, None, torch.float32)
             out = (out * torch.sigmoid(gate)).to(out.dtype)
-        out = self._product(out, attention.o, attention.o_bias, None)
+        out = self._product(self._ranks.gather(out), attention.o, attention.o_bias, None)
+        out = self._ranks.gather(out)
         return out if mixer.out_scale == 1.0 else out * mixer.out_scale
 
     def _normed_widths(self, qkv: Tensor, mixer: Attention, w: AttentionWeights) -> Tensor:
@@ -241,18 +247,19 @@ class Model:
         if not isinstance(ffn, Experts):
             return self._network(row, w.ffn, ffn)
         if ffn.beside is None:
-            return mixture(row, row, w.ffn, ffn, self.ops)
+            return mixture(row, row, w.ffn, ffn, self.ops, self._ranks)
         norms, wide = w.norms, torch.float32
         dense = self._network(row, w.ffn.beside, ffn.beside)
         read, routed = (
             self._normed(x, norms[name], self.dtype) for name in ("experts_norm", "router_norm")
         )
-        met = mixture(read, routed, w.ffn, ffn, self.ops)
+        met = mixture(read, routed, w.ffn, ffn, self.ops, self._ranks)
         dense = self._normed(dense, norms["beside_post_norm"], wide)
         return dense + self._normed(met, norms["experts_post_norm"], wide)
 
     def _network(self, row: Tensor, weights: Any, ffn: Any) -> Tensor:
         inner = self._product(row, weights.gate_up, weights.gate_up_bias, None)
         inner = self.ops.gate(inner, ffn.activation, ffn.gated, ffn.gate_scale)
-        out = self._product(inner, weights.down, weights.down_bias, None)
+        out = self._product(self._ranks.gather(inner), weights.down, weights.down_bias, None)
+        out = self._ranks.gather(out)
         return out if ffn.out_scale == 1.0 else out * ffn.out_scale

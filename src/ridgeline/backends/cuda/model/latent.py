@@ -15,6 +15,7 @@ from torch import Tensor
 from ridgeline.arch.model import Attention
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.model.experts import Meetings, meet_heads
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.plan import AttentionPlan
 
 
@@ -45,10 +46,11 @@ def latent_attention(
     places: Places,
     ops: Any,
     product: Callable[..., Tensor],
+    ranks: Ranks,
 ) -> Tensor:
     """Return what latent attention adds to normed rows ``x``; their latents are stored.
 
-    ``product`` multiplies by a matrix of any format.
+    ``product`` multiplies by a matrix of any format; ``ranks`` have other heads.
     """
     assert mixer.latent is not None
     turning, eps, count = spec.value_at, mixer.latent.norm_eps, len(x)
@@ -68,7 +70,8 @@ def latent_attention(
     )  # fmt: skip
     seen = ops.attend(q, places.cache, places.table, places.plan, None, None, spec)
     values = _of_heads(seen, weights["v_b"], met, ops)
-    return product(values.reshape(count, -1), weights["o"], None, None)
+    whole = ranks.gather(values.reshape(count, -1))
+    return ranks.gather(product(whole, weights["o"], None, None))
 
 
 def _of_heads(rows: Tensor, weight: Tensor, met: Meetings, ops: Any) -> Tensor:

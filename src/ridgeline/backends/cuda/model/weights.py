@@ -13,6 +13,7 @@ from torch import Tensor
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda.model.latent import by_head
 from ridgeline.backends.cuda.packed import Packed, from_gguf, pack, stack
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.sizes import packed_bits
 from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, Norm, load_layer
 from ridgeline.models.tensors import Checkpoint
@@ -66,15 +67,18 @@ def load(
     dtype: str,
     device: torch.device,
     progress: Callable[[int, int], None],
+    share: Share | None = None,
 ) -> Weights:
-    """Decode, convert and upload a model, a tensor at a time."""
-    done = 0
+    """Decode, convert and upload a model, a tensor at a time, or a rank's share of each."""
+    share, done = share or Share(checkpoint.arch), 0
 
     def get(name: str) -> Tensor | Packed:
         nonlocal done
         tensor = checkpoint.tensors[name]
         done += tensor.nbytes
         progress(done, checkpoint.nbytes)
+        if share.count > 1:
+            tensor = tensor.rows(share.rows(name, tensor.shape[0]))
         bits = packed_bits(name, tensor.shape, dtype, tensor.dtype)
         if bits and len(tensor.shape) == 2:
             rows = torch.from_numpy(np.array(tensor.data)).to(device)
@@ -83,24 +87,30 @@ def load(
                 return packed
         return torch.from_numpy(tensor.to_f32())
 
-    return build(checkpoint.arch, get, dtype, device)
+    return build(share.arch, get, dtype, device, share.whole)
 
 
 def build(
-    arch: ModelArch, get: Callable[[str], Tensor | Packed], dtype: str, device: torch.device
+    arch: ModelArch,
+    get: Callable[[str], Tensor | Packed],
+    dtype: str,
+    device: torch.device,
+    whole: ModelArch | None = None,
 ) -> Weights:
     """Return a model's weights.
 
-    ``get`` returns a tensor by its canonical name, of any dtype, or packed as it is to be.
+    ``get`` returns a tensor by its canonical name, of any dtype, or packed as it is to be. ``arch``
+    may be a rank's share of the model ``whole``.
     """
+    shapes = (whole or arch).matrix_shapes()
 
     def on_device(name: str) -> Any:
         tensor = get(name)
         if isinstance(tensor, Packed):
-            return tensor
+            return replace(tensor, num_outputs=shapes[name][0])
         tensor = tensor.to(device)
         if bits := packed_bits(name, tuple(tensor.shape), dtype, ""):
-            return pack(tensor, bits)
+            return replace(pack(tensor, bits), num_outputs=shapes[name][0])
         is_matrix = tensor.ndim > 1 and name != "positions"
         return tensor.to(DTYPES[dtype] if is_matrix else torch.float32)
 
@@ -134,7 +144,8 @@ def _joined(parts: Sequence[Any]) -> Any:
     bits = max(part.bits for part in parts)
     if all(part.bits == bits for part in parts):
         return stack(list(parts))
-    return pack(torch.cat([part.wide() for part in parts]), bits)
+    num_outputs = sum(part.num_outputs for part in parts)
+    return replace(pack(torch.cat([part.wide() for part in parts]), bits), num_outputs=num_outputs)
 
 
 def _stacked(weights: FeedForwardWeights, experts: Experts) -> FeedForwardWeights:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ridgeline.backends.cuda.twins.sums import are_ordered, dots
+
 if TYPE_CHECKING:
     from ridgeline.backends.cuda.layer_spec import HeadSpec
     from ridgeline.backends.cuda.packed import Packed
@@ -256,7 +258,7 @@ def _attended(
 ) -> Tensor:
     """Return attention of one text: q ``[T, H, D]``; k, v ``[S, K, D]``; distances ``[T, S]``."""
     k, v = (x.repeat_interleave(spec.H // spec.K, 1) for x in (k, v))
-    scores = torch.einsum("thd,shd->hts", q, k) * spec.scale
+    scores = dots(q.transpose(0, 1), k.transpose(0, 1)) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if slopes is not None:
@@ -269,7 +271,7 @@ def _attended(
         column = sinks.to(scores.dtype)[:, None, None].expand(-1, len(q), 1)
         scores = torch.cat([scores, column], 2)
     shares = torch.softmax(scores, 2)[..., : len(k)]
-    return torch.einsum("hts,shd->thd", shares, v)
+    return dots(shares, v.permute(1, 2, 0)).transpose(0, 1)
 
 
 def product(
@@ -279,10 +281,10 @@ def product(
 
     ``x`` is ``[M, K]``, ``weight`` ``[N, K]`` of the same type, ``bias`` ``[N]`` float32 or None.
     """
-    if x.dtype == weight.dtype and dtype in (None, x.dtype):
+    if x.dtype == weight.dtype and dtype in (None, x.dtype) and not are_ordered():
         cast = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, weight, cast)
-    out = x.float() @ weight.float().T
+    out = dots(x.float(), weight.float())
     return (out if bias is None else out + bias).to(dtype or x.dtype)
 
 

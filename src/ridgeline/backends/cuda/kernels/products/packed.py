@@ -117,7 +117,7 @@ def packed_product(x, packed, bias, dtype=None):
     M, (N, K) = len(x), packed.shape
     out = torch.empty((M, N), dtype=dtype or x.dtype, device=x.device)
     inputs, rows = tiles.INPUTS_PER_STEP[packed.bits], tiles.packed_rows(M)
-    parts = tiles.num_parts(N, K)
+    parts = tiles.num_parts(packed.num_outputs or N, K)
     part_inputs = triton.cdiv(triton.cdiv(K, parts), inputs) * inputs
     programs = (triton.cdiv(N, OUTPUTS), triton.cdiv(M, rows))
     is_shared_out = parts > 1 and programs[0] * programs[1] < 2 * num_processors(x.device)

@@ -1,0 +1,81 @@
+"""What the process of a rank runs: the same steps as the first rank, which tells it.
+
+It says nothing on the terminal, and ends when the first rank does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ridgeline.backends.cuda.processes.watch import Failed, Loaded, Ready, Start, map_progress
+from ridgeline.backends.interface import BackendContext
+from ridgeline.machine import DeviceLost
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int) -> None:
+    """Serve a pipe until it closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first rank ends first, and then this
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pipe = Connection(descriptor)
+    try:
+        start: Start = pipe.recv()
+        if os.getppid() == start.parent:
+            _serve(pipe, start)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except BaseException as error:  # who waits for this rank is told why
+        first, *_ = [*str(error).splitlines(), ""]
+        with suppress(OSError):
+            pipe.send(Failed(-1, first or type(error).__name__))
+    pipe.close()
+    os._exit(0)
+
+
+def _serve(pipe: Connection, start: Start) -> None:
+    # Late, so that Linux knows first with whom this process ends.
+    from ridgeline.backends.cuda.loading import load_rank
+    from ridgeline.backends.cuda.processes.steps import Receiver
+    from ridgeline.backends.cuda.ranks.group import Ranks, connect
+    from ridgeline.models.checkpoint import load_checkpoint
+
+    count, progress = start.setup.tensor_parallel_size, None
+
+    def meet(device: Any) -> Ranks:
+        nonlocal progress
+        pipe.send(Loaded())
+        pipe.recv()
+        progress = map_progress(start.folder, count)
+        return connect(start.folder, start.rank, count, device, progress)
+
+    nowhere = BackendContext(lambda: Path("/nonexistent"))
+    checkpoint = load_checkpoint(start.model)
+    runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet)
+    pipe.send(Ready(dict(runner.memory())))
+    receiver, number = Receiver(), 0
+    while True:
+        what = pipe.recv()
+        number += 1
+        ranks.advance()
+        try:
+            if isinstance(what, dict):
+                runner.prompt_logits(**what)
+            else:
+                runner.execute(receiver.read(what))
+        except DeviceLost:
+            raise
+        except Exception as error:
+            pipe.send(Failed(number, str(error)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

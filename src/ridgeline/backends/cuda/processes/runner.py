@@ -1,0 +1,118 @@
+"""The runner of the first rank: it tells the others what to do, and does it itself.
+
+Each rank executes the same steps over its share of the model. So all that is decided in a runner
+(draws, what runs ahead, which request fails) is decided everywhere alike, and none of it travels.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cuda.loading import keep_kernels, load_rank
+from ridgeline.backends.cuda.processes.steps import Sender
+from ridgeline.backends.cuda.processes.watch import Loaded, Processes, Ready
+from ridgeline.backends.cuda.ranks.group import Ranks, connect
+from ridgeline.backends.cuda.runner import CudaRunner
+from ridgeline.backends.interface import (
+    BackendContext,
+    Counters,
+    Held,
+    KeptAdapter,
+    Setup,
+    Traffic,
+)
+from ridgeline.core.records import StepRecord
+from ridgeline.core.step import Step, StepOutput
+from ridgeline.models.adapters import AdapterWeights
+from ridgeline.models.tensors import Checkpoint
+
+
+class RanksRunner:
+    """A runner over all ranks.
+
+    Attributes:
+        arch: the whole model.
+        num_blocks: of the cache, on every rank.
+        looks_ahead: as of a single one.
+        first: the runner of this rank.
+        processes: all other ranks.
+    """
+
+    def __init__(
+        self, arch: ModelArch, first: CudaRunner, ranks: Ranks, processes: Processes
+    ) -> None:
+        """Take a runner whose ranks are ready for their first step."""
+        self.arch, self.first, self.processes, self._ranks = arch, first, processes, ranks
+        self.num_blocks, self.looks_ahead = first.num_blocks, first.looks_ahead
+        self._sender = Sender()
+        self._memory = {rank: ready.memory for rank, ready in processes.expect(Ready).items()}
+        weakref.finalize(self, processes.close)
+
+    def execute(self, step: Step) -> StepOutput:
+        """Execute a step on all ranks. Raises DeviceLost if one is lost, or does not go on."""
+        with self.processes.told(self._sender.write(step)):
+            self._ranks.advance()
+            return self.first.execute(step)
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
+        """Return the logits after each token of one text, for measuring."""
+        with self.processes.told({"tokens": tokens, "start": start}):
+            self._ranks.advance()
+            return self.first.prompt_logits(tokens, start)
+
+    def memory(self) -> dict[str, Held]:
+        """Return what this rank keeps now, and the others since they were ready."""
+        found = dict(self.first.memory())
+        for rank, memory in self._memory.items():
+            found |= {
+                f"rank {rank}.{name}": part._replace(device=part.device or f"rank {rank}")
+                for name, part in memory.items()
+            }
+        return found
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
+        """Raise ValueError: there are none of a model that is divided."""
+        return self.first.add_adapter(number, weights)
+
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
+        """Return nothing: kernels on a device are not counted."""
+        return self.first.traffic(step, num_experts)
+
+    def profile(self, announce: Callable[[], None]) -> Counters:
+        """Raise ValueError: nothing counts inside kernels."""
+        return self.first.profile(announce)
+
+
+def load_ranks(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> RanksRunner:
+    """Load a model onto as many devices as ``setup`` says.
+
+    Raises DeviceLost, which names the rank and says why, if one of them cannot load its share.
+    """
+    count = setup.tensor_parallel_size
+    keep_kernels(surroundings)
+    plain = Setup(**{field.name: getattr(setup, field.name) for field in fields(Setup)})
+    processes = Processes(checkpoint.path, plain)
+
+    def meet(device: torch.device) -> Ranks:
+        processes.expect(Loaded)
+        processes.tell("meet")
+        ranks = connect(processes.folder, 0, count, device, processes.progress)
+        processes.on_lost = ranks.abort
+        return ranks
+
+    try:
+        first, ranks = load_rank(checkpoint, setup, surroundings, 0, meet)
+        runner = RanksRunner(checkpoint.arch, first, ranks, processes)
+    except BaseException as error:
+        processes.close()
+        processes.raise_lost(error)
+        raise
+    processes.forget_folder()
+    return runner

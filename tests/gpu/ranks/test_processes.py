@@ -1,0 +1,157 @@
+"""Ranks as processes: the same bits, and one line if one of them is lost; nobody stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
+
+from ridgeline.backends import cuda
+from ridgeline.backends.cuda.device import ORDERED, TWINS
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.step import Sampling, Step, Work
+from ridgeline.machine import DeviceLost
+from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
+from tests.gpu.ranks.threads import tiny_model
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=6, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
+REQUESTS = [(IDS[:41], GREEDY), (IDS[3:20], DRAWN), (IDS[:35], GREEDY)]
+PLAIN = [(IDS[:5], GREEDY), (IDS[7:30], GREEDY)]  # runs ahead
+
+
+@pytest.fixture(autouse=True)
+def _ordered_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TWINS, ORDERED)
+
+
+@contextmanager
+def several(folder: Path, count: int, name: str = "qwen2") -> Iterator[tuple[Any, Any]]:
+    """Make a runner over processes; they are gone at the end."""
+    checkpoint, setup = tiny_model(folder, name, tensor_parallel_size=count)
+    runner = cuda.new_runner(checkpoint, setup, NOWHERE)
+    pids = list(runner.processes.pids().values())
+    assert len(pids) == count - 1
+    try:
+        yield runner, setup
+    finally:
+        runner.processes.close()
+        runner.processes.join()
+        assert not any(map(is_alive, pids))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there, and not only its status."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_four_processes_give_the_bits_of_one_until_one_of_them_stops(tmp_path: Path) -> None:
+    checkpoint, setup = tiny_model(tmp_path, "qwen2")
+    alone = cuda.new_runner(checkpoint, setup, NOWHERE)
+    assert checkpoint.arch.attentions[0].num_kv_heads == 2
+    with several(tmp_path / "four", 4) as (runner, of_four):
+        assert (runner.prompt_logits(IDS[:40]) == alone.prompt_logits(IDS[:40])).all()
+        for requests in REQUESTS, PLAIN:
+            wanted = answers(engine_over(alone, setup), requests)
+            assert answers(engine_over(runner, of_four), requests) == wanted
+        assert runner.first.num_ahead == alone.num_ahead > 0
+        memory = runner.memory()
+        for rank in (1, 2, 3):
+            of_rank = memory[f"rank {rank}.kv_cache"]
+            assert (of_rank.device, of_rank.num_bytes) == (
+                f"rank {rank}",
+                memory["kv_cache"].num_bytes,
+            )
+        pid = runner.processes.pids()[2]
+        os.kill(pid, signal.SIGSTOP)
+        runner.processes.step_timeout_s = 0.5
+        line = rf"^a step has taken 0.5 s: rank 2 of 4 \(process {pid}\) did not go on$"
+        with pytest.raises(DeviceLost, match=line):
+            answers(engine_over(runner, of_four), REQUESTS)
+
+
+def test_a_rank_that_is_killed_ends_the_engine_and_an_error_of_all_does_not(tmp_path: Path) -> None:
+    with several(tmp_path, 2, "gpt-oss") as (runner, setup):
+        wanted = answers(engine_over(runner, setup), REQUESTS)
+        wrong = Work((9, 0), 0, (10**6,), (0,), (1,), Sampling(GREEDY, 1, ()), (), ())
+        wrong = wrong._replace(others=((1,),))
+        with pytest.raises(IndexError):
+            runner.execute(Step((wrong,), (), (), (), ()))
+        assert answers(engine_over(runner, setup), REQUESTS) == wanted
+        pid = runner.processes.pids()[1]
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(
+                DeviceLost, match=rf"^rank 1 of 2 \(process {pid}\) was ended by SIGKILL$"
+            ):
+                answers(engine_over(runner, setup), REQUESTS)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """Serve a model on two ranks; yield the process, its address, and the second rank's process."""
+    command = [str(Path(sys.executable).parent / "ridgeline"), "serve", str(folder), "--port", "0"]
+    command += ["--backend", "cuda", "--tensor-parallel-size", "2", "--dtype", "f32"]
+    command += ["--kv-cache-memory", "1MiB"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "is ready at" in line, process.stderr and process.stderr.read()
+            (rank,) = [pid for pid in children(process.pid) if "processes.rank" in command_of(pid)]
+            yield process, line.split(" at ")[1].split()[0], rank
+        finally:
+            process.kill()
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that this one has started."""
+    lists = (task / "children" for task in Path(f"/proc/{pid}/task").iterdir())
+    return [int(one) for found in lists for one in found.read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_a_server_ends_with_one_line_if_a_rank_does(model: Path) -> None:  # noqa: F811
+    with server(model) as (process, url, rank):
+        body = json.dumps({"model": "random", "prompt": [40, 41], "max_tokens": 4}).encode()
+        request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(request, timeout=60)
+        assert process.stderr is not None
+        *_, last = process.stderr.read().splitlines()
+        assert last == f"ridgeline: rank 1 of 2 (process {rank}) was ended by SIGKILL"
+        assert process.wait(60) == 1
+
+
+def test_no_rank_outlives_the_first_even_one_that_is_stopped(model: Path) -> None:  # noqa: F811
+    with server(model) as (process, _, rank):
+        os.kill(rank, signal.SIGSTOP)
+        watched = os.pidfd_open(rank)
+        process.kill()
+        assert select.select([watched], [], [], 60)[0] == [watched]
+        os.close(watched)
