@@ -30,9 +30,9 @@ _SAID: dict[str, dict[str, Any]] = {
 
 def write_family(path: Path, name: str) -> Path:
     """Write the model of this name in the list of tiny configs; return ``path``."""
-    values = _config(name)
+    values = tiny_config(name)
     family = _family(values)
-    arch = arch_from_config(values, _positions(values, family), str(path))
+    arch = arch_from_config(values, learnt_positions(values, family), str(path))
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(values))
     save_file(_in_file(arch, family, random_arrays(arch, seed=5)), path / "model.safetensors")
@@ -42,7 +42,8 @@ def write_family(path: Path, name: str) -> Path:
     return path
 
 
-def _config(name: str) -> dict[str, Any]:
+def tiny_config(name: str) -> dict[str, Any]:
+    """Return the config of this name in the list of tiny configs, as a file has it."""
     family, changes = (CONFIGS | NEWER)[name]
     suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     values = SIZES | _SAID.get(family, {}) | changes
@@ -59,14 +60,17 @@ def _family(values: dict[str, Any]) -> Family:
     return family
 
 
-def _positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:
-    """Return the tensor that says how many positions there are, where they are learnt."""
+def learnt_positions(values: dict[str, Any], family: Family) -> dict[str, Tensor]:
+    """Return the tensor that says how many positions there are, where they are learnt.
+
+    It has no values: what binds looks at shapes alone.
+    """
     if "positions" not in family.outer:
         return {}
-    offset = family.facts["position_offset"].argument if "position_offset" in family.facts else 0
     longest = values.get("n_positions") or values["max_position_embeddings"]
-    shape, name = (longest + offset, SIZES["hidden_size"]), family.outer["positions"]
-    return {name: Tensor(name, "F32", shape, np.zeros((shape[0], 4 * shape[1]), np.uint8))}
+    width = next(values[key] for key in ("hidden_size", "n_embd", "dim") if key in values)
+    name, shape = family.outer["positions"], (longest + family.spare_positions, width)
+    return {name: Tensor(name, "F32", shape, np.zeros((0, 0), np.uint8))}
 
 
 def _in_file(arch: ModelArch, family: Family, arrays: Arrays) -> Arrays:

@@ -20,19 +20,19 @@ from ridgeline.models.families import (
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import Matrix, ModelShape, weight_params
-from tests.engine.tiny_families import write_family
+from tests.engine.tiny_families import learnt_positions, tiny_config, write_family
 from tests.models.tiny import CONFIG
 from tests.parity.tiny_configs import CONFIGS, NEWER
 from tests.physics.published import PUBLISHED
 
 DATA = Path(__file__).parents[1] / "data"
 RUN_HERE = json.loads((DATA / "family_configs.json").read_text())
+ENCODERS = json.loads((DATA / "encoder_configs.json").read_text())
 RUN: dict[str, dict[str, Any]] = {
     name: entry["config"]
-    for name, entry in {**PUBLISHED, **RUN_HERE}.items()
+    for name, entry in {**PUBLISHED, **RUN_HERE, **ENCODERS}.items()
     if family_of(entry["config"]) is not None
 }
-LEARNT = ("gpt2", "opt-125m", "distilgpt2", "gpt2-medium")  # positions, which are a tensor's rows
 
 
 def described(shape: ModelShape, plain_head_norms: bool) -> list[Any]:
@@ -62,13 +62,22 @@ def test_a_config_alone_says_every_tensor_of_the_loaded_model(name: str, tmp_pat
     assert not counted.assumptions
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if name not in LEARNT])
+@pytest.mark.parametrize("name", RUN)
 def test_a_published_config_is_counted_as_the_engine_reads_it(name: str) -> None:
     values, family = RUN[name], family_of(RUN[name])
     assert family is not None
     plain = {key: value for key, value in values.items() if key != "quantization_config"}
-    run, counted = shape_of_arch(arch_from_config(plain, {}, name), name), shape_of_config(values)
+    arch = arch_from_config(plain, learnt_positions(plain, family), name)
+    run, counted = shape_of_arch(arch, name), shape_of_config(values)
     assert described(counted, family.plain_head_norms) == described(run, family.plain_head_norms)
+
+
+def test_every_family_has_a_config_that_is_read_both_ways() -> None:
+    configs = [*(tiny_config(name) for name in CONFIGS | NEWER), *RUN.values()]
+    read = [family_of(values) for values in configs]
+    assert [name for name, family in HF_FAMILIES.items() if family not in read] == [
+        "Gemma3TextModel",  # whose layers are those of Gemma3ForCausalLM
+    ]
 
 
 def test_layers_that_guess_tokens_ahead_are_counted_from_both() -> None:

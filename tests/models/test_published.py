@@ -16,19 +16,13 @@ import pytest
 from ridgeline.models.families import HF_FAMILIES, arch_from_config, family_of, model_from_config
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics import costs
+from tests.engine.tiny_families import learnt_positions
 
 DATA = Path(__file__).parents[1] / "data"
 CONFIGS: dict[str, Any] = json.loads((DATA / "family_configs.json").read_text())
 OTHERS: dict[str, Any] = json.loads((DATA / "configs.json").read_text())
 ENCODERS = {name: family for name, family in HF_FAMILIES.items() if "has_head" in family.facts}
 OF_ENCODERS: dict[str, Any] = json.loads((DATA / "encoder_configs.json").read_text())
-# Of learnt positions the config does not say how many rows there are.
-POSITIONS = {
-    "gpt2": ("transformer.wpe.weight", (1024, 768)),
-    "distilgpt2": ("transformer.wpe.weight", (1024, 768)),
-    "gpt2-medium": ("transformer.wpe.weight", (1024, 1024)),
-    "opt-125m": ("model.decoder.embed_positions.weight", (2050, 768)),
-}
 
 
 def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -39,8 +33,9 @@ def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_published_config_counts_its_published_parameters(name: str) -> None:
     entry = CONFIGS[name]
-    raw = {POSITIONS[name][0]: tensor(*POSITIONS[name])} if name in POSITIONS else {}
-    arch = arch_from_config(entry["config"], raw, name)
+    config, family = entry["config"], family_of(entry["config"])
+    assert family is not None
+    arch = arch_from_config(config, learnt_positions(config, family), name)
     assert costs.weight_params(arch) == entry["num_params"] + entry.get("num_norms_of_ones", 0)
     assert len({id(layer) for layer in arch.layers}) == len(set(arch.layers))
 
@@ -66,6 +61,7 @@ def test_every_family_has_a_published_config() -> None:
         "GraniteMoeSharedForCausalLM",
         "HeliumForCausalLM",
         "HunYuanDenseV1ForCausalLM",
+        "Jais2ForCausalLM",
         "MinistralForCausalLM",
         "VaultGemmaForCausalLM",
     }
@@ -80,12 +76,8 @@ def test_a_published_encoder_counts_its_published_parameters(name: str) -> None:
     config = entry["config"]
     family = family_of(config)
     assert family is not None
-    hidden = config.get("hidden_size") or config.get("n_embd") or config["dim"]
-    raw = {}
-    if "positions" in family.outer:
-        in_file = family.outer["positions"]
-        raw[in_file] = tensor(in_file, (config["max_position_embeddings"], hidden))
-    arch = arch_from_config(config, raw, name)
+    arch = arch_from_config(config, learnt_positions(config, family), name)
+    hidden = arch.hidden_size
     folded = hidden * config["type_vocab_size"] if "types" in family.outer else 0
     folded += hidden if "embed_norm" in family.outer else 0
     if "pooler.dense.weight" in family.buffers:

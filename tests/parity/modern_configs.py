@@ -161,4 +161,9 @@ MODERN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "helium": ("Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "jais2": ("Jais2", {}),
+    "jais2-plain": (
+        "Jais2",
+        {"head_dim": 24, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+    ),
 }

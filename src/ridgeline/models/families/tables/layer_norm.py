@@ -106,6 +106,15 @@ ROWS = (
         },
     ),
     row(
+        "jais2",
+        hf="Jais2ForCausalLM",
+        facts=LAYER_NORM
+        | _PLAIN_MLP
+        | activation("hidden_act", default="relu2")
+        | dict.fromkeys(("mixer.qkv_bias", "mixer.o_bias"), flag("attention_bias", default=True))
+        | {"ffn.bias": flag("mlp_bias", default=True), "norm_bias": True},
+    ),
+    row(
         "starcoder2",
         hf="Starcoder2ForCausalLM",
         gguf="starcoder2",
