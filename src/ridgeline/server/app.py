@@ -85,7 +85,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_open(body.model)
-        prompt = await service.prompts.of_chat(body)
+        prompt = await service.prompts.of_chat(body, request.state.created)
         predicted: Ids = ()
         if body.prediction:
             text, param = body.prediction.text, "prediction.content"

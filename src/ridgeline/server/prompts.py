@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,19 +83,24 @@ class Prompts:
         longest = max(len(text.tokenizer.token_bytes(token)) for token in vocab)
         self.max_bytes = max_model_len * longest  # more cannot fit, whatever the text is
 
-    async def of_chat(self, request: Rendering) -> Ids:
-        """Return the prompt that the model's template makes of messages; raises ApiError."""
-        _, ids = await self.of_converted(lambda: request)
+    async def of_chat(self, request: Rendering, now: datetime | None = None) -> Ids:
+        """Return the prompt that the model's template makes of messages; raises ApiError.
+
+        ``now`` is the request's time, which a template may write; None is this moment.
+        """
+        _, ids = await self.of_converted(lambda: request, now)
         return ids
 
-    async def of_converted(self, convert: Callable[[], Converted]) -> tuple[Converted, Ids]:
-        """Return a conversation of another API as ours, and its prompt; raises ApiError."""
+    async def of_converted(
+        self, convert: Callable[[], Converted], now: datetime | None = None
+    ) -> tuple[Converted, Ids]:
+        """Return a conversation of another API as ours, and its prompt; as ``of_chat``."""
         self._check_task(SamplingParams())
         requests: list[Converted] = []
 
         def render() -> list[int]:
             requests.append(convert())
-            return self._rendered(requests[0])
+            return self._rendered(requests[0], now)
 
         ids = await self._in_thread("messages", render)
         return requests[0], ids
@@ -109,12 +115,12 @@ class Prompts:
     def _written(self, request: Rendering) -> str:
         messages, options = self._messages_and_options(request)
         with self._text.chat_template.written_as(request.chat_template) as template:
-            return template.render_text(messages, **options)
+            return template.render_text(messages, **(options | {"strftime_now": None}))
 
-    def _rendered(self, request: Rendering) -> list[int]:
+    def _rendered(self, request: Rendering, now: datetime | None) -> list[int]:
         messages, options = self._messages_and_options(request)
         with self._text.chat_template.written_as(request.chat_template) as template:
-            return template.render_ids(messages, **options)
+            return template.render_ids(messages, **(options | {"strftime_now": now}))
 
     def _messages_and_options(
         self, request: Rendering

@@ -157,7 +157,7 @@ class Service:
         Raises ApiError, in the names of that API.
         """
         with dialect.errors():
-            body, prompt = await self.prompts.of_converted(convert)
+            body, prompt = await self.prompts.of_converted(convert, request.state.created)
             return await self.reply(
                 request, body, [prompt], "messages", new_shape=new_shape, dialect=dialect
             )
@@ -209,6 +209,7 @@ class Service:
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
+        stream.created_s = int(request.state.created.timestamp())
         answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
         shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
         promising = partial(self.promises.ask, stream, deadline) if deadline else None

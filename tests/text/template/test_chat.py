@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any
 
@@ -150,6 +151,18 @@ def test_bos_is_added_once() -> None:
 )
 def test_what_templates_expect_of_hugging_face(source: str, expected: str) -> None:
     assert text(source) == expected
+
+
+def test_a_template_tells_the_time_that_it_is_given_and_has_no_clock() -> None:
+    now = datetime(2027, 12, 31, 23, 59, 59, 250, tzinfo=timezone(timedelta(hours=14)))
+    many = "{% for i in range(2000) %}{{ strftime_now('%Y-%m-%d %H:%M:%S.%f%Z') }} {% endfor %}"
+    assert set(text(many, strftime_now=now).split("\n")[0].split(" ")) == {
+        *["2027-12-31", "23:59:59.000250"],
+        "",
+    }
+    assert len(set(text("{{ strftime_now('%f') }} " * 2000).split())) == 1
+    with pytest.raises(ValueError, match="strftime_now is 'today': give a datetime"):
+        text("", strftime_now="today")
 
 
 def test_the_clock_and_variables() -> None:

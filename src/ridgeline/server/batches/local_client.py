@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -85,6 +86,7 @@ class LocalClient:
                 "note": {},
                 "request_id": asked.request_id,
                 "arrived_s": time.monotonic(),
+                "created": datetime.now().astimezone(),
                 "tenant": self._tenant,
                 "is_operator": False,
                 "is_background": self._is_background,

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from email.utils import formatdate
 from functools import partial
 from typing import Any
@@ -122,6 +123,7 @@ class Gate:
             await send(message)
 
         scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
+        scope["state"]["created"] = datetime.now().astimezone()  # what an answer says of time
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         if scope["path"] in _SHORT:

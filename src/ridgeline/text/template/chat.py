@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+_ANY_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # for prompts that are only compared
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
@@ -62,9 +64,10 @@ class ChatTemplate:
     @cached_property
     def knows_tools(self) -> bool:
         """Whether a prompt is another where there are tools, as far as can be seen."""
-        chat = [{"role": "user", "content": "?"}]
+        chat, with_tool = [{"role": "user", "content": "?"}], {"tools": [_PROBE]}
         try:
-            return self._filled(chat, {}, True) != self._filled(chat, {"tools": [_PROBE]}, True)
+            plain, told = (self._filled(chat, tools, True, _ANY_TIME) for tools in ({}, with_tool))
+            return plain != told
         except ValueError:  # it wants more than this, and its own error is the better one
             return True
 
@@ -84,6 +87,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        strftime_now: datetime | None = None,
         **variables: Any,
     ) -> list[int]:
         """Return the token ids of a conversation.
@@ -97,6 +101,8 @@ class ChatTemplate:
                 are joined by line ends.
             add_generation_prompt: end with the opening of the assistant's next message.
             continue_final_message: leave the last message open instead, to be continued.
+            strftime_now: the time that the template writes where it asks for today's date, in the
+                time zone of that; None is now, in the zone of this machine.
             **variables: JSON values that the template may use (enable_thinking, ...), and
                 ``tools``, as OpenAI's API has them: a template that knows none has them in the
                 first message.
@@ -105,7 +111,8 @@ class ChatTemplate:
             ValueError: the model has no template, the messages are malformed, or the template
                 fails or refuses them.
         """
-        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        now = strftime_now or datetime.now().astimezone()
+        text = self._render(messages, add_generation_prompt, continue_final_message, now, variables)
         return self._tokenizer.encode_shielded(text)
 
     def render_text(
@@ -114,10 +121,12 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        strftime_now: datetime | None = None,
         **variables: Any,
     ) -> str:
         """Return the prompt that ``render_ids`` tokenises, without the BOS that it may add."""
-        text = self._render(messages, add_generation_prompt, continue_final_message, variables)
+        now = strftime_now or datetime.now().astimezone()
+        text = self._render(messages, add_generation_prompt, continue_final_message, now, variables)
         return self._tokenizer.unshield(text)
 
     def _render(
@@ -125,6 +134,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         continue_final_message: bool,
+        now: datetime,
         variables: dict[str, Any],
     ) -> str:
         shielded = self._checked(messages)
@@ -134,6 +144,8 @@ class ChatTemplate:
             )
         if taken := {"messages", *self._variables} & variables.keys():
             raise ValueError(f"the template variable {min(taken)!r} is not yours to set")
+        if not isinstance(now, datetime):
+            raise ValueError(f"strftime_now is {now!r}: give a datetime")
         if continue_final_message:
             if add_generation_prompt:
                 raise ValueError(
@@ -144,7 +156,7 @@ class ChatTemplate:
         shown = {name: self._shield(value, name) for name, value in variables.items()}
         if _has_tools(shielded, variables) and not self.knows_tools:
             shielded = taught(shielded, shown.pop("tools", None))
-        text = self._filled(shielded, shown, add_generation_prompt)
+        text = self._filled(shielded, shown, add_generation_prompt, now)
         if not continue_final_message:
             return text
         text, separator, _ = text.rpartition(_CUT)
@@ -155,7 +167,11 @@ class ChatTemplate:
         return text
 
     def _filled(
-        self, messages: list[dict[str, Any]], variables: dict[str, Any], opens: bool
+        self,
+        messages: list[dict[str, Any]],
+        variables: dict[str, Any],
+        opens: bool,
+        now: datetime,
     ) -> str:
         """Return what the template makes of messages and variables."""
         assert self._renderer is not None
@@ -167,7 +183,7 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": opens,
         }
-        return self._renderer.render(context)
+        return self._renderer.render(context, now)
 
     def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, their content one shielded string each."""

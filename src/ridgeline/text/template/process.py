@@ -2,7 +2,9 @@
 
 A template is code from a model file. jinja2's immutable sandbox limits what it can reach. Only a
 process can limit its time and memory, since one expression may ask for hours or terabytes. Reads
-lines of JSON, writes one for each. Of Ridgeline it imports what sets those limits.
+lines of JSON, writes one for each. A template tells the time that comes with the question: there is
+no clock here, so a prompt can be written again.
+Of Ridgeline it imports what sets those limits.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def main() -> None:
         limited.bound_cpu(_MAX_CPU_S)
         try:
             compiled = compiled or _environment().from_string(source)
-            answer = {"text": _render(compiled, json.loads(line))}
+            question = json.loads(line)
+            now = datetime.fromisoformat(question["now"]).replace(tzinfo=None)
+            variables = question["variables"] | {"strftime_now": now.strftime}
+            answer = {"text": _render(compiled, variables)}
         except Exception as error:  # foreign code may raise anything
             lines = (str(error) or type(error).__name__).splitlines()
             answer = {"error": lines[0]}
@@ -70,7 +75,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 

@@ -6,6 +6,7 @@ This module knows nothing of jinja2 and messages: JSON values go in, text comes 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ class Renderer:
         """Start the process now, so that the first rendering need not wait for it."""
         self._children.start()
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], now: datetime) -> str:
         """Return the text that the template makes of ``variables``, which are JSON values.
+
+        Its ``strftime_now`` writes ``now``, in the time zone of that.
 
         Raises:
             ValueError: the template is broken, refuses, or takes more time or memory than it may.
         """
+        question = {"now": now.isoformat(), "variables": variables}
         try:
-            answer: dict[str, str] | None = self._children.ask(variables, _MAX_RENDERING_S)
+            answer: dict[str, str] | None = self._children.ask(question, _MAX_RENDERING_S)
         except ChildProcessError as error:
             raise ValueError(f"the chat template fails: {error}") from None
         if answer is None:

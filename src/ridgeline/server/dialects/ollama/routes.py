@@ -73,7 +73,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
                 asked, prompt = raw_request(body), await service.prompts.of_text(body.prompt)
             else:
                 asked = prompt_request(body)
-                prompt = await service.prompts.of_chat(asked)
+                prompt = await service.prompts.of_chat(asked, request.state.created)
             return await service.reply(
                 request,
                 asked,

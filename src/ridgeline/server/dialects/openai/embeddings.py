@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import struct
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -282,7 +281,7 @@ def _add_scores(app: FastAPI, service: Service) -> None:
                 return {
                     "id": f"score-{request.state.request_id}",
                     "object": "list",
-                    "created": int(time.time()),
+                    "created": int(request.state.created.timestamp()),
                     "model": service.name,
                     "data": [
                         {"index": i, "object": "score", "score": score}
