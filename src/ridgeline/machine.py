@@ -327,8 +327,14 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
-def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
+def write_whole(
+    path: Path,
+    content: Callable[[IO[bytes]], object],
+    name: Callable[[], str] | None = None,
+) -> None:
     """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
+
+    ``name`` is asked for another name in the same folder, when the content is written.
 
     A file system may keep a name longer than what the file holds when power is lost; so the
     content is synced before the name is given, and the name after. While it is written it is
@@ -344,7 +350,7 @@ def write_whole(path: Path, content: Callable[[IO[bytes]], object]) -> None:
             content(file)
             file.flush()
             os.fsync(file.fileno())
-        rename(Path(partial), path)
+        rename(Path(partial), path.with_name(name()) if name else path)
     finally:
         Path(partial).unlink(missing_ok=True)
 

@@ -27,6 +27,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
+from ridgeline.models.identity.contents import Contents
 from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
 from tests.api.test_llm import HELLO, write_model
@@ -198,8 +199,9 @@ def _adapter(folder: Path, seed: int) -> Use:
 
 def _packed(folder: Path, seed: int) -> Use:
     """The weights are the same whatever was done to their file."""
-    model = replace(checkpoint(PLAIN), path=folder / "tiny.gguf")
-    model.path.write_bytes(b"as good as any")
+    path = folder / "tiny.gguf"
+    path.write_bytes(b"as good as any")
+    model = replace(checkpoint(PLAIN), path=path, contents=Contents({path.name: path}))
     model_weights._WORTH_KEEPING_BYTES = 1
     sizes, said = model_sizes(PLAIN, "int8", "int8"), list[str]()
 

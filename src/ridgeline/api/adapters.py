@@ -159,6 +159,11 @@ class Adapters:
         """Return where an adapter was read from, None if there is none of this name."""
         return self._named[name].path if name in self._named else None
 
+    def digest_of(self, name: str) -> bytes:
+        """Return the digest of an adapter's values when it was read last; nothing without one."""
+        named = self._named.get(name)
+        return named.digest if named else b""
+
     def settle(self) -> None:
         """End the time of those that come first: unless it was said, what they take is known."""
         if self._limit_bytes is None:

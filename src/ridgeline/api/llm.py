@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
+from ridgeline.api.identity import fingerprint
 from ridgeline.api.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.api.outputs import (
     EmbeddingOutput,
@@ -41,7 +42,7 @@ from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
-from ridgeline.engine_setup.build import new_engine, new_runner
+from ridgeline.engine_setup.build import new_engine, new_runner, packed_folder
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
@@ -83,7 +84,7 @@ class LLM:
         located = locate(name)
         checkpoint = load_checkpoint(located.path)
         text_bytes = memory_in_use() - in_use
-        self.path = checkpoint.path
+        self.path, self._contents = checkpoint.path, checkpoint.contents
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
         small = find_small_model(wishes, checkpoint)
@@ -129,6 +130,20 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the recommended sampling, as ``default_params`` does; vLLM's name."""
         return self.default_params()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model's file, in hex; of several, that of their list by ``sha256sum``.
+
+        It is kept between starts. The first one reads the files beside loading them, and who asks
+        before that has ended waits.
+        """
+        return self._contents.digest(packed_folder())
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of all that equal answers to equal requests hang on (``api.identity``)."""
+        return fingerprint(self.digest, self.arch, self.config, self.text)
 
     @property
     def tokenizer(self) -> Tokenizer:

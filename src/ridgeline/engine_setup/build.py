@@ -34,6 +34,7 @@ def new_runner(
         has_compiled = True
         say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
+    checkpoint.contents.start(packed_folder())
     surroundings = BackendContext(_home, report, announce, say)
     try:
         return BACKENDS[config.backend].new_runner(checkpoint, config, surroundings)
@@ -41,6 +42,11 @@ def new_runner(
         if has_compiled:
             say("stopped: the next start compiles the kernels that are missing")
         raise
+
+
+def packed_folder() -> Path:
+    """Return where packed weights are kept, and digests of models' files."""
+    return default_home() / "packed"
 
 
 def _home() -> Path:

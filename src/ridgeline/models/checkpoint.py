@@ -18,6 +18,7 @@ from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf.file import MAGIC
 from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.models.gguf.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
+from ridgeline.models.identity.contents import Contents
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.sentence import check_dense
 from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming
@@ -85,6 +86,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
         dense=dense,
+        contents=Contents({part.name: part for part in part_paths(path)}),
     )
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.models.families import architecture, model_from_config
+from ridgeline.models.identity.contents import Contents
 from ridgeline.models.quantized import read_quantized
 from ridgeline.models.sentence import DenseStep, check_dense, ids_between, steps_of
 from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor, naming
@@ -95,14 +96,20 @@ def load_directory(path: Path) -> Checkpoint:
         dense=dense,
         end_ids=None if ends is None else tuple(eos_ids[:1] if ends else ()),
         quantization=quantized.description,
+        contents=Contents(folder.found),
     )
 
 
 class Folder:
-    """A directory whose files are found by name and never outside of it."""
+    """A directory whose files are found by name and never outside of it.
+
+    Attributes:
+        found: where the files are that were asked for and are there, by name.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.found: dict[str, Path] = {}
         self._root = Path(os.path.realpath(path))
         # A snapshot in the hub's cache consists of links into its sibling "blobs".
         repository = self._root.parent.parent
@@ -119,11 +126,14 @@ class Folder:
                 f"{self.path}: {name!r} leads out of the directory; put the file itself there"
             )
         try:
-            return target if stat.S_ISREG(target.stat().st_mode) else None
+            if not stat.S_ISREG(target.stat().st_mode):
+                return None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:  # such as a name that is too long
             raise ModelFileError(f"{self.path / name}: {error.strerror}") from None
+        self.found[name] = target
+        return target
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
         """Return the bytes of a small file, None when there is none."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.models import encodings
+from ridgeline.models.identity.contents import Contents
 
 _MOST_MESSAGE_CHARS = 2000
 
@@ -172,6 +173,7 @@ class Checkpoint:
         between_ids: what stands between two texts that are read together.
         normalises: vectors of texts are scaled to length 1.
         dense: what they go through before that, in order.
+        contents: of the files that all this was read from; of none if it was made in memory.
     """
 
     path: Path
@@ -189,6 +191,7 @@ class Checkpoint:
     between_ids: tuple[int, ...] = ()
     normalises: bool = True
     dense: tuple[Dense, ...] = ()
+    contents: Contents = field(default_factory=lambda: Contents({}))
 
     @property
     def vector_size(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ridgeline import __version__
 from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
@@ -75,6 +73,7 @@ class Answering:
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
         )
+        fingerprint = llm.fingerprint
         self.service = Service(
             llm.text,
             self.async_engine,
@@ -83,7 +82,8 @@ class Answering:
             name=name,
             summary=llm.summary,
             max_model_len=llm.config.max_model_len,
-            fingerprint=fingerprint(llm),
+            fingerprint=fingerprint,
+            digest=llm.digest,
             path=llm.path,
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
@@ -95,7 +95,7 @@ class Answering:
             self._batches = store
         else:
             most_at_once = 2 * llm.config.max_num_seqs  # some are prepared while others run
-            self._batches = Batches(store, self.app, keys, fingerprint(llm), most_at_once)
+            self._batches = Batches(store, self.app, keys, fingerprint, most_at_once)
         add_batches(self.app, self._batches, options)
 
     def start(self) -> None:
@@ -127,10 +127,3 @@ def _in_quiet_thread(work: Callable[[], None]) -> None:
         work()
 
     threading.Thread(target=run, name="fit", daemon=True).start()
-
-
-def fingerprint(llm: LLM) -> str:
-    """Return what stays the same as long as equal requests with a seed have equal answers."""
-    formats = (llm.config.backend, llm.config.dtype, llm.config.kv_cache_dtype)
-    facts = (__version__, llm.path.name, llm.arch, *formats)
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]

@@ -85,8 +85,11 @@ class Loras:
 
     def entries(self, base: dict[str, Any]) -> list[dict[str, Any]]:
         """Return each adapter as an entry of the list of models; ``base`` is the model's."""
+        fingerprint = base["system_fingerprint"]
         return [
-            base | {"id": name, "parent": self._model, "created": self._created.get(name, 0)}
+            base
+            | {"id": name, "parent": self._model, "created": self._created.get(name, 0)}
+            | {"system_fingerprint": with_adapter(fingerprint, self._adapters.digest_of(name))}
             for name in self._adapters.names
         ]
 
@@ -137,11 +140,15 @@ class Loras:
         return self._folder
 
 
-def with_adapter(fingerprint: str, adapter: Adapter) -> str:
-    """Return the fingerprint of answers of the model with an adapter."""
-    if not adapter.number:
+def with_adapter(fingerprint: str, digest: bytes) -> str:
+    """Return the fingerprint of answers of the model with an adapter; empty is the digest of none.
+
+    It is as long as the model's own.
+    """
+    if not digest:
         return fingerprint
-    return "fp_" + hashlib.sha256(fingerprint.encode() + adapter.digest).hexdigest()[:10]
+    name = hashlib.sha256(fingerprint.encode() + digest).hexdigest()
+    return f"fp_{name}"[: len(fingerprint)]
 
 
 def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> None:

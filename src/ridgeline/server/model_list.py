@@ -21,6 +21,8 @@ def add_models(app: FastAPI, service: Service) -> None:
         "object": "model",
         "created": service.created,
         "owned_by": "ridgeline",
+        "digest": f"sha256:{service.digest}",
+        "system_fingerprint": service.fingerprint,
         "max_model_len": service.max_model_len,
         "tool_call_parser": service.text.tool_format.name,
         "reasoning": service.text.reasoning is not None,

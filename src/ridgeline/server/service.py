@@ -65,19 +65,21 @@ class Service:
         summary: Summary,
         max_model_len: int,
         fingerprint: str,
+        digest: str,
         path: Path,
         memory: Callable[[], ProcessMemory],
         loras: Loras,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
-        ``path`` is the model's file or directory. ``memory`` says what takes this process's memory;
-        any thread may call it. ``loras`` are the model's adapters.
+        ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
+        what takes this process's memory; any thread may call it. ``loras`` are its adapters.
         """
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
+        self.digest = digest
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
@@ -211,7 +213,8 @@ class Service:
         stream.arrived_s = request.state.arrived_s
         stream.created_s = int(request.state.created.timestamp())
         answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
-        shape = new_shape(answers, body, stream.name, name, with_adapter(self.fingerprint, adapter))
+        fingerprint = with_adapter(self.fingerprint, adapter.digest)
+        shape = new_shape(answers, body, stream.name, name, fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect

@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,8 @@ from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.machine import write_whole
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Tensor
+from ridgeline.models.identity.contents import Contents
+from ridgeline.models.tensors import Checkpoint, Tensor
 from tests.models.tiny import (
     CONFIG,
     gguf_metadata,
@@ -45,10 +46,14 @@ ARRAYS = {
 }
 
 
+def _write(path: Path, arrays: Iterable[tuple[str, PackedArray]]) -> bool:
+    return weight_cache.write(path.parent, lambda: path.name, arrays) is not None
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "new folder" / "key.weights"
-    assert weight_cache.write(path, ARRAYS.items())
+    assert _write(path, ARRAYS.items())
     return path
 
 
@@ -81,9 +86,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a file of some blocks, the last of which is not whole."""
     path = tmp_path_factory.mktemp("large") / "key.weights"
     values = np.random.default_rng(1).integers(0, 256, 2_500_000, np.uint8)
-    assert weight_cache.write(
-        path, {**ARRAYS, "head": PackedArray("w8", values.reshape(2, -1))}.items()
-    )
+    assert _write(path, {**ARRAYS, "head": PackedArray("w8", values.reshape(2, -1))}.items())
     return path
 
 
@@ -178,13 +181,13 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    weight_cache.write(path, ARRAYS.items())
+    _write(path, ARRAYS.items())
     assert order == [path.stat().st_size, "name", "folder"]
 
 
 def test_a_directory_that_cannot_be_written_is_only_slower(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert not weight_cache.write(tmp_path / "file" / "key.weights", ARRAYS.items())
+    assert not _write(tmp_path / "file" / "key.weights", ARRAYS.items())
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
@@ -201,24 +204,28 @@ def test_an_interrupted_file_is_not_there_nor_is_part_of_it(path: Path) -> None:
     assert [file.read_bytes() for file in path.parent.iterdir()] == [before]
 
 
-def test_the_name_follows_the_files_and_the_dtype(tmp_path: Path) -> None:
+def _on_disk(model: Checkpoint, path: Path) -> Checkpoint:
+    """Return a model as if it had been read from a file there."""
+    path.write_bytes(b"as good as any")
+    return replace(model, path=path, contents=Contents({path.name: path}))
+
+
+def _name(path: Path, dtype: str) -> str:
+    contents = hashlib.sha256(path.read_bytes()).hexdigest()
+    return weight_cache.file_name(weight_cache.place_of(path, dtype), contents)
+
+
+def test_the_name_follows_contents_place_and_dtype(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"one")
-    first = weight_cache.file_name(model, "auto")
-    assert weight_cache.file_name(model, "auto") == first
-    assert weight_cache.file_name(model, "int8") != first
-    model.write_bytes(b"other")
-    assert weight_cache.file_name(model, "auto") != first
-    assert weight_cache.file_name(tmp_path, "auto") not in ("", first)
-
-
-def test_each_part_of_a_model_counts(tmp_path: Path) -> None:
-    parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
-    for part in parts:
-        part.write_bytes(b"x")
-    first = weight_cache.file_name(parts[0], "auto")
-    parts[1].write_bytes(b"xy")
-    assert weight_cache.file_name(parts[0], "auto") != first
+    first = _name(model, "auto")
+    assert _name(model, "auto") == first
+    assert _name(model, "int8") != first
+    model.write_bytes(b"two")
+    assert _name(model, "auto") != first
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.gguf").write_bytes(b"one")
+    assert _name(tmp_path / "other" / "model.gguf", "auto") != first
 
 
 @pytest.mark.parametrize("layout", ["GGUF", "directory"])
@@ -279,13 +286,13 @@ def test_the_name_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for source, copy in zip(sources, copies, strict=True):
         shutil.copy(source, copy)
     monkeypatch.setattr(weight_cache, "sources", lambda: copies)
-    names = {weight_cache.file_name(model, "auto")}
+    names = {_name(model, "auto")}
     for copy in copies:
         with copy.open("a") as file:
             file.write("# a fix")
-        names.add(weight_cache.file_name(model, "auto"))
+        names.add(_name(model, "auto"))
     monkeypatch.setattr(np, "__version__", "1.0")
-    names.add(weight_cache.file_name(model, "auto"))
+    names.add(_name(model, "auto"))
     assert len(names) == len(copies) + 2
 
 
@@ -298,14 +305,13 @@ def test_what_is_out_of_date_goes_and_nothing_else(tmp_path: Path) -> None:
         (model, "auto", b"other"),
     ):  # fmt: skip
         path.write_bytes(content)
-        names.append(weight_cache.file_name(path, dtype))
-        weight_cache.write(cache / names[-1], ARRAYS.items())
+        names.append(_name(path, dtype))
+        _write(cache / names[-1], ARRAYS.items())
     assert sorted(file.name for file in cache.iterdir()) == sorted(names[1:])
 
 
 def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, cache = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf"), tmp_path / "packed"
-    model.path.write_bytes(b"as good as any")
+    model, cache = _on_disk(checkpoint(PLAIN), tmp_path / "tiny.gguf"), tmp_path / "packed"
     sizes, packs = weights.model_sizes(PLAIN, "int8", "int8"), []
     pack_all = weights._pack_all
     monkeypatch.setattr(weights, "_pack_all", lambda *args: packs.append(1) or pack_all(*args))
@@ -331,8 +337,7 @@ def test_only_models_worth_it_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_damaged_file_is_named_once_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf")
-    model.path.write_bytes(b"as good as any")
+    model = _on_disk(checkpoint(PLAIN), tmp_path / "tiny.gguf")
     monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
     sizes, said = weights.model_sizes(PLAIN, "int8", "int8"), list[str]()
 
@@ -345,7 +350,7 @@ def test_a_damaged_file_is_named_once_and_made_again(
 
     good = load()
     assert not said
-    (path,) = (tmp_path / "packed").iterdir()
+    (path,) = (tmp_path / "packed").glob("*.weights")
     content = path.read_bytes()
     path.write_bytes(content[:5000] + b"damage" + content[5006:])
     assert load() == good
@@ -362,8 +367,7 @@ def test_what_cannot_be_kept_is_packed_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "packed").write_text("in the way")
-    model = replace(checkpoint(PLAIN), path=tmp_path / "tiny.gguf")
-    model.path.write_bytes(b"as good as any")
+    model = _on_disk(checkpoint(PLAIN), tmp_path / "tiny.gguf")
     monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
     sizes = weights.model_sizes(PLAIN, "int8", "int8")
     found = weights.load_weights(
@@ -378,8 +382,7 @@ def test_packing_needs_no_memory_for_all_weights(
 ) -> None:
     """Each matrix goes to the file when it is packed: a model may be larger than memory."""
     arch = changed(PLAIN, windows=(None,) * 24)
-    model = replace(checkpoint(arch), path=tmp_path / "tiny.gguf")
-    model.path.write_bytes(b"as good as any")
+    model = _on_disk(checkpoint(arch), tmp_path / "tiny.gguf")
     monkeypatch.setattr(weights, "_WORTH_KEEPING_BYTES", 1)
     sizes = weights.model_sizes(arch, "f32", "int8")
     tracemalloc.start()

@@ -13,6 +13,7 @@ import typer
 from ridgeline.backends import BACKENDS
 from ridgeline.cli.commands.families import families_table
 from ridgeline.cli.help import App
+from ridgeline.engine_setup.build import packed_folder
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.options import Options
@@ -133,6 +134,7 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
     yield "family", summary.family
     yield "parameters", summary.num_parameters
     yield "size", summary.num_bytes
+    yield "sha256", checkpoint.contents.digest(packed_folder())
     yield "formats", dict(summary.formats)
     yield "needed_memory", needed_bytes(checkpoint.nbytes)
     yield "context", arch.max_position

@@ -13,7 +13,7 @@ from ridgeline.api.llm import LLM
 from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun
-from ridgeline.server.answering import Answering, fingerprint
+from ridgeline.server.answering import Answering
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.options import ServeOptions
@@ -37,7 +37,7 @@ class Of(NamedTuple):
 
 def identity(llm: LLM, of: Of) -> dict[str, object]:
     """Return what must be the same for a batch to go on."""
-    return {"input": of.source.digest(), "model": fingerprint(llm), "seed": llm.config.seed}
+    return {"input": of.source.digest(), "model": llm.fingerprint, "seed": llm.config.seed}
 
 
 def answer(llm: LLM, of: Of, journal: Journal, report: Callable[[], object]) -> None:

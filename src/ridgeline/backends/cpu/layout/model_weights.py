@@ -155,14 +155,19 @@ def load_weights(
     the model's file are packed, ``say`` that a file was damaged. Raises ValueError if they fit
     neither there nor into memory.
     """
-    arrays = None
-    if cache is not None and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
-        path = cache / weight_cache.file_name(checkpoint.path, dtype)
-        arrays = _kept(path, say)
-        if arrays is None and weight_cache.write(
-            path, _pack_all(checkpoint, sizes, dtype, progress)
-        ):
-            arrays = _kept(path, say)
+    arrays, contents = None, checkpoint.contents
+    if cache is not None and contents.files and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
+        place = weight_cache.place_of(checkpoint.path, dtype)
+
+        def name() -> str:
+            return weight_cache.file_name(place, contents.digest(cache))
+
+        # To read the model's files through is quicker than to pack them, and slower than neither.
+        if contents.known(cache) is not None or weight_cache.have(cache, place):
+            arrays = _kept(cache / name(), say)
+        if arrays is None:
+            path = weight_cache.write(cache, name, _pack_all(checkpoint, sizes, dtype, progress))
+            arrays = _kept(path, say) if path else None
     is_mapped = arrays is not None
     if arrays is None:
         if checkpoint.nbytes > available_bytes():

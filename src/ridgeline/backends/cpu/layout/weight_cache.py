@@ -2,9 +2,9 @@
 
 A file is a page that seals it, the arrays one after another, and a tail: the SHA-256 of the arrays,
 a CRC-32 of each MiB of them, an index as JSON, the index's length in eight bytes. The seal is the
-SHA-256 of the file's name, which says what model and code it is of, and of the tail. So a file that
-was damaged, cut or moved is known before it is used. What comes by accident a CRC finds, and no
-digest in the standard library is quicker on every processor. The SHA-256 of the arrays, the same
+SHA-256 of the file's name, which says of which contents and code it is, and of the tail. So a file
+that was damaged, cut or moved is known before it is used. What comes by accident a CRC finds, and
+no digest in the standard library is quicker on every processor. The SHA-256 of the arrays, the same
 wherever the same weights are packed, is not read at a start.
 
 A file is on the disk before it gets its name. If one cannot be read or written, a start is only
@@ -22,8 +22,9 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -32,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.machine import usable_cpus, write_whole
-from ridgeline.models.gguf.parts import part_paths
 
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
@@ -49,19 +49,30 @@ class PackedArray(NamedTuple):
     data: NDArray[Any]
 
 
-def file_name(path: Path, dtype: str) -> str:
-    """Return a name for a model's packed weights: the model, then its files and our source.
+def place_of(path: Path, dtype: str) -> str:
+    """Return how the names of all begin that was ever packed from ``path`` for this dtype."""
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return f"{path.stem}.{dtype}.{place}"
 
-    The part before the last two is the same for everything that was ever packed from ``path``.
+
+def file_name(place: str, contents: str) -> str:
+    """Return a name for packed weights: their place, then the model's contents and our source.
+
+    ``contents`` is the digest of the model's files.
     """
-    digest = hashlib.sha256(np.__version__.encode())
+    digest = hashlib.sha256(f"{np.__version__} {contents}".encode())
     for source in sources():
         digest.update(source.read_bytes())
-    for file in sorted(path.iterdir()) if path.is_dir() else part_paths(path):
-        stat = file.stat()
-        digest.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    return f"{path.stem}.{dtype}.{place}.{digest.hexdigest()[:32]}.weights"
+    return f"{place}.{digest.hexdigest()[:32]}.weights"
+
+
+def have(folder: Path, place: str) -> bool:
+    """Return whether anything that was packed from a place is in a folder."""
+    return any(True for _ in _packed_from(folder, place))
+
+
+def _packed_from(folder: Path, place: str) -> Iterator[Path]:
+    return folder.glob(f"{glob.escape(place)}.*.weights")
 
 
 def sources() -> list[Path]:
@@ -176,12 +187,17 @@ class _DigestWriter:
         return self._digest.digest() + self.crcs.tobytes()
 
 
-def write(path: Path, arrays: Iterable[tuple[str, PackedArray]]) -> bool:
-    """Write arrays, each with its name, into a file as they come; return whether it is there.
+def write(
+    folder: Path, file_name: Callable[[], str], arrays: Iterable[tuple[str, PackedArray]]
+) -> Path | None:
+    """Write arrays, each with its name, into a file as they come; return where it is.
 
-    It is not if the directory cannot be written or has no room. Older files of the same model and
-    dtype, of another version of either, go.
+    ``file_name`` is asked for its name when all are written. None is returned if the folder
+    cannot be written or has no room. Older files of the same model and dtype, of another version of
+    either, go.
     """
+
+    final_name = cache(file_name)
 
     def write_all(file: IO[bytes]) -> None:
         index = {}
@@ -195,14 +211,15 @@ def write(path: Path, arrays: Iterable[tuple[str, PackedArray]]) -> bool:
         tail = content.digests() + text + len(text).to_bytes(8, "little")
         file.write(tail)
         file.seek(0)
-        file.write(_HEAD.pack(_seal(path, tail), tail_at))
+        file.write(_HEAD.pack(_seal(folder / final_name(), tail), tail_at))
 
     try:
-        write_whole(path, write_all)
+        write_whole(folder / "weights", write_all, final_name)
+        path = folder / final_name()
     except OSError:
-        return False
+        return None
     with suppress(OSError):
-        for old in path.parent.glob(f"{glob.escape(path.name.rsplit('.', 2)[0])}.*.weights"):
+        for old in _packed_from(folder, path.name.rsplit(".", 2)[0]):
             if old != path:
                 old.unlink(missing_ok=True)
-    return True
+    return path

@@ -1,0 +1,123 @@
+"""What a model's files hold, as a digest: copies have the same one, and two files of one name not.
+
+A file's digest is its SHA-256, as ``sha256sum`` and model hubs write it. It is taken once, in a
+thread beside a model's loading, and kept with what the system says of the file. The time when a
+file last changed in any way (ctime) can be set by nobody: so one that was replaced in place is
+noticed, though its size and its time of writing are those of the old one. Its inode does not
+count: mounted object stores number files anew each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ridgeline.machine import usable_cpus, write_whole
+
+_WORTH_KEEPING_BYTES = 8 << 20  # reading less again takes a hundredth of a second
+_MOST_THREADS = 4
+
+
+class Contents:
+    """The files that a model was read from; any thread may ask for their digest.
+
+    Args:
+        files: each by its name in the model, which counts where there are several.
+    """
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self.files = files
+        self._lock = threading.Lock()  # held while files are read
+        self._digest: str | None = None
+
+    def known(self, folder: Path) -> str | None:
+        """Return the digest if no large file must be read for it, with those kept in ``folder``.
+
+        Raises OSError if a file is gone.
+        """
+        if self._digest is None:
+            digests = [_kept(path, folder) for path in self.files.values()]
+            self._digest = None if None in digests else self._of_all(digests)
+        return self._digest
+
+    def start(self, folder: Path) -> None:
+        """Take the digest in a thread, unless it is known: ``digest`` will wait less, or not."""
+
+        def take() -> None:
+            with suppress(OSError):  # whoever needs the digest is told
+                self.digest(folder)
+
+        with suppress(OSError):
+            if self.known(folder) is None:
+                threading.Thread(target=take, name="digest", daemon=True).start()
+
+    def digest(self, folder: Path) -> str:
+        """Return the digest in hex: a file's SHA-256, or that of a list as ``sha256sum`` writes it.
+
+        Waits until the files are read, unless their digests are kept in ``folder``; they are kept
+        there now. Raises OSError if a file cannot be read.
+        """
+        with self._lock:
+            if (known := self.known(folder)) is not None:
+                return known
+            from concurrent.futures import ThreadPoolExecutor  # not at every start
+
+            def digest(path: Path) -> str:
+                return _kept(path, folder) or _taken(path, folder)
+
+            with ThreadPoolExecutor(max(1, min(_MOST_THREADS, usable_cpus() // 2))) as pool:
+                self._digest = self._of_all(list(pool.map(digest, self.files.values())))
+            return self._digest
+
+    def _of_all(self, digests: Sequence[str | None]) -> str:
+        if len(digests) == 1:
+            return str(digests[0])
+        lines = [f"{one}  {name}\n" for one, name in zip(digests, self.files, strict=True)]
+        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _kept(path: Path, folder: Path) -> str | None:
+    """Return the digest of a file that is kept, if the file has not changed; small ones are read.
+
+    Raises OSError if the file is gone.
+    """
+    facts = _facts(path)
+    if facts["size"] < _WORTH_KEEPING_BYTES:
+        return _read(path)
+    try:
+        record = json.loads(_place(path, folder).read_bytes())
+        digest = record.pop("sha256")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # not there, or damaged
+        return None
+    return digest if record == facts else None
+
+
+def _taken(path: Path, folder: Path) -> str:
+    """Read a file; return its digest, which is kept if the file did not change meanwhile."""
+    before, digest = _facts(path), _read(path)
+    if _facts(path) == before:
+        with suppress(OSError):  # a later start reads it again
+            record = json.dumps(before | {"sha256": digest}).encode()
+            write_whole(_place(path, folder), lambda file: file.write(record))
+    return digest
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    found = path.stat()
+    times = {"written_ns": found.st_mtime_ns, "changed_ns": found.st_ctime_ns}
+    return {"path": str(path.resolve()), "size": found.st_size, **times}
+
+
+def _place(path: Path, folder: Path) -> Path:
+    key = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    return folder / f"{key[:32]}.digest"
