@@ -8,7 +8,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,12 +81,24 @@ def test_four_processes_give_the_bits_of_one_until_one_of_them_stops(tmp_path: P
                 f"rank {rank}",
                 memory["kv_cache"].num_bytes,
             )
-        pid = runner.processes.pids()[2]
-        os.kill(pid, signal.SIGSTOP)
-        runner.processes.step_timeout_s = 0.5
-        line = rf"^a step has taken 0.5 s: rank 2 of 4 \(process {pid}\) did not go on$"
+        stops(runner, of_four, 2)
+
+
+def stops(runner: Any, setup: Any, rank: int) -> None:
+    """A rank stops in a step: as soon as all others wait for it, time is up."""
+    processes = runner.processes
+    pid = processes.pids()[rank]
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(answers, engine_over(runner, setup), REQUESTS)
+        others = [one for one in range(processes.count) if one != rank]
+        while processes.progress[others].min() <= processes.progress[rank]:
+            assert not running.done()
+            time.sleep(0.002)
+        processes.step_timeout_s = 0
+        line = rf"^a step has taken 0 s: rank {rank} of 4 \(process {pid}\) did not go on$"
         with pytest.raises(DeviceLost, match=line):
-            answers(engine_over(runner, of_four), REQUESTS)
+            running.result()
 
 
 def test_a_rank_that_is_killed_ends_the_engine_and_an_error_of_all_does_not(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ class Processes:
         self._pipes: dict[Connection, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, list[Any]] = {rank: [] for rank in range(1, self.count)}
-        self._began_s: float | None = None
-        self._number = 0
+        self._number = self._running = 0  # of calls: the last one, and that under way
+        self._waited_s, self._looked_s, self._waited_for = 0.0, time.monotonic(), 0
         self._is_closed = self._is_started = False
         self._thread = threading.Thread(
             target=self._run, args=(model, setup), name="ranks", daemon=True
@@ -137,7 +137,7 @@ class Processes:
         self.raise_lost()
         self._number += 1
         self.tell(what)
-        self._began_s = time.monotonic()
+        self._running = self._number
         try:
             yield
         except DeviceLost:
@@ -149,7 +149,7 @@ class Processes:
             self._lose("a step was interrupted")
             raise
         finally:
-            self._began_s = None
+            self._running = 0
         self.raise_lost()
 
     def close(self) -> None:
@@ -227,9 +227,17 @@ class Processes:
             with self._changed:
                 self._said[rank].append(message)
                 self._changed.notify_all()
-        began_s = self._began_s
-        if began_s is not None and time.monotonic() - began_s > self.step_timeout_s:
+        if self._has_waited():
             self._lose(self._who_stalls())
+
+    def _has_waited(self) -> bool:
+        """Whether a step takes too long. Time counts only while this process itself runs."""
+        passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
+        self._looked_s, running = time.monotonic(), self._running
+        if running != self._waited_for:
+            self._waited_for, self._waited_s = running, 0.0
+        self._waited_s += passed_s
+        return running > 0 and self._waited_s > self.step_timeout_s
 
     def _lose(self, line: str) -> None:
         """End all ranks, and let go of those who wait for one."""
