@@ -23,8 +23,9 @@ from tests.gpu.ranks.threads import ThreadRanks, tiny_model
 from tests.parity.tiny_configs import CONFIGS, NEWER
 
 PIECES = (0, 37), (37, 38), (38, 60)
-# As many key heads as query heads; fewer than ranks; one, and a tied head; experts; latents.
-SOME = ["llama2", "qwen2", "gemma", "gpt-oss", "kimi"]
+# As many key heads as query heads; fewer than ranks; one, and a tied head; a norm over all heads;
+# experts; latents.
+SOME = ["llama2", "qwen2", "gemma", "olmo2", "gpt-oss", "kimi"]
 OTHERS = [name for name in (*CONFIGS, *NEWER) if name not in SOME]
 
 

@@ -231,14 +231,21 @@ class Model:
     def _normed_widths(self, qkv: Tensor, mixer: Attention, w: AttentionWeights) -> Tensor:
         """Return products whose queries are normed over all heads together, and keys too."""
         q, k, rest = qkv.tensor_split([mixer.q_size, mixer.q_size + mixer.kv_size], 1)
-        eps = self.arch.norm_eps
+        parts: Any = ((q, w.q_norm), (k, w.k_norm))
         q, k = (
-            self.ops.norm(part.contiguous(), weight, None, eps, "rms", qkv.dtype)
-            if weight is not None
-            else part
-            for part, weight in ((q, w.q_norm), (k, w.k_norm))
+            part if weight is None else self._normed_part(part, weight) for part, weight in parts
         )
         return torch.cat([q, k, rest], 1)
+
+    def _normed_part(self, part: Tensor, weight: Tensor) -> Tensor:
+        """Return this rank's heads, normed over those of all ranks together."""
+        width, whole = part.shape[1], self._ranks.gather(part)
+        copies = whole.shape[1] // len(weight)  # of each key head, where there are few of them
+        if copies > 1:
+            whole = whole.unflatten(1, (self._ranks.count, width))[:, ::copies].flatten(1)
+        eps, first = self.arch.norm_eps, self._ranks.rank // copies * width
+        whole = self.ops.norm(whole.contiguous(), weight, None, eps, "rms", part.dtype)
+        return whole[:, first : first + width]
 
     def _feed_forward(self, x: Tensor, row: Tensor, w: LayerWeights, ffn: Any) -> Tensor | None:
         """Return what a network makes of normed rows; some experts read the stream ``x`` itself."""

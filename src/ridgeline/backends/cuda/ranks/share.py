@@ -143,10 +143,6 @@ def check(arch: ModelArch, count: int) -> None:
     for layer in arch.layers:
         if layer.recurrent is not None:
             raise ValueError(f"{flag}: layers with states cannot be divided yet: leave it out")
-        if layer.attention is not None and layer.attention.qk_norm == "width":
-            raise ValueError(
-                f"{flag}: norms over all heads together cannot be divided yet: leave it out"
-            )
         sizes = {"inner channels": layer.ffn.size}
         sizes |= {f"channels of the {name} network": one.size for name, one in _dense(layer.ffn)}
         for what, size in ({"channels": arch.hidden_size} | sizes).items():
