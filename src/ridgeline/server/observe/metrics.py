@@ -22,6 +22,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
 from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
 
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+
 
 def _bounds(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split()))
@@ -261,65 +263,30 @@ class Metrics:
             return iter([*self._families()])
 
     def _families(self) -> Iterator[Metric]:
-        labels, values = ["model_name"], [self._model]
-        build = GaugeMetricFamily("ridgeline:build_info", "What runs.", labels=[*labels, "version"])
-        build.add_metric([*values, __version__], 1)
-        yield build
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield self._by("version", gauge, "build_info", "What runs.", {__version__: 1})
         for name, value in self._gauges().items():
-            gauge = GaugeMetricFamily(f"ridgeline:{name}", name, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        lora = GaugeMetricFamily(
-            "ridgeline:lora_requests",
-            "Requests that have an adapter.",
-            labels=[*labels, "lora_name"],
-        )
-        for name, value in self._adapters().items():
-            lora.add_metric([*values, name], value)
-        yield lora
+            yield self._one(gauge, name, name, value)
+        text = "Requests that have an adapter."
+        yield self._by("lora_name", gauge, "lora_requests", text, self._adapters())
         live = sum(count for count, _ in self._live.values())
         elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
         for name, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            counter.add_metric(values, self._counts[name] + elsewhere.get(name, 0))
-            yield counter
-        accepted = CounterMetricFamily(
-            "ridgeline:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens that were right, by place.",
-            labels=[*labels, "position"],
-        )
-        for place, count in sorted(self._accepted.items()):
-            accepted.add_metric([*values, str(place)], count)
-        yield accepted
-        refused = CounterMetricFamily(
-            "ridgeline:num_grammar_refused",
-            "Grammars that cannot be used.",
-            labels=[*labels, "reason"],
-        )
-        for reason, count in self._refused.items():
-            refused.add_metric([*values, reason], count)
-        yield refused
-        promises = CounterMetricFamily(
-            "ridgeline:promises", "Requests with a deadline.", labels=[*labels, "outcome"]
-        )
-        for outcome, count in self._promises.items():
-            promises.add_metric([*values, outcome], count)
-        yield promises
-        ends = CounterMetricFamily(
-            "ridgeline:request_success", "Answers that ended.", labels=[*labels, "finished_reason"]
-        )
-        for reason, count in self._finished.items():
-            ends.add_metric([*values, reason], count)
-        yield ends
+            yield self._one(counter, name, text, self._counts[name] + elsewhere.get(name, 0))
+        text = "Draft tokens that were right, by place."
+        accepted = {str(place): count for place, count in sorted(self._accepted.items())}
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        yield self._by("position", counter, name, text, accepted)
+        for label, name, text, counts in (
+            ("reason", "num_grammar_refused", "Grammars that cannot be used.", self._refused),
+            ("outcome", "promises", "Requests with a deadline.", self._promises),
+            ("finished_reason", "request_success", "Answers that ended.", self._finished),
+        ):
+            yield self._by(label, counter, name, text, counts)
         yield from self._used(self._usage)
         for name, (_, text) in _HISTOGRAMS.items():
-            histogram = self._histograms[name]
-            family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            family.add_metric(values, histogram.buckets(), histogram.total)
-            yield family
-        http = CounterMetricFamily(
-            "http_requests", "HTTP requests.", labels=["handler", "method", "status"]
-        )
+            yield self._spread(name, text, self._histograms[name])
+        http = counter("http_requests", "HTTP requests.", labels=["handler", "method", "status"])
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
@@ -328,42 +295,48 @@ class Metrics:
     def _used(self, usage: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
         """Yield what keys have used."""
         for name, text in _OF_KEY.items():
-            of_key = CounterMetricFamily(f"ridgeline:{name}", text, labels=["model_name", "key"])
-            for label, used in usage.items():
-                of_key.add_metric([self._model, label], used[name])
-            yield of_key
+            by_key = {label: used[name] for label, used in usage.items()}
+            yield self._by("key", CounterMetricFamily, name, text, by_key)
 
     def _foreseen(self) -> Iterator[Metric]:
         """Yield what was predicted of steps and requests, and how well."""
-        score, labels, values = self.score, ["model_name"], [self._model]
+        score, gauge, counter = self.score, GaugeMetricFamily, CounterMetricFamily
         for name, value, text in (
             ("predicted_step_seconds", score.predicted_s, "Predicted for steps, one by one."),
             ("compared_step_seconds", score.actual_s, "What these steps took, without commit."),
             ("num_time_model_fits", score.num_fits, "Times that the model of time was fitted."),
             ("foreseen_requests", score.num_requests, "Requests foreseen when they came."),
         ):
-            counter = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            counter.add_metric(values, value)
-            yield counter
+            yield self._one(counter, name, text, value)
         for name, value, text in (
             ("speed_ratio", score.speed, "Speed now, over that of the model of time."),
             ("time_model_calibrated", float(score.is_calibrated), "1 if it was measured."),
         ):
-            gauge = GaugeMetricFamily(f"ridgeline:{name}", text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        errors = GaugeMetricFamily(
-            "ridgeline:prediction_mean_abs_error_ratio",
-            "Mean relative error of late, of steps and of requests' times.",
-            labels=[*labels, "of"],
-        )
-        for name, value in sorted(score.errors.items()):
-            errors.add_metric([*values, name], value)
-        yield errors
-        histogram = HistogramMetricFamily(
-            "ridgeline:step_prediction_error_ratio", "Relative error of a step.", labels=labels
-        )
+            yield self._one(gauge, name, text, value)
+        text = "Mean relative error of late, of steps and of requests' times."
+        errors = dict(sorted(score.errors.items()))
+        yield self._by("of", gauge, "prediction_mean_abs_error_ratio", text, errors)
         step_errors = _Histogram(ERROR_BOUNDS)
-        step_errors.counts = list(score.error_counts)
-        histogram.add_metric(values, step_errors.buckets(), score.error_sum)
-        yield histogram
+        step_errors.counts, step_errors.total = list(score.error_counts), score.error_sum
+        yield self._spread("step_prediction_error_ratio", "Relative error of a step.", step_errors)
+
+    def _one(self, kind: _Kind, name: str, text: str, value: float) -> Metric:
+        """Return a metric that is one number of this model."""
+        family = kind(f"ridgeline:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _by(
+        self, label: str, kind: _Kind, name: str, text: str, values: Mapping[str, float]
+    ) -> Metric:
+        """Return a metric that has a number for each of a label's values."""
+        family = kind(f"ridgeline:{name}", text, labels=["model_name", label])
+        for of, value in values.items():
+            family.add_metric([self._model, of], value)
+        return family
+
+    def _spread(self, name: str, text: str, histogram: _Histogram) -> Metric:
+        """Return a metric of many measurements: how many lie within which bounds."""
+        family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], histogram.buckets(), histogram.total)
+        return family
