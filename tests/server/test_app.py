@@ -74,7 +74,6 @@ def test_a_route_that_is_there_still_wants_json(served: Served) -> None:
     ("path", "meant"),
     [
         ("/embeddings", "/v1/embeddings"),
-        ("/completions", "/v1/completions"),
         ("/v1/v1/chat/completions", CHAT),
         ("/v1/chat/completion", CHAT),
         ("/v1/tokenize", "/tokenize"),

@@ -82,7 +82,7 @@ def test_every_limit_without_a_flag_has_its_number() -> None:
         [f"{json_body.MAX_VALUES:,}", f"{json_body.MAX_PARTS:,}"],
         [f"{most_prompts:,}"],
         [f"{conversation._MAX_MESSAGES:,}"],
-        [f"{protocol._MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],
+        [f"{protocol.MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],
         [f"{protocol._MAX_STOP_IDS:,}"],
         [f"{protocol._MAX_STOP_CHARS:,}"],
         [f"{infill._MAX_FILES:,}"],

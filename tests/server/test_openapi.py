@@ -31,6 +31,8 @@ OPERATIONS = [
     ("POST", "/v1/completions", 60),
     ("POST", "/infill", 40),
     ("POST", "/completion", 40),
+    ("POST", "/completions", 20),
+    ("POST", "/v1/responses/input_tokens", 20),
     ("POST", "/apply-template", 20),
     ("POST", "/v1/chat/completions/input_tokens", 20),
     *(("GET", path, 3) for path in ("/props", "/api/v0/models")),

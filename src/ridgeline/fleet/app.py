@@ -44,6 +44,7 @@ POSTS = (  # their bodies name a model
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
@@ -54,6 +55,7 @@ POSTS = (  # their bodies name a model
     "/score",
     "/infill",
     "/completion",
+    "/completions",
     "/apply-template",
     "/v1/chat/completions/input_tokens",
     "/tokenize",
@@ -233,7 +235,7 @@ class _PassedOn(Response):
                 await answer.aclose()
 
     def _request(self, scope: Scope, worker: Worker) -> httpx2.Request:
-        path = scope["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
+        path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
         kept = frozenset({b"host", b"origin", b"x-request-id"})
         headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
         headers.append((b"x-request-id", scope["state"]["request_id"].encode()))

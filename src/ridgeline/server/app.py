@@ -95,15 +95,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=ERRORS | documented(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or many."""
-        service.check_open(body.model)
-        service.check_count(len(body.prompts))
-        prepare = service.prompts
-        if body.suffix:
-            prompts = [await prepare.of_middle(prompt, body.suffix) for prompt in body.prompts]
-        else:
-            prompts = await prepare.of_texts(body.prompts)
-        is_middle = bool(body.suffix)
-        return await service.reply(request, body, prompts, "prompt", is_middle=is_middle)
+        return await service.complete(body, request)
 
     @app.post("/v1/responses", responses=ERRORS | documented(ResponseObject, RESPONSE_EVENTS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
@@ -111,6 +103,14 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         convert, shape = partial(chat_request, body), partial(ResponseShape, asked=body)
         return await service.reply_in(RESPONSES, request, convert, shape)
+
+    @app.post("/v1/responses/input_tokens", responses=ERRORS)
+    async def count_input(body: ResponsesRequest) -> dict[str, Any]:
+        """Count the tokens of a conversation that is given as items, without an answer."""
+        service.check_open(body.model)
+        with RESPONSES.errors():
+            _, prompt = await service.prompts.of_converted(partial(chat_request, body))
+            return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     @app.post("/v1/messages", responses=MESSAGE_ERRORS | documented(MessageObject, MESSAGE_EVENTS))
     async def messages(body: MessagesRequest, request: Request) -> Response:

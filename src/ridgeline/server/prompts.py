@@ -21,7 +21,7 @@ from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.decoding.messages.tools import ToolUse
 from ridgeline.decoding.search import with_recommended
 from ridgeline.server.deadlines.field import Deadline
-from ridgeline.server.dialects.llamacpp.infill import InfillRequest
+from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_format import wanted_form
@@ -171,6 +171,36 @@ class Prompts:
         encode = self._text.encode
         return await self._all_in_thread("prompt", lambda: [encode(one) for one in prompts])
 
+    async def of_pieces(self, body: LlamaCppRequest) -> list[Ids]:
+        """Return the token ids of llama.cpp's prompts, some of them of ids and texts mixed.
+
+        Its biases of texts become those of tokens, too. Raises ApiError.
+        """
+        for prompt in body.prompts:
+            self._check_bytes(prompt, "prompt")
+            if isinstance(prompt, list) and len(prompt) > self._max_model_len:
+                self._check_one(len(prompt), "prompt")
+        encode = self._text.tokenizer.encode
+
+        def ids_of(prompt: str | list[int | str]) -> list[int]:
+            pieces: list[int | str] = [prompt] if isinstance(prompt, str) else prompt
+            ids: list[int] = []
+            for i, one in enumerate(pieces):
+                if isinstance(one, int):
+                    ids.append(one)
+                else:  # in front it begins as one alone would
+                    ids += encode(one, add_bos=False if i else None)
+            return self._text.encode(ids)
+
+        await self._encode_biases(body)
+        return await self._all_in_thread("prompt", lambda: [ids_of(one) for one in body.prompts])
+
+    async def _encode_biases(self, body: LlamaCppRequest) -> None:
+        texts = [key for key, _ in body.logit_bias or () if isinstance(key, str)]
+        self._check_bytes(texts, "logit_bias")
+        encode = partial(self._text.tokenizer.encode, add_bos=False)
+        await self._work.prompts.run(lambda: body.encode_biases(encode))
+
     async def of_wholes(
         self, texts: Sequence[str] | Sequence[list[int]], param: str, truncate_to: int | None
     ) -> list[Ids]:
@@ -243,6 +273,7 @@ class Prompts:
             raise _bad("input_suffix", message, "unsupported_parameter")
         most = self._max_model_len - _MIN_ROOM  # an answer that may have more is as one without end
         is_bounded = 0 <= body.n_predict <= most
+        await self._encode_biases(body)
         room = self._max_model_len
         room -= max(1, body.n_predict) if is_bounded else self._max_model_len // 4
         prefix, suffix, files = body.texts(self.max_bytes)
@@ -400,12 +431,11 @@ class Prompts:
         if not prompt_len:
             raise _bad(param, f"{param} is empty: give at least one token")
         if prompt_len >= model_len:
-            raise _bad(
-                param,
-                f"this model takes {model_len} tokens, prompt and answer together, but {param} has "
-                f"{prompt_len}: leave room for at least 1 more",
-                "context_length_exceeded",
-            )
+            message = f"this model takes {model_len} tokens, prompt and answer together, but "
+            message += f"{param} has {prompt_len}: leave room for at least 1 more"
+            counts = {"n_prompt_tokens": prompt_len, "n_ctx": model_len}
+            code = "context_length_exceeded"
+            raise ApiError(400, message, param=param, code=code, counts=counts)
 
 
 def _names_tokens(params: SamplingParams, narrows: bool) -> bool:

@@ -147,6 +147,18 @@ class Service:
         is_named = not {name, name.removesuffix(":latest")}.isdisjoint(self.names)
         return is_named or self.options.any_model_name
 
+    async def complete(self, body: CompletionRequest, request: Request) -> Reply:
+        """Return the reply to prompts of OpenAI's; raises ApiError if there cannot be one."""
+        self.check_open(body.model)
+        self.check_count(len(body.prompts))
+        if body.suffix:
+            prepare = self.prompts.of_middle
+            prompts = [await prepare(prompt, body.suffix) for prompt in body.prompts]
+        else:
+            prompts = await self.prompts.of_texts(body.prompts)
+        is_middle = bool(body.suffix)
+        return await self.reply(request, body, prompts, "prompt", is_middle=is_middle)
+
     async def reply_in(
         self,
         dialect: Dialect,

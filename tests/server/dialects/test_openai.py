@@ -81,7 +81,7 @@ def test_a_stream_tells_the_role_though_its_first_token_is_held_back(served: Ser
     held = whole[:1] + "and nothing that this model says"
     chunks = client.chat.completions.create(**ASK, **NO_EOS, stop=held, stream=True)
     first, *rest = [chunk.choices[0].delta for chunk in chunks]
-    assert (first.role, first.content) == ("assistant", "")
+    assert (first.role, first.content) == ("assistant", None)
     assert [delta.role for delta in rest] == [None] * len(rest)
     assert "".join(delta.content or "" for delta in rest) == whole
 

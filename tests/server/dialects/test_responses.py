@@ -421,3 +421,13 @@ def test_a_stream_that_fails_says_so(thinker: Served) -> None:
     assert last.type == "response.failed"
     assert last.response.status == "failed"
     assert last.response.error.message
+
+
+def test_the_tokens_of_an_input_can_be_counted_alone(served: Served) -> None:
+    asked = {"instructions": "Be brief.", "input": "hello", "max_output_tokens": 1}
+    counted = served.call("/v1/responses/input_tokens", asked)[1]
+    usage = served.call("/v1/responses", asked)[1]["usage"]
+    assert counted == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    assert usage["input_tokens_details"]["cache_write_tokens"] == 0
+    status, error = served.refused("/v1/responses/input_tokens", {"previous_response_id": "a"})
+    assert (status, error["param"]) == (400, "previous_response_id")

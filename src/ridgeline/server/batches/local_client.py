@@ -87,6 +87,7 @@ class LocalClient:
                 "request_id": asked.request_id,
                 "arrived_s": time.monotonic(),
                 "created": datetime.now().astimezone(),
+                "path": asked.url,
                 "tenant": self._tenant,
                 "is_operator": False,
                 "is_background": self._is_background,

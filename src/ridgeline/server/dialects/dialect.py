@@ -51,6 +51,7 @@ class Dialect:
             param=param,
             code=error.code,
             headers=error.headers,
+            counts=error.counts,
         )
 
     @contextmanager

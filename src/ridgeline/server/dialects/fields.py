@@ -95,7 +95,7 @@ _LLAMA_CPP: Table = {
     **_hint("llama.cpp", "thinking_forced_open chat_format preserved_tokens", "the template says"),
     **_refused("llama.cpp", "grammar_lazy", "send tools", False),
     **_hint("llama.cpp", "grammar_triggers", "they only tune grammar_lazy"),
-    **_lost("llama.cpp", "timings_per_token return_progress", "include_timings has times", False),
+    **_lost("llama.cpp", "return_progress", "timings_per_token has times", False),
     **_refused("llama.cpp", "reasoning_format", "set --reasoning-parser none", "auto", "deepseek"),
     **_lost("llama.cpp", "t_max_predict_ms", "use deadline, or max_tokens", most_off=0),
     **_lost("llama.cpp", "response_fields", "the whole answer comes"),
@@ -154,7 +154,9 @@ CHAT: Table = {
 _OF_INFILL = ("n_probs", "response_fields", "return_tokens", "t_max_predict_ms")  # its own
 INFILL: Table = {
     **{name: extra for name, extra in COMPLETION.items() if name not in _OF_INFILL},
-    **_hint("llama.cpp", "echo suffix include_timings stream_options", "the answer has its form"),
+    **_hint(
+        "llama.cpp", "echo suffix include_timings stream_options verbose", "the answer has its form"
+    ),
     **_refused("OpenAI", "n", "the answer is one", 1),
     **_refused("OpenAI", "logprobs", "ask /v1/completions, which has a suffix"),
     **_lost("OpenAI", "max_tokens", "send n_predict"),

@@ -20,7 +20,7 @@ def add_errors(app: FastAPI) -> None:
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         request.scope["state"]["note"].setdefault("error", str(error))
-        shown = body_at(request.url.path, error, request.state.request_id)
+        shown = body_at(request.state.path, error, request.state.request_id)
         return JSONResponse(shown, error.status, error.headers)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -16,6 +16,9 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# llama.cpp has these without /v1 as well.
+SHORT = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
+LLAMACPP_PATHS = (*SHORT, "/completion", "/completions", "/infill", "/apply-template")
 _CODES = {  # where the raising code gives none
     400: "invalid_request",
     408: "request_timeout",
@@ -68,12 +71,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
+        """``counts`` are numbers of the message, in the names that llama.cpp's clients read."""
         super().__init__(shortened(message))
         self.status = status
         self.param = param and shortened(param)
         self.code = code or _CODES.get(status)
         self.headers = dict(headers or {})
+        self.counts = dict(counts or {})
 
     def body(self) -> dict[str, Any]:
         """Return the error object."""
@@ -95,12 +101,15 @@ def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return an error in the form of the API that ``path`` belongs to."""
+    """Return an error in the form of the API that ``path`` belongs to, as the client wrote it."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error, request_id)
     if path.startswith("/api/"):
         return {"error": str(error)}
-    return error.body()
+    shown = error.body()
+    if path in LLAMACPP_PATHS and error.code == "context_length_exceeded":
+        shown["error"] |= {"type": "exceed_context_size_error", **error.counts}
+    return shown
 
 
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -24,7 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server.http.errors import ApiError, body_at
+from ridgeline.server.http.errors import SHORT, ApiError, body_at
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.static import FILES
@@ -32,8 +32,6 @@ from ridgeline.server.http.turns import CALLER
 
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
-# llama.cpp has these without /v1 as well.
-_SHORT = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
 _FORM_BYTES = 1 << 14  # of a form, around a file
 OWN = "localhost"  # in place of an origin
 OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
@@ -114,6 +112,11 @@ class Gate:
             if is_over:
                 return
             if message["type"] == "http.response.start":
+                if (
+                    message["status"] == 400 and scope["method"] == "OPTIONS"
+                ):  # a foreign page asked
+                    note.setdefault("error", _foreign(_first(scope)))  # starlette knows no flag
+                    message["status"] = 200  # as others answer: without a header it may not call
                 status = message["status"]
                 left = scope["state"].get("left", dict)()
                 told = [(name.encode(), value.encode()) for name, value in left.items()]
@@ -126,7 +129,8 @@ class Gate:
         scope["state"]["created"] = datetime.now().astimezone()  # what an answer says of time
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        if scope["path"] in _SHORT:
+        scope["state"]["path"] = scope["path"]  # as the client wrote it
+        if scope["path"] in SHORT:
             scope["path"] = f"/v1{scope['path']}"
         try:
             enter = self._of_pages if b"origin" in _first(scope) else self._enter
@@ -137,22 +141,22 @@ class Gate:
             if status == 499:
                 stopping = ApiError(503, "the server is stopping", code="stopping")
                 note["error"] = str(stopping)
-                shown = body_at(scope["path"], stopping, request_id.decode())
+                shown = body_at(scope["state"]["path"], stopping, request_id.decode())
                 await refuse(answer, stopping, shown)
         except BaseException:  # panics of compiled libraries are no Exceptions
             _log.exception("a request failed")
             if status == 499:
                 error = ApiError(500, "something went wrong; the server's log says what")
                 note["error"] = str(error)
-                await refuse(answer, error, body_at(scope["path"], error, request_id.decode()))
+                await refuse(
+                    answer, error, body_at(scope["state"]["path"], error, request_id.decode())
+                )
             elif status < 500:
                 scope["state"].get("cut", lambda: None)()
         finally:
             if refused := scope["state"].get("refused"):  # by the protocol, while it ran
                 status = refused[0] if status == 499 else status
                 note["error"] = refused[1]
-            elif status == 400 and scope["method"] == "OPTIONS":  # starlette's words have no flag
-                note.setdefault("error", _foreign(_first(scope)))
             self._count(*self._labels(scope["method"], scope["path"]), status)
             line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
             if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
@@ -199,7 +203,7 @@ class Gate:
             scope["state"]["note"].setdefault("error", str(error))
             if error.status != 499:
                 request_id = scope["state"]["request_id"]
-                await refuse(send, error, body_at(scope["path"], error, request_id))
+                await refuse(send, error, body_at(scope["state"]["path"], error, request_id))
 
     def _counted(self, tenant: str, scope: Scope) -> AbstractContextManager[None]:
         """Count a request if it asks for something; its answer says what is left."""

@@ -38,9 +38,102 @@ def test_a_completion_has_no_end_unless_it_is_told(served: Served) -> None:
     assert headers["x-ridgeline-capped"].startswith("n_predict 32000 -> ")
 
 
-def test_a_completion_has_one_prompt(served: Served) -> None:
-    status, error = served.refused("/completion", ASK | {"prompt": ["a", "b"]})
+def test_several_prompts_get_a_list_of_answers(served: Served) -> None:
+    ids = served.call("/tokenize", {"prompt": "hello"})[1]["tokens"]
+    alone = [served.call("/completion", ASK | {"prompt": one})[1] for one in ("hello", "The cat")]
+    prompts = [ids, "The cat", {"prompt_string": "hello"}]
+    answers = served.call("/completion", ASK | {"prompt": prompts})[1]
+    expected = [alone[0], alone[1], alone[0]]
+    for name in ("content", "prompt", "tokens_evaluated", "tokens_predicted", "stop_type"):
+        assert [one[name] for one in answers] == [one[name] for one in expected]
+    assert [one["index"] for one in answers] == [0, 1, 2]
+    assert all(one["timings"]["predicted_n"] == 8 for one in answers)
+    (one,) = served.call("/completion", ASK | {"prompt": ["hello"]})[1]
+    assert one["content"] == alone[0]["content"], "a list of one has a list of one"
+    lines = served.call("/completion", ASK | {"prompt": prompts, "stream": True})[1].decode()
+    events = [json.loads(line[6:]) for line in lines.splitlines() if line]
+    for index, whole in enumerate(answers):
+        mine = [event for event in events if event["index"] == index]
+        assert "".join(event["content"] for event in mine) == whole["content"]
+        assert [event["stop"] for event in mine] == [False] * (len(mine) - 1) + [True]
+    assert served.refused("/completion", ASK | {"prompt": []})[0] == 400
+
+
+def test_a_prompt_may_mix_ids_and_texts(served: Served) -> None:
+    pieces = [
+        served.call("/tokenize", {"prompt": text, "add_special_tokens": special})[1]["tokens"]
+        for text, special in (("hello", True), (" The cat", False))
+    ]
+    whole = [*pieces[0], 5, *pieces[1], 6]
+    expected = served.call("/completion", ASK | {"prompt": whole})[1]
+    mixed = served.call("/completion", ASK | {"prompt": ["hello", 5, " The cat", 6]})[1]
+    assert (mixed["prompt"], mixed["content"]) == (expected["prompt"], expected["content"])
+    assert mixed["tokens_evaluated"] == len(whole)
+    status, error = served.refused("/completion", ASK | {"prompt": ["hello", 1 << 40]})
     assert (status, error["param"]) == (400, "prompt")
+
+
+def test_a_bias_of_a_text_is_one_of_its_tokens(served: Served) -> None:
+    text = served.call("/completion", ASK)[1]["content"]
+    ids = served.call("/tokenize", {"content": text})[1]["tokens"]
+    expected = served.call("/completion", ASK | {"logit_bias": [[one, -100] for one in ids]})[1]
+    assert expected["content"] != text
+    for biases in ([[text, -100]], [[text, False]], {text: -100}):
+        answer = served.call("/completion", ASK | {"logit_bias": biases})[1]
+        assert answer["content"] == expected["content"]
+    settings = expected["generation_settings"]["logit_bias"]
+    assert settings == {str(one): -100 for one in ids}
+
+
+def test_completions_without_v1_are_of_whom_they_look_like(served: Served) -> None:
+    expected = served.call("/completion", ASK)[1]["content"]
+    assert served.call("/completions", ASK)[1]["content"] == expected
+    answer = served.call("/completions", SAME | {"model": "tiny"})[1]
+    assert answer["choices"][0]["text"] == expected
+
+
+def test_a_prompt_that_is_too_long_is_told_in_numbers(served: Served) -> None:
+    long = {"messages": [{"role": "user", "content": "a " * 200}]}
+    counted = served.call("/v1/chat/completions/input_tokens", long)[1]["input_tokens"]
+    for stream in (False, True):
+        status, answer, _ = served.call("/chat/completions", long | {"stream": stream})
+        assert status == 400
+        assert (
+            answer["error"].items()
+            >= {
+                "type": "exceed_context_size_error",
+                "code": "context_length_exceeded",
+                "n_prompt_tokens": counted,
+                "n_ctx": 128,
+            }.items()
+        )
+    status, error = served.refused("/v1/chat/completions", long)
+    assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+def test_times_come_with_each_piece_if_they_are_asked_for(served: Served) -> None:
+    asked = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True, "timings_per_token": True}
+    lines = served.call("/v1/chat/completions", asked | {"stream": True})[1].decode().splitlines()
+    first, *chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "timings" not in first
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+    last = chunks[-1]["timings"]
+    assert last["prompt_n"] + last["cache_n"] == chunks[-1]["usage"]["prompt_tokens"]
+    assert last["predicted_per_second"] > 0
+    assert served.call("/v1/chat/completions", asked)[1]["timings"]["predicted_n"] == 4
+    lines = served.call("/completion", ASK | asked | {"stream": True})[1].decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line]
+    assert all(event["timings"]["predicted_n"] for event in events)
+
+
+def test_the_prompt_is_shown_to_who_asks_for_it(served: Served) -> None:
+    asked = {"messages": HELLO, "max_tokens": 2}
+    text = served.call("/apply-template", {"messages": HELLO})[1]["prompt"]
+    shown = served.call("/v1/chat/completions", asked | {"verbose": True})[1]
+    assert shown["__verbose"]["prompt"].endswith(text)
+    assert "__verbose" not in served.call("/v1/chat/completions", asked | {"verbose": False})[1]
 
 
 def test_a_completion_says_how_it_came_about(served: Served) -> None:
@@ -104,7 +197,7 @@ def test_biases_may_be_pairs(served: Served) -> None:
     ]
     assert first not in answers[0]["tokens"]
     assert len({answer["content"] for answer in answers}) == 1
-    for wrong in ([first], [[first, 1, 2]], [[first, "no"]], [["word", 1]]):
+    for wrong in ([first], [[first, 1, 2]], [[first, "no"]], [[None, 1]], [[first, 101]]):
         status, error = served.refused("/completion", ASK | {"logit_bias": wrong})
         assert status == 400
         assert error["param"].startswith("logit_bias")

@@ -429,3 +429,12 @@ def test_a_message_shows_a_value_that_is_no_text_of_a_user(
     served: Served, fields: dict[str, Any], message: str
 ) -> None:
     assert served.refused(CHAT, ASK | fields)[1]["message"] == message
+
+
+def test_a_bias_of_nothing_may_have_any_key_and_others_are_all_named(served: Served) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    assert served.call(CHAT, body | {"logit_bias": {"foo": 0, "7": 0.0}})[0] == 200
+    status, error = served.refused(CHAT, body | {"logit_bias": {"bad1": 50, "bad2": 2, "ok": 0}})
+    assert (status, error["param"]) == (400, "logit_bias")
+    assert "'bad1', 'bad2'" in error["message"]
+    assert served.refused(CHAT, body | {"logit_bias": {"foo": False}})[0] == 400

@@ -109,7 +109,7 @@ def test_a_stream_adds_up(served: Served) -> None:
         (openai_schema(schema="text"), "response_format.json_schema.schema"),
         (openai_schema(other=1), "response_format.json_schema.other"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
             "response_format.json_schema.name",
         ),
         (openai_schema({"not": {}}), "response_format.json_schema.schema"),

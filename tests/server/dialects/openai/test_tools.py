@@ -233,7 +233,7 @@ def test_what_is_refused_by_name(thinker: Served, fields: dict[str, Any], param:
     assert (error["param"] or "").startswith(param), error
 
 
-def test_the_first_delta_before_a_call_has_no_content(thinker: Served) -> None:
+def test_the_first_delta_names_the_role_and_has_no_content(thinker: Served) -> None:
     body = ASK | {"stream": True, "tool_choice": "required", "temperature": 0}
     lines = thinker.call(CHAT, body)[1].decode().splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -243,7 +243,7 @@ def test_the_first_delta_before_a_call_has_no_content(thinker: Served) -> None:
     assert not any("content" in delta for delta in deltas[1:])
     plain = ASK | {"stream": True, "tools": None}
     first = thinker.call(CHAT, plain)[1].decode().splitlines()[0]
-    assert json.loads(first[6:])["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert json.loads(first[6:])["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
 def test_the_server_says_how_calls_are_written(thinker: Served, tmp_path: Path) -> None:

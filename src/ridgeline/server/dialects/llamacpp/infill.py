@@ -7,27 +7,54 @@ sampling, streaming and limits is that of ``/v1/completions``.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
-from ridgeline.server.dialects.openai.protocol import CompletionRequest, NewText
+from ridgeline.server.dialects.openai.protocol import (
+    EACH,
+    MAX_BIASES,
+    CompletionRequest,
+    NewText,
+    is_bias,
+    is_token,
+)
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.request_model import Strict
+from ridgeline.server.http.request_model import Strict, wrong
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10
-_ABSENT = ("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix")
+_ABSENT = (
+    *("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix"),
+    "verbose",
+)
 _NO_SETTINGS = {"prompt", "input_prefix", "input_suffix", "input_extra", "response_fields"}
 _NO_SETTINGS |= {*_ABSENT, "stream", "return_token_ids", "return_tokens_as_token_ids"}
+_Pieces = Annotated[list[int | str], Field(fail_fast=True)]  # of one prompt: ids, and texts
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    """Return whether a prompt is a text, one of pieces, of which one is an id, or several."""
+    if not isinstance(prompt, list):
+        return "[text]"
+    return "[pieces]" if any(type(one) is int for one in prompt) else "[prompts]"
+
+
+def _text_in(prompt: Any) -> Any:
+    """Return the text of a prompt that is an object. Raises ValueError if it has pictures."""
+    if not isinstance(prompt, dict):
+        return prompt
+    if prompt.get("multimodal_data"):
+        raise ValueError("it has multimodal_data, but this model reads only text")
+    return prompt.get("prompt_string")
 
 
 class ExtraFile(Strict):
@@ -45,6 +72,12 @@ class LlamaCppRequest(CompletionRequest):
     extras = fields.INFILL
     absent = _ABSENT
 
+    prompt: Annotated[  # type: ignore[assignment]  # beyond OpenAI's: pieces of both kinds
+        Annotated[str, Tag("[text]")]
+        | Annotated[_Pieces, Tag("[pieces]")]
+        | Annotated[list[str | _Pieces], EACH, Tag("[prompts]")],
+        Discriminator(_kind_of_prompt),
+    ]
     n_predict: int = Field(-1, ge=-1, lt=1 << 63)  # -1: as many as the model has room for
     seed: int | None = Field(None, ge=-1, lt=1 << 63)  # -1: a fresh one
     # Where the answer ends by its lines (``decoding.lines``):
@@ -52,28 +85,53 @@ class LlamaCppRequest(CompletionRequest):
     t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
     return_tokens: bool = False
     n_probs: int = Field(0, ge=0, le=20)  # tokens shown in the place of each
+    logit_bias: Any = Field(None, json_schema_extra={"type": ["object", "array", "null"]})
     # What to show of the whole answer, as "content" or "timings/prompt_n":
     response_fields: list[str] | None = Field(None, max_length=64, fail_fast=True)
 
     @field_validator("prompt", mode="before", check_fields=False)
     @classmethod
     def _in_object(cls, prompt: Any) -> Any:
-        """Take an object with a text too, which may have pictures beside it: here it has none."""
-        if not isinstance(prompt, dict):
-            return prompt
-        if prompt.get("multimodal_data"):
-            raise ValueError("it has multimodal_data, but this model reads only text")
-        return prompt.get("prompt_string")
+        """Take objects with a text too, which may have pictures beside it: here they have none."""
+        return [_text_in(one) for one in prompt] if isinstance(prompt, list) else _text_in(prompt)
 
     @field_validator("logit_bias", mode="before")
     @classmethod
-    def _listed(cls, biases: Any) -> Any:
-        """Take pairs of an id and a bias too, of which false rules the token out."""
-        if not isinstance(biases, list):
-            return biases
-        if not all(isinstance(one, list) and len(one) == 2 for one in biases):
-            raise ValueError("it must be an object, or a list of pairs of a token id and a bias")
-        return {str(token): -100 if bias is False else bias for token, bias in biases}
+    def _paired(cls, biases: Any) -> list[tuple[int | str, float]] | None:
+        """Return pairs of an id, or a text, and a bias, of which false rules its tokens out."""
+        if biases is None:
+            return None
+        if isinstance(biases, dict):
+            named = [(int(key) if is_token(key) else key, bias) for key, bias in biases.items()]
+            biases = [list(pair) for pair in named if pair[1] is not None]
+        if not isinstance(biases, list) or len(biases) > MAX_BIASES:
+            raise ValueError(f"it must be an object or a list, of at most {MAX_BIASES} pairs")
+        pairs = []
+        for one in biases:
+            if not isinstance(one, list) or len(one) != 2 or type(one[0]) not in (int, str):
+                raise ValueError("it must have pairs of a token id, or a text, and a bias")
+            bias = -100 if one[1] is False else one[1]
+            if not is_bias(bias):
+                raise wrong("invalid_value", str(one[0]), "is wrong: write a number, -100 to 100")
+            pairs.append((one[0], bias))
+        return pairs
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The prompts, each a text or a list of ids and texts, also where one stands alone."""
+        return self.prompt if self.is_batch else [self.prompt]  # type: ignore[return-value]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the answers come as a list."""
+        return _kind_of_prompt(self.prompt) == "[prompts]"
+
+    def encode_biases(self, encode: Callable[[str], Sequence[int]]) -> None:
+        """Let each token of a text that has a bias have it; ``encode`` returns its ids."""
+        biases: dict[str, float] = {}
+        for key, bias in self.logit_bias or ():
+            biases |= dict.fromkeys(map(str, [key] if isinstance(key, int) else encode(key)), bias)
+        self.logit_bias = biases or None
 
     @model_validator(mode="after")
     def _translated(self) -> Self:
@@ -135,22 +193,24 @@ class LlamaCppShape:
         model: str,
         fingerprint: str,
         *,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         text: TextProcessor,
-        is_truncated: bool,
+        is_truncated: bool = False,
     ) -> None:
-        """Write ``answers`` to a ``prompt``; ``is_truncated``: some of the input was left out."""
+        """Write ``answers`` to ``prompts``; ``is_truncated``: some of the input was left out."""
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
-        self._prompt, self._text, self._body = prompt, text, body
+        self._prompts, self._text, self._body = prompts, text, body
         self._fields, self._is_streamed = body.response_fields or [], bool(body.stream)
         self._shows_tokens = body.return_tokens or self._is_streamed
-        self._end: Choice = {}
-        self._has_new_line = False
+        self._ends: dict[int, Choice] = {}
+        self._with_new_line: set[int] = set()
 
-    def whole(self) -> dict[str, Any]:
-        """Return the whole answer."""
-        (self._end,) = self._answers.whole()
-        return self._last(self._end)
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the whole answer, or those to several prompts."""
+        choices = self._answers.whole()
+        self._ends = dict(enumerate(choices))
+        answers = [self._last(choice) for choice in choices]
+        return answers if self._body.is_batch else answers[0]
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
@@ -162,50 +222,56 @@ class LlamaCppShape:
     def _chunk(self, choice: Choice) -> bytes:
         """Return an event with a piece of the text; the end is held until all is known of it."""
         if choice["finish_reason"]:
-            self._end = choice
+            self._ends[choice["index"]] = choice
             return b""
         return sse(self._object(choice, is_end=False))
 
     def ending(self) -> bytes:
         """Return the event that ends a stream."""
-        return sse(self._last({"text": ""}))
+        ends = sorted(self._ends)
+        return b"".join(sse(self._last({"index": index, "text": ""})) for index in ends)
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
         return sse(error.body())
 
     def _object(self, choice: Choice, *, is_end: bool) -> dict[str, Any]:
-        usage, text = self._answers.usage(), choice["text"]
-        self._has_new_line |= "\n" in text
+        text, index = choice["text"], choice["index"]
+        if "\n" in text:
+            self._with_new_line.add(index)
         shown = {
-            "index": 0,
+            "index": index,
             "content": text,
             "tokens": (choice.get("token_ids") or []) if self._shows_tokens else [],
             "stop": is_end,
             "id_slot": -1,  # no slot keeps a conversation: prefixes are cached for all
-            "tokens_predicted": usage["completion_tokens"],
-            "tokens_evaluated": usage["prompt_tokens"],
+            "tokens_predicted": self._answers.num_tokens_of(index),
+            "tokens_evaluated": len(self._prompts[index]),
         }
         if self._body.n_probs and choice.get("logprobs"):
             shown["completion_probabilities"] = self._probabilities(choice["logprobs"])
+        if self._body.timings_per_token:
+            shown["timings"] = self._answers.pace(index)
         return shown
 
     def _last(self, choice: Choice) -> dict[str, Any]:
-        reason = self._end.get("stop_reason")
-        is_cut = self._end["finish_reason"] == "length" or reason == ENDED
+        index = choice["index"]
+        end = self._ends[index]
+        reason = end.get("stop_reason")
+        is_cut = end["finish_reason"] == "length" or reason == ENDED
         word = reason if isinstance(reason, str) else ""
         shown = self._object(choice, is_end=True)
         last = {
             **shown,
             "model": self._model,
             "generation_settings": self._settings(),
-            "prompt": self._text.tokenizer.decode(self._prompt),
-            "has_new_line": self._has_new_line,
+            "prompt": self._answers.prompt_text(index),
+            "has_new_line": index in self._with_new_line,
             "stop_type": "limit" if is_cut else "word" if word else "eos",
             "stopping_word": word,
             "tokens_cached": shown["tokens_predicted"] + shown["tokens_evaluated"],
             "truncated": self._is_truncated,
-            "timings": self._timings(),
+            "timings": self._answers.pace(index),
         }
         if not self._fields:
             return last
@@ -232,19 +298,6 @@ class LlamaCppShape:
         spelled = self._text.spell(token)
         return {"id": token, "token": spelled, "bytes": list(data), "logprob": logprob}
 
-    def _timings(self) -> dict[str, Any]:
-        times = self._answers.timings()
-        if not times:
-            return {}
-        usage = self._answers.usage()
-        num_cached, num_predicted = self._answers.num_cached, usage["completion_tokens"]
-        prompt_ms = times["time_to_first_token_ms"] - times["queue_time_ms"]
-        return {
-            "cache_n": num_cached,
-            **_pace("prompt", usage["prompt_tokens"] - num_cached, prompt_ms),
-            **_pace("predicted", num_predicted, times["generation_time_ms"]),
-        }
-
 
 def _best(top: dict[str, float], most: int) -> list[tuple[str, float]]:
     """Return the likeliest of some tokens, best first."""
@@ -256,13 +309,3 @@ def _at(path: str, value: Any) -> Any:
     for name in path.split("/"):
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _pace(name: str, count: int, time_ms: float) -> dict[str, Any]:
-    """Return a number of tokens, the time that they took, and the ratios of the two."""
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": time_ms,
-        f"{name}_per_token_ms": time_ms / count if count else None,
-        f"{name}_per_second": 1e3 * count / time_ms if time_ms else None,
-    }

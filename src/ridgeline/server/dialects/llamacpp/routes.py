@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
+from pydantic import Discriminator, Tag
 from starlette.responses import Response
 
 from ridgeline import __version__
@@ -19,13 +20,26 @@ from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     INFILL_CHUNKS,
+    Completion,
     Infilled,
     documented,
 )
-from ridgeline.server.dialects.openai.protocol import ChatRequest
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
-from ridgeline.server.http.errors import ApiError
 from ridgeline.server.service import Service
+
+
+def _kind_of_completion(body: Any) -> str:
+    """Return whose request this is: OpenAI's clients always name a model."""
+    if isinstance(body, dict):
+        return "[openai]" if body.get("model") is not None else "[llama.cpp]"
+    return "[llama.cpp]" if isinstance(body, LlamaCppRequest) else "[openai]"
+
+
+EitherCompletion = Annotated[
+    Annotated[CompletionRequest, Tag("[openai]")] | Annotated[LlamaCppRequest, Tag("[llama.cpp]")],
+    Discriminator(_kind_of_completion),
+]
 
 
 def add_llamacpp(app: FastAPI, service: Service) -> None:
@@ -37,24 +51,30 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
         service.check_open(body.model)
         prompt, is_truncated = await service.prompts.of_cursor(body)
-        new_shape = partial(
-            LlamaCppShape, prompt=prompt, text=service.text, is_truncated=is_truncated
-        )
+        shape = partial(LlamaCppShape, prompts=[prompt], text=service.text)
+        new_shape = partial(shape, is_truncated=is_truncated)
         param = "input_prefix"
         return await service.reply(
             request, body, [prompt], param, is_middle=True, new_shape=new_shape
         )
 
-    @app.post("/completion", responses=answered)
+    listed = ERRORS | documented(Infilled | list[Infilled], INFILL_CHUNKS)
+
+    @app.post("/completion", responses=listed)
     async def completion(body: LlamaCppRequest, request: Request) -> Response:
-        """Continue a prompt, as llama.cpp does."""
+        """Continue one prompt or many, as llama.cpp does."""
         service.check_open(body.model)
-        if len(body.prompts) != 1:
-            message = f"prompt has {len(body.prompts)} prompts: send one, or ask /v1/completions"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        prompts = await service.prompts.of_texts(body.prompts)
-        new_shape = partial(LlamaCppShape, prompt=prompts[0], text=service.text, is_truncated=False)
+        service.check_count(len(body.prompts))
+        prompts = await service.prompts.of_pieces(body)
+        new_shape = partial(LlamaCppShape, prompts=prompts, text=service.text)
         return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
+
+    @app.post("/completions", responses=ERRORS | documented(Completion | Infilled | list[Infilled]))
+    async def either(body: EitherCompletion, request: Request) -> Response:
+        """Continue a prompt: as OpenAI does if a model is named, and else as llama.cpp does."""
+        if isinstance(body, LlamaCppRequest):
+            return await completion(body, request)
+        return await service.complete(body, request)
 
     @app.post("/apply-template", responses=ERRORS)
     async def apply_template(body: TemplateRequest) -> dict[str, str]:

@@ -218,6 +218,20 @@ class CompletionChoice(_Choice):
     prompt_logprobs: _PromptLogprobs | None = None
 
 
+class InfillTimings(Shaped):
+    """Tokens, their times and both ratios, of prompt and answer, in llama.cpp's names."""
+
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    prompt_ms: float | None = None
+    prompt_per_token_ms: float | None = None
+    prompt_per_second: float | None = None
+    predicted_n: int | None = None
+    predicted_ms: float | None = None
+    predicted_per_token_ms: float | None = None
+    predicted_per_second: float | None = None
+
+
 class _AnswerSchema(Shaped):
     id: str
     created: int
@@ -225,6 +239,8 @@ class _AnswerSchema(Shaped):
     system_fingerprint: str
     usage: Usage
     metrics: Timings | None = None
+    timings: InfillTimings | None = None
+    verbose: dict[str, str] | None = Field(None, alias="__verbose")
 
 
 class ChatCompletion(_AnswerSchema):
@@ -243,20 +259,6 @@ class Completion(_AnswerSchema):
     choices: list[CompletionChoice]
 
 
-class InfillTimings(Shaped):
-    """Tokens, their times and both ratios, of prompt and answer, in llama.cpp's names."""
-
-    cache_n: int | None = None
-    prompt_n: int | None = None
-    prompt_ms: float | None = None
-    prompt_per_token_ms: float | None = None
-    prompt_per_second: float | None = None
-    predicted_n: int | None = None
-    predicted_ms: float | None = None
-    predicted_per_token_ms: float | None = None
-    predicted_per_second: float | None = None
-
-
 def _some_fields(schema: dict[str, Any]) -> None:
     """Leave out what holds only where a request has no ``response_fields``."""
     del schema["required"]
@@ -268,7 +270,7 @@ class Infilled(Shaped):
 
     model_config = ConfigDict(json_schema_extra=_some_fields)
 
-    index: Literal[0]
+    index: int
     content: str
     tokens: list[int]
     stop: Literal[True]
@@ -289,6 +291,7 @@ class Infilled(Shaped):
 class InputTokensDetails(Shaped):
     """Where the prompt's tokens came from."""
 
+    cache_write_tokens: Literal[0]
     cached_tokens: int
 
 
@@ -431,9 +434,9 @@ RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last 
 
 
 def documented(
-    answer: type[Shaped], stream: str = _CHUNKS, media: str = "text/event-stream"
+    answer: Any, stream: str = _CHUNKS, media: str = "text/event-stream"
 ) -> dict[int | str, dict[str, Any]]:
-    """Return the entry of a route's successful response, and what it streams."""
+    """Return the entry of a route's successful response, a type, and what it streams."""
     content = {media: {"schema": {"description": stream}}}
     return {200: {"model": answer, "description": "The answer", "content": content}}
 

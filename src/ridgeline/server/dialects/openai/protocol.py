@@ -41,7 +41,8 @@ NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
 _INT31, _INT64 = 1 << 31, 1 << 63
 _MAX_METADATA = 16
-_MAX_BIASES = 1 << 15
+MAX_BIASES = 1 << 15
+_MOST_KEYS_SHOWN = 8  # of those that are wrong
 _MAX_STOP_IDS = 1 << 12
 _MAX_STOP_CHARS = 1 << 10
 
@@ -75,15 +76,31 @@ def _check_biases(biases: Any) -> Any:
     """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
     if not isinstance(biases, dict):
         return biases
-    if len(biases) > _MAX_BIASES:
-        raise ValueError(f"it has {len(biases)} tokens, at most {_MAX_BIASES} are allowed")
-    biases = _without_nulls(biases)
+    if len(biases) > MAX_BIASES:
+        raise ValueError(f"it has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
+    # One of 0 changes nothing, whatever its key is.
+    biases = {key: bias for key, bias in biases.items() if bias is not None and not _is_none(bias)}
+    if others := [key for key in biases if not is_token(key)]:
+        shown = ", ".join(f"{key!r:.40}" for key in others[:_MOST_KEYS_SHOWN])
+        raise ValueError(f"it has the key {shown}: keys are token ids")
     for key, bias in biases.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise ValueError(f"it has the key {key!r:.40}, keys are token ids")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+        if not is_bias(bias):
             raise wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
     return biases
+
+
+def _is_none(bias: Any) -> bool:
+    return is_bias(bias) and bias == 0
+
+
+def is_token(key: str) -> bool:
+    """Whether a key of JSON is a token's id."""
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def is_bias(bias: Any) -> bool:
+    """Whether a value of JSON is what may be added to a token's logit."""
+    return type(bias) in (int, float) and -100 <= bias <= 100
 
 
 def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +142,7 @@ class _SamplingFields(Strict):
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)] | None],
             BeforeValidator(_check_biases),
-            Field(max_length=_MAX_BIASES),
+            Field(max_length=MAX_BIASES),
         ]
         | None
     ) = None
@@ -161,6 +178,8 @@ class _SamplingFields(Strict):
     )
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
     # llama.cpp's names:
+    timings_per_token: bool | None = None
+    verbose: bool | None = None  # show the prompt as well
     n_predict: int | None = Field(None, ge=-1, lt=_INT64)
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     repeat_last_n: int | None = Field(None, ge=-1, lt=_INT64)

@@ -55,8 +55,8 @@ class ReplyShape(Protocol):
     stream_type: str
     ping: bytes  # says that a stream lives
 
-    def whole(self) -> dict[str, Any]:
-        """Return the whole answer."""
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the whole answer, or a list of those to several prompts."""
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer. Raises StreamError.
@@ -142,12 +142,15 @@ class OpenAiShape:
             chunk["usage"] = self._answers.usage()
         elif self._body.wants_usage:
             chunk["usage"] = None
+        if self._body.timings_per_token and "role" not in choice.get("delta", ()):
+            chunk["timings"] = self._answers.pace(self._answers.prompt_of(choice))
         return sse(chunk)
 
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
         last = b"data: [DONE]\n\n"
-        if self._body.wants_usage or self._body.include_timings:
+        body = self._body
+        if body.wants_usage or body.include_timings or body.timings_per_token or body.verbose:
             last = sse(self._closing([])) + last
         return last
 
@@ -161,6 +164,10 @@ class OpenAiShape:
             closing |= self._answers.of_prompt()
         if self._body.include_timings:
             closing["metrics"] = self._answers.timings()
+        if self._body.timings_per_token:
+            closing["timings"] = self._answers.pace()
+        if self._body.verbose:
+            closing["__verbose"] = {"prompt": self._answers.prompt_text()}
         return closing
 
 
@@ -349,5 +356,5 @@ def sse(value: dict[str, Any]) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
-def _encode(value: dict[str, Any]) -> bytes:
+def _encode(value: dict[str, Any] | list[dict[str, Any]]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

@@ -6,6 +6,7 @@ the logprobs of a token are written. It knows nothing of connections.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,6 +95,7 @@ class ResponseBuilder:
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
+        self._end_s: dict[int, float] = {}  # by prompt
         self.promise: Promise | None = None
 
     def take_chunks(self, event: StreamEvent) -> list[Choice]:
@@ -109,6 +111,7 @@ class ResponseBuilder:
             return None
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
+            self._end_s[index] = payload.finish_s
             return None
         if payload.finish_reason is FinishReason.ERROR:
             status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
@@ -130,8 +133,7 @@ class ResponseBuilder:
         chunks = []
         if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
             answer.has_role = True
-            is_call = bool(answer.pieces) and answer.pieces[0].kind == "call"
-            delta = {"role": "assistant", "content": None if is_call else ""}
+            delta = {"role": "assistant", "content": None}  # text, thoughts or calls may follow
             chunks.append(self._choice(answer, {"delta": delta}, None))
         if has_news:
             chunks += self._news(answer)
@@ -398,6 +400,37 @@ class ResponseBuilder:
             details["rejected_prediction_tokens"] = made - right
         return details
 
+    def num_tokens_of(self, index: int) -> int:
+        """Return how many tokens an answer has so far."""
+        return self._answers[index].num_tokens
+
+    def prompt_of(self, choice: Choice) -> int:
+        """Return to which of the prompts a choice is an answer."""
+        index: int = choice["index"]
+        return index // self._stream.params.n
+
+    def prompt_text(self, prompt: int = 0) -> str:
+        """Return a prompt as it was read, special tokens and all."""
+        return self._text.tokenizer.decode(self._stream.prompts[prompt], skip_special=False)
+
+    def pace(self, prompt: int = 0) -> dict[str, Any]:
+        """Return the times of a prompt and its answers so far, in llama.cpp's names.
+
+        Nothing if no token came.
+        """
+        request = self._requests.get(prompt)
+        if request is None or request.scheduled_s is None or request.first_token_s is None:
+            return {}
+        n, first_s = self._stream.params.num_answers, request.first_token_s
+        num_generated = sum(map(self.num_tokens_of, range(prompt * n, (prompt + 1) * n)))
+        end_s = self._end_s.get(prompt) or time.monotonic()
+        num_cached = request.num_cached_tokens
+        return {
+            "cache_n": num_cached,
+            **_pace("prompt", len(request.prompt) - num_cached, first_s - request.scheduled_s),
+            **_pace("predicted", num_generated, end_s - first_s),
+        }
+
     def timings(self) -> dict[str, Any]:
         """Return the engine's times, nothing if no token came.
 
@@ -425,6 +458,16 @@ class ResponseBuilder:
                 for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             },
         }
+
+
+def _pace(name: str, count: int, time_s: float) -> dict[str, Any]:
+    """Return a number of tokens, the time that they took, and the ratios of the two."""
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1e3 * time_s,
+        f"{name}_per_token_ms": 1e3 * time_s / count if count else None,
+        f"{name}_per_second": count / time_s if time_s else None,
+    }
 
 
 def _means(answers: Iterable[ChoiceState]) -> list[float]:

@@ -92,11 +92,11 @@ def _of_openai(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     where = "response_format.json_schema"
     if not isinstance(schema, dict):
-        raise _bad(where, "it must be an object with name and schema")
+        raise _bad(where, "it must be an object with a schema")
     for key in schema:
         if key not in _SCHEMA_KEYS:
             raise _bad(f"{where}.{key}", f"it is not one of {', '.join(_SCHEMA_KEYS)}")
-    if not isinstance(schema.get("name"), str):
+    if not isinstance(schema.get("name"), str | None):  # llama.cpp's clients send none
         raise _bad(f"{where}.name", "it must be text")
     if not isinstance(schema.get("strict"), bool | None):
         raise _bad(f"{where}.strict", "it must be true or false")
