@@ -86,6 +86,7 @@ def test_four_processes_give_the_bits_of_one_until_one_of_them_stops(tmp_path: P
 
 def stops(runner: Any, setup: Any, rank: int) -> None:
     """A rank stops in a step: as soon as all others wait for it, time is up."""
+    fails_alike(runner, setup)  # so that none is still at a step before
     processes = runner.processes
     pid = processes.pids()[rank]
     os.kill(pid, signal.SIGSTOP)
@@ -101,13 +102,18 @@ def stops(runner: Any, setup: Any, rank: int) -> None:
             running.result()
 
 
+def fails_alike(runner: Any, setup: Any) -> None:
+    """A step fails on every rank, and the first waits until all have said so."""
+    wrong = Work((9, 0), 0, (10**6,), (0,), (1,), Sampling(GREEDY, 1, ()), (), ())
+    wrong = wrong._replace(others=tuple((i,) for i in range(1, len(setup.groups))))
+    with pytest.raises(IndexError):
+        runner.execute(Step((wrong,), (), (), (), ()))
+
+
 def test_a_rank_that_is_killed_ends_the_engine_and_an_error_of_all_does_not(tmp_path: Path) -> None:
     with several(tmp_path, 2, "gpt-oss") as (runner, setup):
         wanted = answers(engine_over(runner, setup), REQUESTS)
-        wrong = Work((9, 0), 0, (10**6,), (0,), (1,), Sampling(GREEDY, 1, ()), (), ())
-        wrong = wrong._replace(others=((1,),))
-        with pytest.raises(IndexError):
-            runner.execute(Step((wrong,), (), (), (), ()))
+        fails_alike(runner, setup)
         assert answers(engine_over(runner, setup), REQUESTS) == wanted
         pid = runner.processes.pids()[1]
         os.kill(pid, signal.SIGKILL)
