@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +22,12 @@ from ridgeline.models.tensors import Checkpoint
 from tests.engine.tiny_families import write_family
 from tests.gpu.engines import BLOCK, LONGEST, NOWHERE
 
-_LIMIT_S = 60
-
 
 class Meeting:
     """What all ranks' groups share."""
 
     def __init__(self, count: int) -> None:
-        self.barrier = Barrier(count, timeout=_LIMIT_S)
+        self.barrier = Barrier(count)
         self.parts: list[Any] = [None] * count
 
 
@@ -57,26 +56,38 @@ class ThreadRanks:
         self, checkpoint: Checkpoint, setup: Setup, order: list[int] | None = None
     ) -> None:
         count = setup.tensor_parallel_size
-        self._threads, meeting = ThreadPoolExecutor(count), Meeting(count)
+        self._threads, self._meeting = ThreadPoolExecutor(count), Meeting(count)
         order = order or list(range(count))
 
         def load(rank: int) -> Any:
-            ranks = Ranks(rank, count, Group(meeting, rank, order), torch.zeros(count).numpy())
+            ranks = Ranks(
+                rank, count, Group(self._meeting, rank, order), torch.zeros(count).numpy()
+            )
             return load_rank(checkpoint, setup, NOWHERE, rank, lambda device: ranks)[0]
 
-        self.runners = list(self._threads.map(load, range(count)))
+        self.runners = self._all(load, range(count))
         self.arch, self.num_blocks = checkpoint.arch, setup.num_blocks
         self.looks_ahead = self.runners[0].looks_ahead
 
+    def _all(self, call: Callable[[Any], Any], of: Sequence[Any]) -> list[Any]:
+        """Call for each rank in its thread; if one fails, the others do not wait for it."""
+
+        def alone(one: Any) -> Any:
+            try:
+                return call(one)
+            except BaseException:
+                self._meeting.barrier.abort()
+                raise
+
+        return list(self._threads.map(alone, of))
+
     def execute(self, step: Step) -> StepOutput:
-        first, *others = self._threads.map(lambda runner: runner.execute(step), self.runners)
+        first, *others = self._all(lambda runner: runner.execute(step), self.runners)
         assert others == [first] * len(others)
         return first
 
     def prompt_logits(self, tokens: list[int], start: int = 0) -> Any:
-        found = list(
-            self._threads.map(lambda runner: runner.prompt_logits(tokens, start), self.runners)
-        )
+        found = self._all(lambda runner: runner.prompt_logits(tokens, start), self.runners)
         assert all((one == found[0]).all() for one in found)
         return found[0]
 
