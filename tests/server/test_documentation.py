@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.engine_setup.options import Options
 from ridgeline.server.dialects.llamacpp import infill
-from ridgeline.server.dialects.openai import conversation, protocol
+from ridgeline.server.dialects.openai import conversation, protocol, samplers
 from ridgeline.server.http import http_limits, json_body
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.text.template import process
@@ -82,7 +82,7 @@ def test_every_limit_without_a_flag_has_its_number() -> None:
         [f"{json_body.MAX_VALUES:,}", f"{json_body.MAX_PARTS:,}"],
         [f"{most_prompts:,}"],
         [f"{conversation._MAX_MESSAGES:,}"],
-        [f"{protocol.MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],
+        [f"{samplers.MAX_BIASES:,}", f"{protocol._MAX_METADATA}"],
         [f"{protocol._MAX_STOP_IDS:,}"],
         [f"{protocol._MAX_STOP_CHARS:,}"],
         [f"{infill._MAX_FILES:,}"],

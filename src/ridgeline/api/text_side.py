@@ -394,6 +394,20 @@ def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate
     return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
 
 
+def cut(ids: Sequence[int], sampling: SamplingParams, max_model_len: int) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, where it is to be cut. Raises ValueError for none.
+
+    What fits leaves room for the answer, or for a token of one that has no limit.
+    """
+    most = sampling.truncate_prompt_tokens
+    if most is None:
+        return tuple(ids)
+    if most == 0:
+        raise ValueError("truncate_prompt_tokens is 0, which leaves nothing: -1, or at least 1")
+    room = max_model_len - (0 if sampling.pool else sampling.max_tokens or 1)
+    return tuple(ids[-(max(1, room) if most < 0 else most) :])
+
+
 def is_list(value: object) -> bool:
     """Return whether a value is a list of some kind, and not text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ridgeline.api.text_side import NewConstraint, TextProcessor
+from ridgeline.api.text_side import NewConstraint, TextProcessor, cut
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
@@ -51,6 +51,7 @@ class Prepared(NamedTuple):
         lost: names of other fields that it is not held to.
         room: how many tokens an answer may have, if the request allows more.
         deadline: by when it is wanted, if it must be promised.
+        prompts: the token ids, cut where that was asked for.
     """
 
     params: SamplingParams
@@ -62,6 +63,7 @@ class Prepared(NamedTuple):
     lost: tuple[str, ...] = ()
     room: int | None = None
     deadline: Deadline | None = None
+    prompts: Sequence[Ids] = ()
 
 
 class Prompts:
@@ -162,10 +164,15 @@ class Prompts:
             return await self._in_thread(param, lambda: encode(prompt, add_bos=add_bos))
         return await self._in_thread(param, lambda: self._text.encode(prompt))
 
-    async def of_texts(self, prompts: Sequence[str] | Sequence[list[int]]) -> list[Ids]:
-        """Return the token ids of prompts, each as ``of_text`` does; raises ApiError."""
+    async def of_texts(
+        self, prompts: Sequence[str] | Sequence[list[int]], *, are_cut: bool = False
+    ) -> list[Ids]:
+        """Return the token ids of prompts, each as ``of_text`` does; raises ApiError.
+
+        Those that ``are_cut`` later may be too long.
+        """
         for prompt in prompts:
-            if isinstance(prompt, list) and len(prompt) > self._max_model_len:
+            if isinstance(prompt, list) and len(prompt) > self._max_model_len and not are_cut:
                 self._check_one(len(prompt), "prompt")
             self._check_bytes(prompt, "prompt")
         encode = self._text.encode
@@ -312,6 +319,10 @@ class Prompts:
         params = body.params(recommended, self._text.vocab_size)
         body.check_bounds(params, self._options)
         use = body.use if isinstance(body, ChatRequest) else None
+        try:
+            prompts = [cut(prompt, params, self._max_model_len) for prompt in prompts]
+        except ValueError as error:
+            raise _bad("truncate_prompt_tokens", str(error)) from None
         for prompt in prompts:
             self._check_one(len(prompt), param)
         room = self._max_model_len - max(map(len, prompts))
@@ -331,7 +342,9 @@ class Prompts:
         if deadline and prepared.params.searches:
             raise contradiction("deadline", "nothing is promised of searches, as beam search is")
         capped = room if is_capped else None
-        return prepared._replace(lost=self._lost(body), room=capped, deadline=deadline)
+        return prepared._replace(
+            prompts=prompts, lost=self._lost(body), room=capped, deadline=deadline
+        )
 
     def _prepared(
         self,

@@ -155,7 +155,8 @@ class Service:
             prepare = self.prompts.of_middle
             prompts = [await prepare(prompt, body.suffix) for prompt in body.prompts]
         else:
-            prompts = await self.prompts.of_texts(body.prompts)
+            are_cut = body.truncate_prompt_tokens is not None
+            prompts = await self.prompts.of_texts(body.prompts, are_cut=are_cut)
         is_middle = bool(body.suffix)
         return await self.reply(request, body, prompts, "prompt", is_middle=is_middle)
 
@@ -207,7 +208,7 @@ class Service:
         tenant = state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         stream = RequestStream(
-            prompts,
+            prepared.prompts,
             params,
             body.watched(partial(self.text.new_text, form=prepared.form)),
             tenant,

@@ -303,7 +303,8 @@ SENT: dict[str, dict[str, Any]] = {
         "transforms": [], "models": ["tiny"], "route": "fallback", "provider": {"order": ["x"]},
         "usage": {"include": True}, "plugins": [], "reasoning": {"effort": "low"}, "user_id": "x",
         "chat_id": "x", "enable_thinking": False, "thinking": {"type": "disabled"},
-        "top_n_sigma": 1.0, "guidance_scale": 1, "extra_body": {},
+        "top_n_sigma": 1.0, "guidance_scale": 1, "extra_body": {}, "no_stop_trim": True,
+        "truncate_prompt_tokens": 10,
     },
     "OpenAI": {
         "store": False, "metadata": {"a": "b"}, "user": "u", "service_tier": "auto",
@@ -316,7 +317,7 @@ SENT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # What is asked of these cannot be done, and the answer would be another one.
 REFUSED = {
-    "truncate_prompt_tokens": 10, "no_stop_trim": True, "lora_path": "x", "top_a": 0.1,
+    "lora_path": "x", "top_a": 0.1,
     "n_probs": 5, "mirostat": 2, "modalities": ["audio"], "logits_processors": ["x"],
 }  # fmt: skip
 

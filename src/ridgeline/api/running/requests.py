@@ -18,7 +18,7 @@ from ridgeline.api.outputs import (
     refused,
 )
 from ridgeline.api.running.loop import Events, Loop
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_side import TextProcessor, cut
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Adapter, Request
@@ -101,7 +101,7 @@ class Requests:
         """Return what adds a request to the engine. Raises ValueError."""
         self._text.check_task(sampling)
         sampling.validate_ids(self._text.vocab_size)
-        ids = self._cut(encode(prompt), sampling)
+        ids = cut(encode(prompt), sampling, self._engine.max_model_len)
         sampling = self._with_all(sampling)
         return partial(
             self._engine.add,
@@ -113,19 +113,6 @@ class Requests:
             new_constraint=self._text.new_constraint(sampling),
             token_rules=self._text.lexicon.rules(sampling),
         )
-
-    def _cut(self, ids: list[int], sampling: SamplingParams) -> tuple[int, ...]:
-        """Return the last tokens of a prompt, where it is to be cut.
-
-        What fits leaves room for the answer, or for a token of one that has no limit.
-        """
-        most = sampling.truncate_prompt_tokens
-        if most is None:
-            return tuple(ids)
-        if most == 0:
-            raise ValueError("truncate_prompt_tokens is 0, which leaves nothing: -1, or at least 1")
-        room = self._engine.max_model_len - (0 if sampling.pool else sampling.max_tokens or 1)
-        return tuple(ids[-(max(1, room) if most < 0 else most) :])
 
     def _with_all(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with as many logprobs as there are tokens, where that is less."""

@@ -76,8 +76,6 @@ _OPENAI: Table = {
 }
 _VLLM: Table = {
     **_hint("vLLM", "spaces_between_special_tokens", "special tokens are no text of an answer"),
-    **_refused("SGLang", "no_stop_trim", "send include_stop_str_in_output", False),
-    **_refused("vLLM", "truncate_prompt_tokens", _NEVER_CUT),
     **_refused("vLLM", "documents", "put them into a message", []),
     **_hint("vLLM", "mm_processor_kwargs media_io_kwargs", "there is nothing but text"),
     **_hint("vLLM", "request_id", "send the header x-request-id"),
@@ -153,6 +151,7 @@ CHAT: Table = {
 }
 _OF_INFILL = ("n_probs", "response_fields", "return_tokens", "t_max_predict_ms")  # its own
 INFILL: Table = {
+    **_refused("vLLM", "truncate_prompt_tokens", _NEVER_CUT),
     **{name: extra for name, extra in COMPLETION.items() if name not in _OF_INFILL},
     **_hint(
         "llama.cpp", "echo suffix include_timings stream_options verbose", "the answer has its form"

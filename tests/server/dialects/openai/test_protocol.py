@@ -438,3 +438,31 @@ def test_a_bias_of_nothing_may_have_any_key_and_others_are_all_named(served: Ser
     assert (status, error["param"]) == (400, "logit_bias")
     assert "'bad1', 'bad2'" in error["message"]
     assert served.refused(CHAT, body | {"logit_bias": {"foo": False}})[0] == 400
+
+
+def test_a_prompt_is_cut_from_the_left_if_that_is_asked_for(served: Served) -> None:
+    ids = [*range(40, 90)] * 4  # longer than the model takes
+    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    for most, kept in ((5, ids[-5:]), (-1, ids[-120:])):
+        answer = served.call(COMPLETE, body | {"prompt": ids, "truncate_prompt_tokens": most})[1]
+        expected = served.call(COMPLETE, body | {"prompt": kept})[1]
+        (choice,), (same,) = answer["choices"], expected["choices"]
+        assert choice["prompt_token_ids"] == kept
+        assert choice["text"] == same["text"]
+        assert answer["usage"]["prompt_tokens"] == len(kept)
+    chat = body | {"messages": HELLO, "truncate_prompt_tokens": 3}
+    whole = served.call(CHAT, body | {"messages": HELLO})[1]["prompt_token_ids"]
+    assert served.call(CHAT, chat)[1]["prompt_token_ids"] == whole[-3:]
+    status, error = served.refused(COMPLETE, body | {"prompt": ids, "truncate_prompt_tokens": 0})
+    assert (status, error["param"]) == (400, "truncate_prompt_tokens")
+    assert served.refused(COMPLETE, body | {"prompt": ids})[0] == 400
+
+
+def test_a_stop_string_is_kept_under_sglangs_name_too(served: Served) -> None:
+    body = {"prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = served.call(COMPLETE, body)[1]["choices"][0]["text"]
+    body |= {"stop": text[3:5]}
+    kept = served.call(COMPLETE, body | {"no_stop_trim": True})[1]["choices"][0]["text"]
+    same = served.call(COMPLETE, body | {"include_stop_str_in_output": True})[1]
+    assert kept == same["choices"][0]["text"]
+    assert kept.endswith(text[3:5])

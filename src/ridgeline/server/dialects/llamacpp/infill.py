@@ -18,14 +18,12 @@ from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import (
     EACH,
-    MAX_BIASES,
     CompletionRequest,
     NewText,
-    is_bias,
-    is_token,
 )
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.server.dialects.openai.samplers import MAX_BIASES, is_bias, is_token
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict, wrong
@@ -34,7 +32,7 @@ from ridgeline.text.infill import File
 _MAX_FILES = 1 << 10
 _ABSENT = (
     *("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix"),
-    "verbose",
+    *("truncate_prompt_tokens", "verbose"),
 )
 _NO_SETTINGS = {"prompt", "input_prefix", "input_suffix", "input_extra", "response_fields"}
 _NO_SETTINGS |= {*_ABSENT, "stream", "return_token_ids", "return_tokens_as_token_ids"}

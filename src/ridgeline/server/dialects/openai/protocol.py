@@ -20,6 +20,7 @@ from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
 from ridgeline.server.dialects.openai.response_format import FIELDS
 from ridgeline.server.dialects.openai.samplers import (
+    MAX_BIASES,
     NAMES,
     AllowedLength,
     Base,
@@ -30,6 +31,7 @@ from ridgeline.server.dialects.openai.samplers import (
     Sigmas,
     TokenIds,
     Words,
+    check_biases,
     switched_off,
 )
 from ridgeline.server.dialects.openai.tools import wanted_tools
@@ -41,8 +43,6 @@ NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
 _INT31, _INT64 = 1 << 31, 1 << 63
 _MAX_METADATA = 16
-MAX_BIASES = 1 << 15
-_MOST_KEYS_SHOWN = 8  # of those that are wrong
 _MAX_STOP_IDS = 1 << 12
 _MAX_STOP_CHARS = 1 << 10
 
@@ -51,7 +51,7 @@ _PLAIN = (
     *("best_of", "early_stopping", "length_penalty", "penalty_alpha", "use_beam_search"),
     *("frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty"),
     *("repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "top_k", "top_p"),
-    *("include_stop_str_in_output", "skip_special_tokens"),
+    *("include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens"),
 )
 
 
@@ -70,37 +70,6 @@ Metadata = (
     ]
     | None
 )
-
-
-def _check_biases(biases: Any) -> Any:
-    """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
-    if not isinstance(biases, dict):
-        return biases
-    if len(biases) > MAX_BIASES:
-        raise ValueError(f"it has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
-    # One of 0 changes nothing, whatever its key is.
-    biases = {key: bias for key, bias in biases.items() if bias is not None and not _is_none(bias)}
-    if others := [key for key in biases if not is_token(key)]:
-        shown = ", ".join(f"{key!r:.40}" for key in others[:_MOST_KEYS_SHOWN])
-        raise ValueError(f"it has the key {shown}: keys are token ids")
-    for key, bias in biases.items():
-        if not is_bias(bias):
-            raise wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
-    return biases
-
-
-def _is_none(bias: Any) -> bool:
-    return is_bias(bias) and bias == 0
-
-
-def is_token(key: str) -> bool:
-    """Whether a key of JSON is a token's id."""
-    return key.isascii() and key.isdigit() and len(key) < 10
-
-
-def is_bias(bias: Any) -> bool:
-    """Whether a value of JSON is what may be added to a token's logit."""
-    return type(bias) in (int, float) and -100 <= bias <= 100
 
 
 def _without_nulls(pairs: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +110,7 @@ class _SamplingFields(Strict):
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)] | None],
-            BeforeValidator(_check_biases),
+            BeforeValidator(check_biases),
             Field(max_length=MAX_BIASES),
         ]
         | None
@@ -163,6 +132,10 @@ class _SamplingFields(Strict):
     # What vLLM's users send as well:
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # the same, as SGLang calls it
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, lt=_INT31
+    )  # keep the last; -1: what fits
     skip_special_tokens: bool | None = None
     include_timings: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)  # others find no prefix
@@ -328,6 +301,8 @@ class _SamplingFields(Strict):
         values["max_tokens"] = None if longest in (None, -1) else min(longest, _INT31)
         if self.repeat_penalty is not None and self.repeat_last_n != 0:
             values.setdefault("repetition_penalty", self.repeat_penalty)
+        if self.no_stop_trim:
+            values.setdefault("include_stop_str_in_output", True)
         if self.top_k is not None:
             values["top_k"] = min(self.top_k, _INT31)  # more than any model has means all
         if self.logit_bias:

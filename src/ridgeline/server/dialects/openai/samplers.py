@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.request_model import wrong
+
+MAX_BIASES = 1 << 15
+_MOST_KEYS_SHOWN = 8  # of those that are wrong
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Sigmas = Annotated[float, Field(ge=-1, le=100)]
@@ -66,3 +70,34 @@ def switched_off(names: Sequence[str] | None) -> dict[str, float]:
         raise ApiError(400, message, param="samplers", code="unsupported_parameter")
     off = (values for name, values in _IN_ORDER.items() if name not in names)
     return {field: value for values in off for field, value in values.items()}
+
+
+def check_biases(biases: Any) -> Any:
+    """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
+    if not isinstance(biases, dict):
+        return biases
+    if len(biases) > MAX_BIASES:
+        raise ValueError(f"it has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
+    # One of 0 changes nothing, whatever its key is.
+    biases = {key: bias for key, bias in biases.items() if bias is not None and not _is_none(bias)}
+    if others := [key for key in biases if not is_token(key)]:
+        shown = ", ".join(f"{key!r:.40}" for key in others[:_MOST_KEYS_SHOWN])
+        raise ValueError(f"it has the key {shown}: keys are token ids")
+    for key, bias in biases.items():
+        if not is_bias(bias):
+            raise wrong("invalid_value", key, "is wrong: it must be a number from -100 to 100")
+    return biases
+
+
+def _is_none(bias: Any) -> bool:
+    return is_bias(bias) and bias == 0
+
+
+def is_token(key: str) -> bool:
+    """Whether a key of JSON is a token's id."""
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def is_bias(bias: Any) -> bool:
+    """Whether a value of JSON is what may be added to a token's logit."""
+    return type(bias) in (int, float) and -100 <= bias <= 100
