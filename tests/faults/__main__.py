@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.api.test_llm import write_model
-from tests.faults.rows import ROWS, Unreachable
+from tests.faults.rows import LEFT_OUT, ROWS, Unreachable
 
 
 def main() -> int:
@@ -34,6 +34,9 @@ def main() -> int:
             count = options.count or (row.ci if options.ci else row.full)
             if count:
                 failed += not _run(row.id, count, options.seed)
+    if not options.rows:
+        for row_id, why in LEFT_OUT.items():
+            print(f"{row_id}  left out: {why}")
     return failed > 0
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
 from tests.physics.published import PUBLISHED
 from tests.server.conftest import write_coder
@@ -73,16 +74,25 @@ EXTREMES = {  # as they stand in a body
     "many keys": "{" + ",".join(f'"k{i}":1' for i in range(60_000)) + "}",
     "deep": "[" * 150 + "]" * 150,
 }
+_FULL = 8_300_000  # bytes: as many as a body may have
+FULL = {  # what fills a body, with how its field begins and ends
+    "lists": ("[", "[],", "[]]"),
+    "numbers": ("[", "1,", "1]"),
+    "long numbers": ("[", "9" * 400 + ",", "1]"),
+    "objects": ("[", '{"a":1},', "{}]"),
+    "keys": ("{", '"k":1,', '"k":1}'),
+}
 # Beside other tests a processor does less in its time.
 MOST_S, MOST_MIB = 0.9 if "pytest" in sys.modules else 0.3, 100.0
+MOST_SILENT_S = 0.15 if "pytest" in sys.modules else 0.05
 _ANSWERS = re.compile("completions?|responses|messages$|chat$|generate$|infill$")  # take steps
 
 
 class Cost:
     """What the requests to one process cost it."""
 
-    def __init__(self, pid: int, port: int) -> None:
-        self._pid, self._port = pid, port
+    def __init__(self, pid: int, port: int, silence: Silence) -> None:
+        self._pid, self._port, self.silence = pid, port, silence
 
     def _mib(self, name: str) -> float:
         text = Path(f"/proc/{self._pid}/status").read_text()
@@ -92,6 +102,7 @@ class Cost:
         """Return status, answer, and what the body cost in seconds and MiB, but for steps."""
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # forget the peak of memory
         before_s, before_mib = cpu_s(self._pid), self._mib("VmRSS")
+        self.silence.longest_s = 0.0
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         connection.request("POST", path, body, JSON)
         response = connection.getresponse()
@@ -140,6 +151,13 @@ def body_with(path: str, field: str, value: str, rng: random.Random, model: str)
     return f'{start}"{field}": {value}}}'.encode()
 
 
+def full_body(path: str, how: str, model: str) -> bytes:
+    """Return a good body but for one field more, which is as long as a body may be."""
+    begin, inside, end = FULL[how]
+    start = json.dumps(GOOD[path] | {"model": model})[:-1]
+    return f'{start}, "x": {begin}{inside * (_FULL // len(inside))}{end}}}'.encode()
+
+
 def check(path: str, field: str, how: str, status: int, text: bytes) -> None:
     """What is refused is refused as an error of the client's, in few words that name a field."""
     case = path, field, how, status, text[:300]
@@ -156,31 +174,47 @@ def check(path: str, field: str, how: str, status: int, text: bytes) -> None:
 def b01(plain: Path, count: int, rng: random.Random) -> str:
     """``plain`` is left alone: /infill needs a model with the tokens for it."""
     statuses: Counter[int] = Counter()
-    most_s, most_mib = 0.0, 0.0
+    most_s, most_mib, longest_s = 0.0, 0.0, 0.0
     dear: list[tuple[object, ...]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "models"
         folder.mkdir()
         model, log = write_coder(folder / "tiny"), Path(place) / "log"
         flags = ("--enable-lora", "--allow-lora-loading", place)
-        with process(model, *flags) as (server, url), routing(folder, log) as routed:
+        one, other = Silence(Path(place) / "one"), Silence(Path(place) / "other")
+        python = (sys.executable, *PROGRAM)
+        with (
+            process(model, *flags, program=python, **one.variables) as (server, url),
+            routing(folder, log, program=PROGRAM, **other.variables) as routed,
+        ):
             routed.complete("tiny")
             port = int(url.rpartition(":")[2])
-            alone, router = Cost(server.pid, port), Cost(routed.process.pid, routed.port)
+            alone = Cost(server.pid, port, one)
+            router = Cost(routed.process.pid, routed.port, other)
             fields = _fields(port)
             names = [(path, name) for path in fields for name in fields[path]]
             cases = [(*one, how) for one in names for how in EXTREMES]
             rng.shuffle(cases)
+            whole = [(path, "", how) for path in fields for how in FULL]
+            rng.shuffle(whole)
             for i in range(count):
-                path, name, how = cases[i % len(cases)]
+                path, name, how = cases[i % len(cases)] if i % 9 else whole[i // 9 % len(whole)]
                 # One that is unloaded at once is loaded for each of the others.
                 by_router = i % 4 == 0 and "lora" not in path and name != "keep_alive"
-                data = body_with(path, name, EXTREMES[how], rng, "tiny")
-                status, text, took_s, took_mib = (router if by_router else alone).send(path, data)
+                data = full_body(path, how, "tiny") if not name else b""
+                data = data or body_with(path, name, EXTREMES[how], rng, "tiny")
+                asked = router if by_router else alone
+                status, text, took_s, took_mib = asked.send(path, data)
+                silent_s = asked.silence.longest_s
                 check(path, name, how, status, text)
                 statuses[status] += 1
                 most_s, most_mib = max(most_s, took_s), max(most_mib, took_mib)
-                if took_s > MOST_S or took_mib > MOST_MIB:
-                    dear.append((path, name, how, round(took_s, 2), round(took_mib), data[-200:]))
+                longest_s = max(longest_s, silent_s)
+                if took_s > MOST_S or took_mib > MOST_MIB or silent_s > MOST_SILENT_S:
+                    costs = round(took_s, 2), round(took_mib), round(silent_s, 3)
+                    dear.append((path, name, how, by_router, *costs, data[-200:]))
     assert not dear, dear
-    return f"{count} bodies: {dict(statuses)}; dearest {most_s:.2f} s, {most_mib:.0f} MiB"
+    return (
+        f"{count} bodies: {dict(statuses)}; dearest {most_s:.2f} s, {most_mib:.0f} MiB, "
+        f"the loop was silent for {longest_s:.3f} s"
+    )

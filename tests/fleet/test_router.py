@@ -75,8 +75,14 @@ class Routed:
 
 
 @contextmanager
-def routing(folder: Path, log: Path, *flags: str, **variables: str) -> Iterator[Routed]:
-    command = [sys.executable, "-m", "ridgeline", "serve", "--models-dir", str(folder)]
+def routing(
+    folder: Path,
+    log: Path,
+    *flags: str,
+    program: tuple[str, ...] = ("-m", "ridgeline"),
+    **variables: str,
+) -> Iterator[Routed]:
+    command = [sys.executable, *program, "serve", "--models-dir", str(folder)]
     command += ["--port", "0", "--kv-cache-memory", "1MiB", "--threads", "1", *flags]
     environment = os.environ | variables
     with (

@@ -30,13 +30,16 @@ NO_EOS = {"extra_body": {"ignore_eos": True}}
 
 
 @contextmanager
-def process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [str(RIDGELINE), "serve", str(model), "--port", "0", "--kv-cache-memory", "1MiB"]
+def process(
+    model: Path, *flags: str, program: tuple[str, ...] = (str(RIDGELINE),), **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [*program, "serve", str(model), "--port", "0", "--kv-cache-memory", "1MiB"]
     with subprocess.Popen(
         [*command, "--threads", "1", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | variables,
     ) as server:
         try:
             assert server.stdout is not None

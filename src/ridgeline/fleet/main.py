@@ -19,7 +19,7 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
+from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 
 
 class RunningFleet:
@@ -56,6 +56,7 @@ class RunningFleet:
         """Serve until a signal, or ``stop``, ends it."""
         self.server.on_started = lambda: print(announce, flush=True)
         await self.pool.prepare()
+        settle()
         await self.server.serve_on(listener)
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals
+from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 
@@ -142,6 +142,7 @@ async def _main(
 
 
 def _announce(name: str, listener: socket.socket, options: ServeOptions) -> None:
+    settle()
     url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve
         print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)

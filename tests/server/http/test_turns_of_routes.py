@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.server.dialects.openai import reply
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.turns import CALLER, Turns
 from tests.api.test_llm import HELLO
@@ -130,9 +131,13 @@ def test_what_is_kept_and_what_is_compiled_pass_a_grammar_that_takes_long(served
         assert [one.result()[0] for one in slow] == [200] * 4
 
 
+MANY = {"prompt": [40, 41], "max_tokens": 60, "n": 4, "ignore_eos": True}  # 242 tokens in all
+
+
 def test_a_long_answer_is_written_when_its_key_has_a_turn(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Long by its texts, or by how many tokens are ranked in the place of each."""
     turns, pieces = served.running.service.work.prompts, list[str]()
     run = turns.run
 
@@ -141,11 +146,40 @@ def test_a_long_answer_is_written_when_its_key_has_a_turn(
         return await run(work)
 
     monkeypatch.setattr(turns, "run", counted)
-    for num_texts, num_pieces in ((1, 1), (9, 2)):
+    for path, body, num_pieces in (
+        ("/v1/embeddings", {"input": ["x"]}, 1),
+        ("/v1/embeddings", {"input": ["x"] * 9}, 2),
+        (COMPLETE, MANY, 1),
+        (COMPLETE, MANY | {"logprobs": 5}, 2),
+    ):
         pieces.clear()
-        body = {"input": ["x"] * num_texts}
-        assert served.call("/v1/embeddings", body, **V)[0] == 200
+        assert served.call(path, body, **V)[0] == 200
         assert len(pieces) == num_pieces
+
+
+def test_a_long_answer_is_encoded_an_object_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder lets no other thread run before it has done a value."""
+    top = [None, *({f"t{i}": -0.5, "é": 1e-7} for i in range(50))]
+    chat = {"content": [{"token": "a", "top_logprobs": [{"token": "b"}] * 5}] * 50}
+    answer = {
+        "id": "x",
+        "choices": [{"text": "y", "logprobs": {"tokens": ["a"] * 50, "top_logprobs": top}}] * 20,
+        "chat": [{"message": {"content": "z"}, "logprobs": chat}] * 20,
+        "data": [{"embedding": [0.1, -1.0, 2e-30] * 20}] * 20,
+        "empty": [],
+        "none": None,
+    }
+    whole = json.dumps(answer, separators=(",", ":"))
+    encode, lengths = reply._encode, list[int]()
+
+    def counted(value: object) -> str:
+        text = encode(value)
+        lengths.append(len(text))
+        return text
+
+    monkeypatch.setattr(reply, "_encode", counted)
+    assert reply.in_pieces(answer) == whole
+    assert max(lengths) < len(whole) / 100
 
 
 def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served: Served) -> None:

@@ -64,7 +64,7 @@ class Queues:
     def share_out(self) -> None:
         """Mark what is beyond the share of its owner, while some wait and there are several owners.
 
-        A sequence counts as its slots, or as what part of the cache its tokens are. An owner's
+        A sequence counts as its slots, or as what part of the cache its blocks are. An owner's
         first is within its share. Idle beams are not, so that the others of their search can run.
         """
         everyone, most = (*self.running, *self.waiting), self.max_num_seqs
@@ -72,8 +72,9 @@ class Queues:
         was_shared, self.is_shared = self.is_shared, len(owners) > 1
         if not (was_shared or self.is_shared):
             return
-        num_tokens = len(self.kv.pool.refs) * self.kv.block_size
-        sizes = {s.id: max(s.num_slots, -(-len(s.tokens) * most // num_tokens)) for s in everyone}
+        have, per = len(self.kv.pool.refs), self.kv.block_size
+        parts = {s.id: -(-(-(-len(s.tokens) // per) * most) // have) for s in everyone}
+        sizes = {s.id: max(s.num_slots, parts[s.id]) for s in everyone}
         wanted, had = Counter[str](), Counter[str]()
         for seq in everyone:
             wanted[seq.request.owner] += sizes[seq.id]

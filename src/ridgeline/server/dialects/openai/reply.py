@@ -39,7 +39,9 @@ PING = b": ping\n\n"  # a comment: clients pass over it
 _HEAD_S = 1.0  # a stream without an event gets its head: until then an error has a status
 _PING_S = 3.0  # of silence; proxies and clients give up after five and more
 _JSON = {"content-type": "application/json"}
-_MANY_PROMPTS, _MANY_TOKENS = 8, 1 << 10  # an answer with more takes milliseconds to write
+_MANY_PROMPTS, _MANY_ENTRIES = 8, 1 << 10  # an answer with more takes milliseconds to write
+_DEPTH = 5  # to a token of an answer's logprobs, or a text's vector
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: faster
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
 _CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
 
@@ -279,17 +281,23 @@ class Reply(Response):
         while batch := await self._stream.events():
             for one in batch:
                 self._shape.take(one)
-        num_prompts = len(self._stream.prompts)
-        is_long = num_prompts > _MANY_PROMPTS or self._num_tokens() > _MANY_TOKENS
-        data = await self._turns.run(self._whole) if is_long else self._whole()
+        is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
+        data = await self._turns.run(self._whole_in_pieces) if is_long else self._whole()
         async with asyncio.timeout(self._stall_timeout_s):
             await self._send(send, data, _JSON, more_body=False)
 
     def _whole(self) -> bytes:
-        return _encode(self._shape.whole())
+        return _encode(self._shape.whole()).encode()
 
-    def _num_tokens(self) -> int:
-        return sum(map(len, self._stream.prompts)) + self._answers.num_tokens
+    def _whole_in_pieces(self) -> bytes:
+        return in_pieces(self._shape.whole()).encode()
+
+    def _num_entries(self) -> int:
+        """Return how much an answer tells at most: tokens, and those ranked in their places."""
+        params = self._stream.params
+        num_ranked = max(params.logprobs or 0, params.prompt_logprobs or 0)
+        num_tokens = sum(map(len, self._stream.prompts)) + self._answers.num_tokens
+        return num_tokens * (1 + num_ranked)
 
     async def _send_chunks(self, send: Send) -> None:
         while batch := await self._stream.events():
@@ -353,8 +361,18 @@ class Reply(Response):
 
 def sse(value: dict[str, Any]) -> bytes:
     """Return an object as a server-sent event."""
-    return b"data: " + _encode(value) + b"\n\n"
+    return b"data: " + _encode(value).encode() + b"\n\n"
 
 
-def _encode(value: dict[str, Any] | list[dict[str, Any]]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def in_pieces(value: object, depth: int = _DEPTH) -> str:
+    """Return a value as JSON, encoded an object at a time.
+
+    The encoder keeps the interpreter to itself until a value is done, so of a long answer all of
+    which were one the event loop would be silent for tenths of a second.
+    """
+    if depth and isinstance(value, dict):
+        fields = (f"{_encode(name)}:{in_pieces(one, depth - 1)}" for name, one in value.items())
+        return "{" + ",".join(fields) + "}"
+    if depth and isinstance(value, list) and value and isinstance(value[-1], dict):
+        return "[" + ",".join(in_pieces(one, depth - 1) for one in value) + "]"
+    return _encode(value)
