@@ -72,9 +72,8 @@ class Queues:
         was_shared, self.is_shared = self.is_shared, len(owners) > 1
         if not (was_shared or self.is_shared):
             return
-        have, per = len(self.kv.pool.refs), self.kv.block_size
-        parts = {s.id: -(-(-(-len(s.tokens) // per) * most) // have) for s in everyone}
-        sizes = {s.id: max(s.num_slots, parts[s.id]) for s in everyone}
+        have, per = len(self.kv.pool.refs), -self.kv.block_size  # negative: rounded up
+        sizes = {s.id: max(s.num_slots, -(len(s.tokens) // per * most // have)) for s in everyone}
         wanted, had = Counter[str](), Counter[str]()
         for seq in everyone:
             wanted[seq.request.owner] += sizes[seq.id]
