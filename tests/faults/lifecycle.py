@@ -1,4 +1,4 @@
-"""Starts, ends and the world around a process: T14, T15, T27, T48, T49, T51 to T53, T60."""
+"""Starts, ends and the world around a process: T14, T15, T27, T48, T49, T51 to T53."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -197,44 +195,3 @@ def t53(model: Path, count: int, rng: random.Random) -> str:
                 routed.process.kill()
                 eventually(lambda left=children: all(map(_is_gone, left)), 30)
     return f"{count}/{count} kills of a router: no process of a model is left"
-
-
-def t60(model: Path, count: int, rng: random.Random) -> str:
-    """Three replicas are started anew, one after the other; clients go on to the next."""
-    body = json.dumps({"prompt": [40, 41], "max_tokens": 8, "ignore_eos": True}).encode()
-    ports: dict[int, int] = {}
-    is_over = threading.Event()
-
-    def ask_on(number: int) -> tuple[int, int]:
-        """Return how many requests were answered, and how often another replica was asked."""
-        answered = asked_again = 0
-        while not is_over.is_set():
-            for i in range(100):
-                with suppress(ConnectionError):  # it has not begun to answer
-                    status, answer = send(ports[(number + i) % 3], COMPLETE, body)
-                    assert status in (200, 503), answer
-                    if status == 200:
-                        break
-                asked_again += 1
-            else:
-                raise AssertionError("no replica answers")
-            assert json.loads(answer)["usage"]["completion_tokens"] == 8
-            answered, number = answered + 1, number + 1
-        return answered, asked_again
-
-    with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
-        servers = {}
-        for i in range(3):
-            servers[i], ports[i] = stack.enter_context(process(model, log=Path("/dev/null")))
-        asking = [threads.submit(ask_on, i) for i in range(4)]
-        try:
-            for i in range(count):
-                servers[i % 3].send_signal(signal.SIGTERM)
-                assert servers[i % 3].wait(60) == 0
-                new = stack.enter_context(process(model, log=Path("/dev/null")))
-                servers[i % 3], ports[i % 3] = new
-        finally:
-            is_over.set()
-        found = [one.result() for one in asking]
-    answered, asked_again = (sum(numbers) for numbers in zip(*found, strict=True))
-    return f"{count} restarts: {answered} of {answered} answered, {asked_again} by another replica"
