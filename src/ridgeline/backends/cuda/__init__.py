@@ -34,6 +34,11 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     device.check()
     ranks = setup.tensor_parallel_size
     device.check_count(ranks)
+    if ranks > 1 and setup.max_lora_rank:
+        raise ValueError(
+            f"--tensor-parallel-size {ranks}: a model that is divided has no adapters (--lora) "
+            f"yet: leave out one of them"
+        )
     has_experts = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
     packs = setup.dtype in ("int8", "int4")
     what = missing(arch)
