@@ -12,8 +12,11 @@ from llvmlite import ir
 
 from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.emit.attention import emit_attention
+from ridgeline.backends.cpu.emit.tile_attention import NewUnit
+from ridgeline.backends.cpu.emit.tiles import Amx
 from ridgeline.backends.cpu.layout.key_bias import rope_by_pair, split
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
+from ridgeline.backends.cpu.layout.tile_rows import to_tile_rows
 from tests.backends.cpu import attention_twin as twin
 from tests.backends.cpu.machine import LOCAL, TARGETS, Array, at, build, same_bits
 
@@ -129,11 +132,15 @@ def text(shape: str, kind: str) -> Text:
 class Built:
     """Kernels, and a cache of which only some slots are written: the rest is garbage."""
 
-    def __init__(self, name: str, shape: str, kind: str) -> None:
+    def __init__(self, name: str, shape: str, kind: str, unit: NewUnit | None = None) -> None:
+        """Build them for a processor; with a ``unit``, several queries attend by matrix tiles."""
         self.text, self.heads = text(shape, kind), text(shape, kind).heads
+        if unit is not None:
+            self.heads = replace(self.heads, by_tiles=True, most_together=TOKENS)
+            assert self.heads.suits_tiles
 
         def emit(module: ir.Module) -> None:
-            emit_attention(module, TARGETS[name].processor.dot, self.heads)
+            emit_attention(module, TARGETS[name].processor.dot, self.heads, new_unit=unit or Amx)
 
         self.machine = build(emit, name)
         heads, rng = self.heads, np.random.default_rng(3)
@@ -178,18 +185,25 @@ class Built:
         begin = max(0, position - reach + 1) // TOKENS * TOKENS
         blocks = -(-(position + count - begin) // TOKENS)
         num_rows, stride = count * heads.group, self.records[0].nbytes
+        width, by_tiles = -(-blocks // 4) * 64 + 32, heads.by_tiles and count > 1
+        room_rows = to_tile_rows(num_rows) if by_tiles else num_rows
+        scratch = at(np.full(heads.tile_room.num_bytes, 77, np.uint8))
+        of_many = (count,) if by_tiles else ()
         out = at(np.full((count, heads.num_heads + 1, heads.size), GARBAGE, np.float32))
         flat = self.records.reshape(-1)
         for kv_head in range(heads.num_kv_heads):
             walk = (
                 flat[kv_head * heads.record_bytes :], stride, self.table[begin // TOKENS :], blocks
             )  # fmt: skip
-            scores = at(np.full((num_rows, blocks * 16 + 32), GARBAGE, np.float32))
-            planes = at(np.zeros((num_rows, blocks * 32 + 64), np.uint8))
+            scores = at(np.full((room_rows, width), GARBAGE, np.float32))
+            planes = at(np.full((room_rows, width * 2), 77, np.uint8))
             scales = at(np.zeros(num_rows, np.float32))
             run = self.machine.run
-            name, source = f"scores_{count}", self.queries[position : position + count]
-            run(name, source, *walk, kv_head, scores, scores.strides[0])
+            source, kernel = self.queries[position : position + count], f"scores_{count}"
+            if by_tiles:
+                kernel = "tile_scores"
+            at_last = (scratch,) if by_tiles else ()
+            run(kernel, source, *walk, kv_head, *of_many, scores, scores.strides[0], *at_last)
             if heads.splits_key_bias:
                 run(
                     "add_key_bias", source, self.text.pairs[kv_head],
@@ -207,9 +221,10 @@ class Built:
             weights = planes if heads.is_quantised else scores
             group = out.reshape(count, -1)[:, kv_head * heads.group * heads.size :]
             part = at(group)
+            kernel = "tile_values" if by_tiles else f"weighted_values_{count}"
             run(
-                f"weighted_values_{count}", weights, weights.strides[0], *walk, scales,
-                part, part.strides[0],
+                kernel, weights, weights.strides[0], *walk, scales, *of_many,
+                part, part.strides[0], *at_last,
             )  # fmt: skip
             group[:] = part
         assert (out[:, -1] == GARBAGE).all()

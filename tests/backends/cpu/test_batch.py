@@ -46,15 +46,22 @@ chunks = st.lists(
 @given(
     chunks=chunks,
     num_threads=st.integers(1, 5),
-    tile=st.integers(1, 4),
+    tile=st.integers(1, 16),
+    shortest=st.sampled_from([2, 16]),
     per_block=st.integers(1, 3),
     row_block=st.sampled_from([ROW_BLOCK, 4 * ROW_BLOCK]),
 )
 def test_any_step(
-    chunks: list[tuple[int, int]], num_threads: int, tile: int, per_block: int, row_block: int
+    chunks: list[tuple[int, int]],
+    num_threads: int,
+    tile: int,
+    shortest: int,
+    per_block: int,
+    row_block: int,
 ) -> None:
     work, tables = make_work(chunks, 16 * per_block)
-    batch = arrange(work, num_threads, tile, per_block, row_block=row_block)
+    together = min(shortest, tile), tile
+    batch = arrange(work, num_threads, together, per_block, row_block=row_block)
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
     assert sorted(batch.row_of_token) == list(range(num_tokens))  # one row for each token
@@ -70,11 +77,11 @@ def test_any_step(
             assert batch.tables[first : first + len(records)] == records
             i += 1
     if num_tokens > MIXED_ROWS:
-        assert_dealt(batch, num_threads, tile, row_block)
+        assert_dealt(batch, num_threads, together, row_block)
         assert_asked_last(batch, work, num_threads)
 
 
-def assert_dealt(batch: Batch, num_threads: int, tile: int, row_block: int) -> None:
+def assert_dealt(batch: Batch, num_threads: int, together: tuple[int, int], row_block: int) -> None:
     """Threads own the blocks between them, blocks the rows, and items each block's rows."""
     bounds, blocks = batch.block_bounds, batch.blocks
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(blocks) - 1, num_threads + 1)
@@ -85,7 +92,7 @@ def assert_dealt(batch: Batch, num_threads: int, tile: int, row_block: int) -> N
         row = low
         for first, count in batch.items[item:next_item]:
             assert first == row
-            assert count in (1, tile)
+            assert count == 1 or together[0] <= count <= together[1]
             rows = slice(first, first + count)
             assert len(set(batch.sequences[0][rows])) == 1
             assert (np.diff(batch.positions[rows]) == 1).all()
@@ -117,7 +124,7 @@ def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> No
     """No thread has more than a chunk of rows more than another."""
     work, _ = make_work(chunks)
     if sum(count for _, count in chunks) > MIXED_ROWS:
-        bounds = row_bounds(arrange(work, 3, tile, 1))
+        bounds = row_bounds(arrange(work, 3, (tile, tile), 1))
         assert np.diff(bounds).max() - np.diff(bounds).min() <= TOKENS
 
 
@@ -125,7 +132,7 @@ def test_threads_get_like_shares(chunks: list[tuple[int, int]], tile: int) -> No
 def test_threads_write_to_records_of_their_own(tile: int) -> None:
     """Where there are many rows, and wherever a prompt goes on."""
     work, _ = make_work([(0, 200), (7, 90), (33, 40), (16, 1)])
-    batch = arrange(work, 2, tile, 1)
+    batch = arrange(work, 2, (tile, tile), 1)
     bounds = row_bounds(batch)
     writers = dict[tuple[int, int], set[int]]()
     for row, (position, first) in enumerate(zip(batch.positions, batch.sequences[0], strict=True)):
@@ -137,24 +144,38 @@ def test_threads_write_to_records_of_their_own(tile: int) -> None:
 def test_the_last_blocks_are_small() -> None:
     """So that a thread that is done early can help; but not so few rows that weights cost more."""
     work, _ = make_work([(0, 512)])
-    sizes = np.diff([row for row, _ in arrange(work, 2, 4, 1).blocks]).tolist()
+    sizes = np.diff([row for row, _ in arrange(work, 2, (4, 4), 1).blocks]).tolist()
     assert sizes == [64, 64, 64, 32, 32] * 2
     decodes, _ = make_work([(i, 1) for i in range(64)])
-    assert [row for row, _ in arrange(decodes[1::3], 1, 4, 1).blocks] == [0, 21]
+    assert [row for row, _ in arrange(decodes[1::3], 1, (4, 4), 1).blocks] == [0, 21]
 
 
 def test_a_long_prompt_is_shared_from_front_to_back() -> None:
     """Later rows look at more: each thread has as many late ones as the other."""
     work, _ = make_work([(0, 512)])
-    batch = arrange(work, 2, 4, 1)
+    batch = arrange(work, 2, (4, 4), 1)
     halves = np.split(batch.positions, [row_bounds(batch)[1]])
     sums = [int(half.sum()) for half in halves]
     assert abs(sums[0] - sums[1]) < 0.05 * sum(sums)
     assert {count for _, count in batch.items} == {4}
 
 
+def test_what_is_left_of_a_prompt_attends_together_where_fewer_may() -> None:
+    """By matrix tiles, for which a number of rows takes as long as all that fit."""
+    work, _ = make_work([(0, 39), (0, 1)])
+    counts = {
+        together: sorted(count for _, count in arrange(work, 1, together, 1).items)
+        for together in ((2, 16), (16, 16), (2, 12))
+    }
+    assert counts == {
+        (2, 16): [1, 7, 16, 16],
+        (16, 16): [1] * 8 + [16, 16],
+        (2, 12): [1, 3, 12, 12, 12],
+    }
+
+
 def test_decodes_attend_one_by_one() -> None:
     work, _ = make_work([(i, 1) for i in range(70)])
-    batch = arrange(work, 2, 4, 1)
+    batch = arrange(work, 2, (4, 4), 1)
     assert {count for _, count in batch.items} == {1}
     assert row_bounds(batch) == [0, 35, 70]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
-from ridgeline.backends.cpu.layout.model_weights import footprint
+from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,
@@ -27,7 +27,7 @@ from ridgeline.backends.cpu.layout.shapes import (
     TOKENS,
 )
 from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.interface import BackendContext, Setup
+from ridgeline.backends.interface import BackendContext, Footprint, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.format_bytes import own_kv_dtype
@@ -115,6 +115,11 @@ def step_knots() -> tuple[int, ...]:
     few = (1, 2, PRUNED_ROWS, PRUNED_ROWS + 1, OUTPUT_SPLIT_ROWS, OUTPUT_SPLIT_ROWS + 1)
     some = (12, MIXED_ROWS, MIXED_ROWS + 1, 24, 32, 48)
     return (*few, *some, *(ROW_BLOCK * times for times in (1, 2, 3, 4, 8, 16, 32)))
+
+
+def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+    """Return how much memory a setup takes on this machine."""
+    return _footprint(arch, setup, has_tiles=host_target().processor.has_tiles)
 
 
 def describe() -> str:

@@ -28,7 +28,7 @@ class Batch:
     sequences: list[list[int]]  # by group: where the row's block table begins in ``tables``
     text_lengths: list[int]  # of the row's sequence, with all its tokens in this step
     tables: list[int]  # of all sequences and groups, one after another, from what is seen on
-    items: list[tuple[int, int]]  # first row, and how many attend together: 1 or a whole tile
+    items: list[tuple[int, int]]  # first row, and how many attend together
     blocks: list[tuple[int, int]]  # first row and item of each; last the end; none of few rows
     block_bounds: list[int]  # thread t has blocks block_bounds[t] .. block_bounds[t + 1]
     output_begins: list[int]  # by thread: its first block of rows with an output, or its end
@@ -40,24 +40,26 @@ class Batch:
 def arrange(
     work: tuple[Work, ...],
     num_threads: int,
-    tile: int,
+    together: tuple[int, int],
     records_per_block: int,
     windows: tuple[int | None, ...] = (None,),
     row_block: int = ROW_BLOCK,
 ) -> Batch:
-    """Assign a step's tokens to ``num_threads``; ``tile`` consecutive ones can attend together.
+    """Assign a step's tokens to ``num_threads``; they attend one by one or ``together``.
+
+    That is the smallest and the largest number of consecutive ones.
 
     A block of the cache is ``records_per_block`` records, which tables name one by one. ``windows``
     are those of the groups of layers. A block of rows has at most ``row_block``.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
-    rows = _RowLists(work, ends, tile, row_block, [0] * ends[-1])
+    rows = _RowLists(work, ends, together, row_block, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
     if ends[-1] <= MIXED_ROWS:  # rows belong to no thread
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:
-        for without_output, with_output in _assigned(work, num_threads, tile):
+        for without_output, with_output in _assigned(work, num_threads, together[1]):
             bounds.append(len(rows.blocks))
             last = len(rows.tokens) + sum(
                 high - low for _, low, high in without_output + with_output
@@ -91,7 +93,7 @@ class _RowLists:
 
     work: tuple[Work, ...]
     ends: list[int]
-    tile: int
+    together: tuple[int, int]
     row_block: int
     row_of_token: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -114,7 +116,7 @@ class _RowLists:
             self.append(index, low, high)
 
     def append(self, index: int, low: int, high: int) -> None:
-        """Append a chunk of tokens, which attend in whole tiles or one by one."""
+        """Append a chunk of tokens, which attend together or one by one."""
         item, first = self.work[index], len(self.tokens)
         begin, end = self.ends[index] - len(item.tokens), first + high - low
         self.row_of_token[begin + low : begin + high] = range(first, end)
@@ -123,9 +125,11 @@ class _RowLists:
         self.sequences += [index] * (high - low)
         self.adapters += [item.adapter] * (high - low)
         self.text_lengths += [item.start + len(item.tokens)] * (high - low)
-        for row in range(first, end, self.tile):
-            if row + self.tile <= end:
-                self.items.append((row, self.tile))
+        fewest, most = self.together
+        for row in range(first, end, most):
+            count = min(most, end - row)
+            if count >= fewest:
+                self.items.append((row, count))
             else:
                 self.items += [(single, 1) for single in range(row, end)]
 

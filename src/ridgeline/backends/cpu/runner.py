@@ -21,7 +21,7 @@ from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
 from ridgeline.backends.cpu.emit.argmax import BoundPruning
-from ridgeline.backends.cpu.emit.compile import Kernels, load_kernels
+from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.cache_layout import has_unlike_records
@@ -81,8 +81,9 @@ class CpuRunner:
         self.arch = arch = checkpoint.arch
         self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
         self.sizes = sizes = model_sizes(
-            arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank
-        )
+            arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank,
+            has_tiles=host_target().processor.has_tiles,
+        )  # fmt: skip
         self.weights = load_weights(
             checkpoint, sizes, setup.dtype, setup.max_model_len, weights_cache, progress, say
         )
@@ -199,7 +200,7 @@ class CpuRunner:
         num_threads = self._adaptive_threads.size if few else self._threads
         records = self.block_size // TOKENS
         sizes = self.sizes
-        batch = arrange(work, num_threads, sizes.tile, records, self._windows, sizes.row_block)
+        batch = arrange(work, num_threads, sizes.together, records, self._windows, sizes.row_block)
         if self._has_unlike_records:
             self._clear_begun(work)
         buffers = self._buffers

@@ -58,7 +58,15 @@ from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.latent import emit_latent
 from ridgeline.backends.cpu.emit.narrow_values import load_narrow_values, rotate_back
-from ridgeline.backends.cpu.emit.paging import record_at, row_parts, scores, weighted_values
+from ridgeline.backends.cpu.emit.paging import (
+    PLANES_OF,
+    QUADS_APART,
+    plane_at,
+    record_at,
+    row_parts,
+    scores,
+    weighted_values,
+)
 from ridgeline.backends.cpu.emit.prefetch import (
     BLOCKS_AHEAD,
     emit_prefetch_next_head,
@@ -71,6 +79,8 @@ from ridgeline.backends.cpu.emit.rows import (
     hadamard,
     largest_of,
 )
+from ridgeline.backends.cpu.emit.tile_attention import NewUnit, emit_tile_scores, emit_tile_values
+from ridgeline.backends.cpu.emit.tiles import Amx
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads
 
 ROPE = Kernel(
@@ -108,7 +118,9 @@ _MOST_ROWS = 6  # that are handled side by side: as many as fit the registers
 _Rows = list[tuple[Value, Value]]  # where their queries are, and the act_scales of these
 
 
-def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> None:
+def emit_attention(
+    module: object, form: Dot, heads: Heads, number: int = 0, new_unit: NewUnit = Amx
+) -> None:
     """Emit all that ``attend`` calls, and ``rope``, for the module's ``number``-th shape."""
     if heads.latent:
         emit_latent(module, heads, number)
@@ -118,7 +130,10 @@ def emit_attention(module: object, form: Dot, heads: Heads, number: int = 0) -> 
         _emit_add_key_bias(module, heads, number)
     _emit_softmax(module, heads, number)
     emit_prefetch_next_head(module, heads, number)
-    for queries in dict.fromkeys((1, heads.tile)):
+    if heads.by_tiles:
+        emit_tile_scores(module, heads, number, new_unit)
+        emit_tile_values(module, form, heads, number, new_unit)
+    for queries in dict.fromkeys((1, 1 if heads.by_tiles else heads.tile)):
         if heads.is_quantised:
             _emit_scores(module, form, heads, queries, number)
         else:
@@ -325,9 +340,9 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     """``softmax`` of a row's heads of one group.
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
-    bytes: as 16 bits in two planes of bytes per block at ``planes``, half as far apart as scores
-    are; else, and of latents, as floats in place. ``scales`` receive what the weighted sums must be
-    multiplied by. ``biases`` are what scores of this row gain by distance, if they do.
+    bytes: as 16 bits in two planes of bytes at ``planes`` (``paging.plane_at``), half as far apart
+    as scores are; else, and of latents, as floats in place. ``scales`` receive what the weighted
+    sums must be multiplied by. ``biases`` are what scores of this row gain by distance, if they do.
     """
     fn = SOFTMAX.of(number).begin(module)
     scores, score_stride, low, high, count, records, stride, table, *others = fn.args
@@ -393,14 +408,43 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
             largest = [row_max.get().reduce(maximum) for row_max in row_maxima]
             factors = [value * (1.0 / _STEPS) for value in largest]
             steps = [select(x > NOTHING, _STEPS / x, fn.value(0.0, F32)) for x in largest]
-            with fn.loop(count) as block:
-                for g, row, step in zip(group, rows, steps, strict=True):
-                    p = to_whole(fn.load(row + block * 64, FLOATS, 4), step.splat(16)).bits(_BYTES)
-                    both = p.shuffle([4 * i + byte for byte in (1, 0) for i in range(16)])
-                    fn.store(both, planes + (score_stride >> 1) * g + block * 32, 1)
+            whole = count // PLANES_OF * PLANES_OF
+            at = planes + (score_stride >> 1) * first
+            with fn.loop(whole, step=PLANES_OF) as block:
+                _store_planes(fn, rows, steps, at, score_stride, block, None)
+            with fn.when(whole < count):
+                _store_planes(fn, rows, steps, at, score_stride, whole, count)
         for g, factor, total in zip(group, factors, totals, strict=True):
             fn.store(factor / total.get().reduce(lambda a, b: a + b), scales + 4 * g, 4)
     fn.finish()
+
+
+def _store_planes(
+    fn: Function,
+    rows: list[Value],
+    steps: list[Value],
+    planes: Value,
+    score_stride: Value,
+    block: Value,
+    end: Value | None,
+) -> None:
+    """Store the probabilities of a group of records as bytes: those from ``end`` on as zeros."""
+    for g, (row, step) in enumerate(zip(rows, steps, strict=True)):
+        words = []
+        for i in range(PLANES_OF):
+            p = fn.load(row + (block + i) * 64, FLOATS, 4)
+            if end is not None:
+                p = p if i == 0 else select((block + i < end).splat(16), p, 0.0)
+            words.append(to_whole(p, step.splat(16)))
+        pairs = [words[i] | (words[i + 1] << 16) for i in (0, 2)]  # a byte of each plane of each
+        in_lanes = [
+            16 * lane + 4 * i + byte for lane in range(4) for byte in range(4) for i in range(4)
+        ]
+        quads = [pair.bits(_BYTES).shuffle(in_lanes).bits(_WORDS) for pair in pairs]
+        for plane, odd in enumerate((1, 0)):
+            lanes = [4 * lane + odd + j for lane in range(4) for j in (0, 2, 16, 18)]
+            at = plane_at(planes + (score_stride >> 1) * g, block, plane)
+            fn.store(quads[0].shuffle(lanes, quads[1]), at, 64)
 
 
 def _slopes(fn: Function, heads: Heads, kv_head: Value, group: Sequence[int]) -> list[Value]:
@@ -434,9 +478,9 @@ def _emit_weighted_values(
                     at = record + quad * (heads.size * 4 >> narrow) + column * line
                     values = [load(at + line * j) for j in range(wide)]
                     for row, row_sums in zip(part, sums, strict=True):
-                        p_at = planes + plane_stride * row + block * 32 + 4 * quad
                         for plane in range(2):
-                            p = broadcast4(fn, p_at + 16 * plane)
+                            p_at = plane_at(planes + plane_stride * row, block, plane)
+                            p = broadcast4(fn, p_at + QUADS_APART * quad)
                             for j, value in enumerate(values):
                                 total = row_sums[j][plane]
                                 total.set(dot(form, total.get(), p, value))

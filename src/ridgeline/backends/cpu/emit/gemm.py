@@ -37,7 +37,7 @@ from ridgeline.backends.cpu.emit.isa import (
 from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.operand import OF_ROWS, OF_TILES, Operand
 from ridgeline.backends.cpu.emit.prefetch import RecordPrefetch, TilePrefetch
-from ridgeline.backends.cpu.emit.tiles import LINEAR_TILES, TILE_ROWS, emit_linear_tiles
+from ridgeline.backends.cpu.emit.tiles import LINEAR_TILES, emit_linear_tiles
 from ridgeline.backends.cpu.layout.arguments import MATRIX
 from ridgeline.backends.cpu.layout.formats import (
     ACT_SCALES_BYTES,
@@ -47,6 +47,7 @@ from ridgeline.backends.cpu.layout.formats import (
     TILE,
     WeightFormat,
 )
+from ridgeline.backends.cpu.layout.tile_rows import TILE_ROWS
 
 _NARROW = ((3, 1), (2, 1), (1, 1))  # where registers have 256 bits or less, and are 16
 _HALF_RECORD = 512  # bytes of 16 outputs, of weights that are bytes
@@ -175,18 +176,24 @@ def _emit_tile(module: object, processor: Processor, kind: str, rows: int, halve
         fn, processor, packed, (rows, halves),
         weights=weights, stride=stride, half=half, at=prefetch_at, step=prefetch_step,
     )  # fmt: skip
-    with fn.loop(num_records) as k:
-        ahead.record(k)
-        places = [(*_place(packed, tile, k), part) for tile, part in whence]
-        match packed.activations:
-            case "groups":
-                _add_groups(fn, processor.dot, packed, table, places, operand, k, sums)
-            case "rows":
-                _add_bytes(fn, processor.dot, places, operand, k, sums)
-            case "bf16":
-                _add_pairs(fn, processor.has_bf16, places, operand, k, sums)
-            case "floats":
-                _add_floats(fn, places, operand, k, sums)
+    # Processors read ahead at one distance from turn to turn: a turn for a pair. For a lone row
+    # addresses of both would not fit the registers.
+    together = 2 if packed.has_pairs and rows > 1 else 1
+    with fn.loop(num_records, step=together) as first_record:
+        for number in range(together):
+            ahead.record(first_record + number)
+        for number in range(together):
+            k = first_record + number
+            places = [(*_place(packed, tile, k), part) for tile, part in whence]
+            match packed.activations:
+                case "groups":
+                    _add_groups(fn, processor.dot, packed, table, places, operand, k, sums)
+                case "rows":
+                    _add_bytes(fn, processor.dot, places, operand, k, sums)
+                case "bf16":
+                    _add_pairs(fn, processor.has_bf16, places, operand, k, sums)
+                case "floats":
+                    _add_floats(fn, places, operand, k, sums)
     for m, row in enumerate(sums):
         for h, var in enumerate(row):
             total = var.get()

@@ -12,6 +12,8 @@ from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.layout.shapes import Heads
 
 WALK = ("records", "stride", "table", "count")
+PLANES_OF = 4  # records whose probabilities lie together
+QUADS_APART = 4 * PLANES_OF
 
 
 def scores(queries: int) -> Kernel:
@@ -31,6 +33,16 @@ def weighted_values(queries: int) -> Kernel:
 def record_at(fn: Function, records: Value, stride: Value, table: Value, index: Value) -> Value:
     """Return the address of a sequence's ``index``-th visible record."""
     return records + fn.load(table + index * 4, I32, 4).signed(I64) * stride
+
+
+def plane_at(row: Value, block: Value, plane: int) -> Value:
+    """Return where a row has a record's first four probabilities in a plane of bytes.
+
+    The next four are ``QUADS_APART`` bytes behind. A plane has 64 tokens side by side, as many as a
+    matrix tile multiplies at once: the first four of each of ``PLANES_OF`` records, and so on.
+    """
+    group, place = block // PLANES_OF, block & (PLANES_OF - 1)
+    return row + group * (2 * 64) + place * 4 + plane * 64
 
 
 def row_parts(heads: Heads, num_rows: int, sums_per_vector: int) -> list[tuple[range, int]]:

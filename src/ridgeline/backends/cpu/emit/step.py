@@ -53,6 +53,7 @@ from ridgeline.backends.cpu.emit.states import (
     whole_projections,
 )
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
+from ridgeline.backends.cpu.emit.tile_attention import TILE_SCORES, TILE_VALUES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
 from ridgeline.backends.cpu.layout.shapes import (
     MIXED_ROWS,
@@ -134,20 +135,24 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
     if heads.latent:  # latents, of which values are made later
         out_stride = heads.group * heads.latent.rank * 4
     walk = {"records": records, "stride": stride, "table": table, "count": num_blocks}
+    of_many = {"num_queries": count, "scratch": thread.local("tiles")} if heads.by_tiles else {}
     for queries in dict.fromkeys((1, heads.tile)):
-        with fn.when(count.equals(queries)):
-            of_heads(scores(queries)).call(
-                fn, query=query, **walk, kv_head=kv_head, out=out_scores, out_stride=score_stride
-            )
+        alone = queries == 1
+        by_tiles = of_many and not alone
+        with fn.when(count > 1 if by_tiles else count.equals(queries)):
+            of_heads(TILE_SCORES if by_tiles else scores(queries)).call(
+                fn, query=query, **walk, kv_head=kv_head, out=out_scores, out_stride=score_stride,
+                **(of_many if by_tiles else {}),
+            )  # fmt: skip
             if heads.splits_key_bias:
                 of_heads(ADD_KEY_BIAS).call(
                     fn, query=query, pairs=pairs, rope_by_pair=args["rope_by_pair"] + start * 4,
                     stride=args["rope_by_pair_stride"], count=num_blocks, kv_head=kv_head,
-                    num_queries=queries, out=out_scores, out_stride=score_stride,
+                    num_queries=count, out=out_scores, out_stride=score_stride,
                 )  # fmt: skip
-            if queries == 1:
+            if alone:
                 prefetch_next_head(thread, walk, sequences, first, kv_head, start)
-            with fn.loop(queries) as n:
+            with fn.loop(count) as n:
                 at, row = position + n, n * heads.group
                 low, high = maximum(at - reach + 1, 0) - start, at + 1 - start
                 if not heads.attention.causal:
@@ -159,9 +164,9 @@ def _emit_attend(module: object, sizes: Sizes, kind: LayerKind) -> None:
                     scales=scales + row * 4, sinks=sinks, biases=of_head + (start - at) * 4,
                     kv_head=kv_head,
                 )  # fmt: skip
-            of_heads(weighted_values(queries)).call(
+            of_heads(TILE_VALUES if by_tiles else weighted_values(queries)).call(
                 fn, planes=weights, plane_stride=weight_stride, **walk, scales=scales, out=out,
-                out_stride=out_stride,
+                out_stride=out_stride, **(of_many if by_tiles else {}),
             )  # fmt: skip
     fn.finish()
 

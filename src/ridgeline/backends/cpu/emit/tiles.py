@@ -30,11 +30,10 @@ from ridgeline.backends.cpu.emit.isa import Dot, broadcast4, dot, prefetch
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.operand import OF_TILES, Operand
 from ridgeline.backends.cpu.layout.formats import FORMATS
+from ridgeline.backends.cpu.layout.tile_rows import LINE, REGISTER, TILE_ROWS
 
-TILE_ROWS = 16  # of a register, and the fewest rows that tiles are faster for (docs/log)
 LINEAR_TILES = Kernel("linear_tiles", OF_TILES)
 _ROWS_AT_ONCE = 256  # rows of activations that stay in the second-level cache
-_LINE, _REGISTER = 64, 1024  # bytes
 _PAIR_BYTES = 2 * FORMATS["r8"].record_bytes
 _SECOND_CACHE = 2
 _BYTES, _WORDS, _FLOATS = vec(I8, 64), vec(I32, 16), vec(F32, 16)
@@ -55,11 +54,11 @@ class Unit(Protocol):
     def store(self, register: int, address: Value, stride: Value | int) -> None:
         """Write them."""
 
-    def multiply(self, sums: int, rows: int, weights: int) -> None:
+    def multiply(self, sums: int, rows: int, weights: int, *, signed: str = "rows") -> None:
         """Add products to 16 sums of each of 16 rows, 64 inputs each.
 
-        ``rows`` has a row of signed bytes in each line. A line of ``weights`` has four unsigned
-        bytes for each sum, as ``isa.dot`` takes them.
+        ``rows`` has a row of bytes in each line. A line of ``weights`` has four for each sum, as
+        ``isa.dot`` takes them. The bytes of those that ``signed`` names are, the others are not.
         """
 
     def end(self) -> None:
@@ -70,13 +69,13 @@ class Amx:
     """Intel's tiles. LLVM neither moves nor spills them: they are named by number."""
 
     def __init__(self, fn: Function) -> None:
-        self._fn, self._shapes = fn, room(fn, _LINE)
+        self._fn, self._shapes = fn, room(fn, LINE)
 
     def begin(self) -> None:
         """Make each of the eight registers 16 lines of 64 bytes."""
-        palette, widths, lines = [1] + [0] * 15, [_LINE, 0] * 8, [TILE_ROWS] * 8
+        palette, widths, lines = [1] + [0] * 15, [LINE, 0] * 8, [TILE_ROWS] * 8
         shapes = palette + widths + [0] * 16 + lines + [0] * 8
-        self._fn.store(self._fn.lanes(I8, shapes), self._shapes, _LINE)
+        self._fn.store(self._fn.lanes(I8, shapes), self._shapes, LINE)
         self._do("ldtilecfg", self._pointer(self._shapes))
 
     def zero(self, register: int) -> None:
@@ -91,9 +90,10 @@ class Amx:
         """See ``Unit``."""
         self._move("tilestored64", register, address, stride)
 
-    def multiply(self, sums: int, rows: int, weights: int) -> None:
+    def multiply(self, sums: int, rows: int, weights: int, *, signed: str = "rows") -> None:
         """See ``Unit``."""
-        self._do("tdpbsud", *(self._number(register) for register in (sums, rows, weights)))
+        name = "tdpbsud" if signed == "rows" else "tdpbusd"
+        self._do(name, *(self._number(register) for register in (sums, rows, weights)))
 
     def end(self) -> None:
         """Leave them empty, or the system would save 8 KB at each switch of threads."""
@@ -117,7 +117,7 @@ class Emulated:
     """A tile unit in memory, on any processor."""
 
     def __init__(self, fn: Function, form: Dot = Dot.PLAIN) -> None:
-        self._fn, self._form, self._registers = fn, form, room(fn, 8 * _REGISTER)
+        self._fn, self._form, self._registers = fn, form, room(fn, 8 * REGISTER)
 
     def begin(self) -> None:
         """Nothing is to be done."""
@@ -125,41 +125,42 @@ class Emulated:
     def zero(self, register: int) -> None:
         """See ``Unit``."""
         with self._fn.loop(TILE_ROWS) as line:
-            self._fn.store(self._fn.lanes(I8, [0] * 64), self._at(register, line), _LINE)
+            self._fn.store(self._fn.lanes(I8, [0] * 64), self._at(register, line), LINE)
 
     def load(self, register: int, address: Value, stride: Value | int) -> None:
         """See ``Unit``."""
         with self._fn.loop(TILE_ROWS) as line:
             content = self._fn.load(address + line * stride, _BYTES)
-            self._fn.store(content, self._at(register, line), _LINE)
+            self._fn.store(content, self._at(register, line), LINE)
 
     def store(self, register: int, address: Value, stride: Value | int) -> None:
         """See ``Unit``."""
         with self._fn.loop(TILE_ROWS) as line:
-            content = self._fn.load(self._at(register, line), _BYTES, _LINE)
+            content = self._fn.load(self._at(register, line), _BYTES, LINE)
             self._fn.store(content, address + line * stride)
 
-    def multiply(self, sums: int, rows: int, weights: int) -> None:
+    def multiply(self, sums: int, rows: int, weights: int, *, signed: str = "rows") -> None:
         """See ``Unit``."""
         fn = self._fn
         with fn.loop(TILE_ROWS) as row, fn.loop(TILE_ROWS) as quad:
             place = self._at(sums, row)
             x = broadcast4(fn, self._at(rows, row) + quad * 4)
-            weight = fn.load(self._at(weights, quad), _BYTES, _LINE)
-            fn.store(dot(self._form, fn.load(place, _WORDS, _LINE), weight, x), place, _LINE)
+            weight = fn.load(self._at(weights, quad), _BYTES, LINE)
+            pair = (weight, x) if signed == "rows" else (x, weight)
+            fn.store(dot(self._form, fn.load(place, _WORDS, LINE), *pair), place, LINE)
 
     def end(self) -> None:
         """Nothing is to be done."""
 
     def _at(self, register: int, line: Value) -> Value:
-        return self._registers + (line * _LINE + register * _REGISTER)
+        return self._registers + (line * LINE + register * REGISTER)
 
 
 def room(fn: Function, num_bytes: int) -> Value:
     """Return the address of some bytes on the stack, at a multiple of 64."""
     with fn.builder.goto_entry_block():
         place = fn.builder.alloca(ir.ArrayType(I8, num_bytes))
-        place.align = _LINE
+        place.align = LINE
     return Value(fn, fn.builder.ptrtoint(place, I64))
 
 
@@ -173,7 +174,7 @@ def emit_linear_tiles(module: object, new_unit: Callable[[Function], Unit] = Amx
     tiles, first, last, num_records, num_rows, *of_operand, next_address = fn.args
     operand, num_pairs = Operand._make(of_operand), num_records >> 1
     stride = num_pairs * _PAIR_BYTES + FORMATS["r8"].tail_bytes
-    unit, sums = new_unit(fn), room(fn, 4 * _REGISTER)
+    unit, sums = new_unit(fn), room(fn, 4 * REGISTER)
     unit.begin()
     with fn.loop(num_rows, step=_ROWS_AT_ONCE) as low:
         end = fn.lower(num_rows, low + _ROWS_AT_ONCE)
@@ -190,7 +191,7 @@ def emit_linear_tiles(module: object, new_unit: Callable[[Function], Unit] = Amx
                     place = operand.moved(fn.lower(row.get(), end - size), tile * 128)
                     _multiply(fn, unit, weights, num_pairs, place, count, ahead, num_blocks)
                     for register in range(2 * count):
-                        unit.store(register, sums + register * _REGISTER, _LINE)
+                        unit.store(register, sums + register * REGISTER, LINE)
                     _scale(
                         fn, sums, weights + num_records * FORMATS["r8"].record_bytes, place, count
                     )
@@ -216,15 +217,15 @@ def _multiply(
     """
     for register in range(2 * count):
         unit.zero(register)
-    lines = (_PAIR_BYTES // _LINE + num_blocks - 1) // num_blocks
+    lines = (_PAIR_BYTES // LINE + num_blocks - 1) // num_blocks
     with fn.loop(num_pairs) as pair:
         with fn.loop(lines) as line:
-            prefetch(fn, ahead.get() + line * _LINE, _SECOND_CACHE)
-        ahead.set(ahead.get() + lines * _LINE)
+            prefetch(fn, ahead.get() + line * LINE, _SECOND_CACHE)
+        ahead.set(ahead.get() + lines * LINE)
         for half in range(2):
-            unit.load(6 + half, weights + pair * _PAIR_BYTES + half * _REGISTER, _LINE)
+            unit.load(6 + half, weights + pair * _PAIR_BYTES + half * REGISTER, LINE)
         for m in range(count):
-            rows = operand.x + operand.x_stride * (TILE_ROWS * m) + pair * _LINE
+            rows = operand.x + operand.x_stride * (TILE_ROWS * m) + pair * LINE
             unit.load(4 + m, rows, operand.x_stride)
             for half in range(2):
                 unit.multiply(2 * m + half, 4 + m, 6 + half)
@@ -232,7 +233,7 @@ def _multiply(
 
 def _scale(fn: Function, sums: Value, scales: Value, operand: Operand, count: int) -> None:
     """Make floats of sums, 16 rows of a half one behind another, and store them as results."""
-    of_outputs = [fn.load(scales + _LINE * half, _FLOATS, _LINE) for half in range(2)]
+    of_outputs = [fn.load(scales + LINE * half, _FLOATS, LINE) for half in range(2)]
     with fn.loop(TILE_ROWS) as line:
         for m in range(count):
             row = line + TILE_ROWS * m
@@ -240,7 +241,7 @@ def _scale(fn: Function, sums: Value, scales: Value, operand: Operand, count: in
             scale = fn.load(act_scales, F32, 4).splat(16)
             first = fn.load(act_scales + 4, I32, 4).splat(16)
             for half in range(2):
-                at = sums + (line * _LINE + (2 * m + half) * _REGISTER)
-                total = (fn.load(at, _WORDS, _LINE) + first).signed(F32)
+                at = sums + (line * LINE + (2 * m + half) * REGISTER)
+                total = (fn.load(at, _WORDS, LINE) + first).signed(F32)
                 result = total * scale * of_outputs[half]
-                fn.store(result, operand.y + row * operand.y_stride + _LINE * half)
+                fn.store(result, operand.y + row * operand.y_stride + LINE * half)

@@ -12,19 +12,31 @@ from ridgeline.backends.cpu.layout.head_permutation import rotating_pairs
 from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
 from ridgeline.backends.cpu.layout.pack import LANES, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
-from ridgeline.backends.cpu.layout.shapes import Heads, Inputs, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, Inputs, LayerKind, Sizes
 
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}
 
 
-def model_sizes(arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0) -> Sizes:
-    """Return the padded widths of a model; ``max_lora_rank`` is that of adapters.
+def model_sizes(
+    arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0, *, has_tiles: bool = False
+) -> Sizes:
+    """Return the padded widths of a model.
+
+    ``max_lora_rank`` is that of adapters; ``has_tiles`` says whether there are matrix tiles.
 
     Raises ValueError for layers that have no code.
     """
     _check_layers(arch)
     of_layers = [_kind(arch, layer, cache, dtype) for layer in arch.layers]
+    by_tiles = has_tiles and all(
+        kind.heads.suits_tiles for kind in of_layers if kind.heads.num_heads
+    )
+    if by_tiles:
+        of_layers = [
+            replace(kind, heads=replace(kind.heads, by_tiles=True, most_together=TOKENS))
+            for kind in of_layers
+        ]
     together = min(kind.heads.tile for kind in of_layers)
     query_bytes = max(kind.heads.query_bytes for kind in of_layers)
     for i, kind in enumerate(of_layers):
@@ -48,6 +60,7 @@ def model_sizes(arch: ModelArch, dtype: str, cache: str, max_lora_rank: int = 0)
         logit_softcap=arch.logit_softcap,
         inputs=inputs,
         max_lora_rank=max_lora_rank,
+        has_tiles=has_tiles,
     )
 
 

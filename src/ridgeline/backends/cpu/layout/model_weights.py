@@ -31,7 +31,6 @@ from ridgeline.backends.cpu.layout.pack import (
     PackedMatrix,
     pack,
     padded,
-    to_lanes,
 )
 from ridgeline.backends.cpu.layout.pruned_head import proxy
 from ridgeline.backends.cpu.layout.recurrent import places as recurrent_places
@@ -39,6 +38,7 @@ from ridgeline.backends.cpu.layout.recurrent import vectors as recurrent_vectors
 from ridgeline.backends.cpu.layout.rope_tables import tables_of_ropes
 from ridgeline.backends.cpu.layout.sampling_table import padded_vocab
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Heads, LayerKind, Sizes
+from ridgeline.backends.cpu.layout.tile_rows import LINE
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
@@ -111,8 +111,11 @@ class Weights:
 
 
 def scores_stride(max_model_len: int) -> int:
-    """Return the bytes from one row of scores to the next: whole vectors, off the page grid."""
-    return (to_lanes(max_model_len) + 2 * LANES) * 4
+    """Return the bytes from one row of scores to the next, off the page grid.
+
+    Planes of probabilities, half as far apart, have 64 tokens side by side.
+    """
+    return (-(-max_model_len // LINE) * LINE + 2 * LANES) * 4
 
 
 def logits_stride(vocab_size: int) -> int:
@@ -120,9 +123,11 @@ def logits_stride(vocab_size: int) -> int:
     return (padded_vocab(vocab_size) + 2 * TILE) * 4
 
 
-def footprint(arch: ModelArch, setup: Setup) -> Footprint:
+def footprint(arch: ModelArch, setup: Setup, *, has_tiles: bool) -> Footprint:
     """Return how much memory a setup takes."""
-    sizes = model_sizes(arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank)
+    sizes = model_sizes(
+        arch, setup.dtype, setup.kv_cache_dtype, setup.max_lora_rank, has_tiles=has_tiles
+    )
     per_row = sizes.hidden * 10 + sizes.query_bytes + 2 * sizes.inputs_stride + sizes.mixed_stride
     local_bytes = sizes.local_bytes(scores_stride(setup.max_model_len))
     step_bytes = setup.max_num_batched_tokens * per_row + setup.threads * local_bytes

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ridgeline.arch.model import Attention
+from ridgeline.backends.cpu.layout import tile_rows
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.latent import LatentHeads
@@ -45,6 +46,7 @@ class Heads:
     # The same in all layers of a model: queries of one sequence, and bytes of a row's query. A
     # thread writes a block's queries for the next layer beside those that others still read.
     most_together: int = 4
+    by_tiles: bool = False  # several queries attend by matrix tiles
     least_query_bytes: int = 0
 
     @property
@@ -167,7 +169,25 @@ class Heads:
     @property
     def tile(self) -> int:
         """The largest number of queries of one sequence that are handled together."""
-        return max(1, min(self.most_together, 24 // max(self.group, 1)))
+        most_rows = tile_rows.MOST_ROWS if self.by_tiles else 24
+        return max(1, min(self.most_together, most_rows // max(self.group, 1)))
+
+    @property
+    def score_rows(self) -> int:
+        """Rows of scores that are there at once."""
+        rows = self.tile * self.group
+        return tile_rows.to_tile_rows(rows) if self.by_tiles else rows
+
+    @property
+    def suits_tiles(self) -> bool:
+        """Whether matrix tiles can read keys as they lie, and pairs of 16 channels of values."""
+        reach = -(-self.size // tile_rows.LINE) * tile_rows.REGISTER
+        return self.has_planes and self.size % 32 == 0 and reach <= self.record_bytes
+
+    @property
+    def tile_room(self) -> tile_rows.TileRoom:
+        """What attention by tiles needs of a thread's memory."""
+        return tile_rows.tile_room(self.score_rows, self.size, self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +291,7 @@ class Sizes:
     logit_softcap: float = 0.0
     inputs: Inputs | None = None
     max_lora_rank: int = 0  # of adapters; 0 leaves them out
+    has_tiles: bool = False  # the processor multiplies tiles of bytes, and is allowed to
     profiled: bool = False  # kernels count the cycles of each kind of work (``measure.cycles``)
 
     @property
@@ -319,9 +340,10 @@ class Sizes:
         return self.num_layers * self.inputs.size * 4 if self.inputs else 0
 
     @property
-    def tile(self) -> int:
-        """The largest number of queries of one sequence that are handled together."""
-        return self.kinds[0].heads.tile
+    def together(self) -> tuple[int, int]:
+        """The smallest and the largest number of queries of one sequence that attend together."""
+        heads = self.kinds[0].heads
+        return 2 if heads.by_tiles else heads.tile, heads.tile
 
     @property
     def query_bytes(self) -> int:
@@ -392,7 +414,7 @@ class Sizes:
 
         Rows of bytes are so quickly multiplied by tiles that more of them must share a weight.
         """
-        if self.activations != "rows":
+        if self.activations != "rows" or not self.has_tiles:
             return ROW_BLOCK
         return ROW_BLOCK * (4 if self.widest <= _WIDE else 2)  # what the second-level cache holds
 
@@ -421,6 +443,7 @@ class Sizes:
             **scratch_bytes(self.vocab_size),
             **self._expert_bytes(),
             **self._latent_bytes(),
+            "tiles": max([0, *(h.tile_room.num_bytes for h in self.all_heads if h.by_tiles)]),
             **({"low_rank": self.row_block * self.low_rank_stride} if self.max_lora_rank else {}),
             **({"beside": self.row_block * self.hidden * 4} if self.has_both else {}),
         }
@@ -468,7 +491,7 @@ class Sizes:
     @property
     def score_rows(self) -> int:
         """Rows of scores that are there at once."""
-        return max((heads.tile * heads.group for heads in self.all_heads), default=0)
+        return max((heads.score_rows for heads in self.all_heads), default=0)
 
     @property
     def has_both(self) -> bool:
