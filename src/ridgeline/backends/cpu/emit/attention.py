@@ -340,9 +340,8 @@ def _emit_softmax(module: object, heads: Heads, number: int) -> None:
     """``softmax`` of a row's heads of one group.
 
     Scores ``low`` up to ``high`` are visible. Leaves probabilities, times each value's scale for
-    bytes: as 16 bits in two planes of bytes at ``planes`` (``paging.plane_at``), half as far apart
-    as scores are; else, and of latents, as floats in place. ``scales`` receive what the weighted
-    sums must be multiplied by. ``biases`` are what scores of this row gain by distance, if they do.
+    bytes: of 16 bits, as ``planes`` half as far apart as scores; else, and of latents, as floats in
+    place. ``scales`` receive factors of the weighted sums; scores gain ``biases`` by distance.
     """
     fn = SOFTMAX.of(number).begin(module)
     scores, score_stride, low, high, count, records, stride, table, *others = fn.args
