@@ -1,4 +1,4 @@
-"""Ridgeline: an LLM inference engine that knows its own physics.
+"""Ridgeline: an LLM inference engine for the machine you have.
 
 from ridgeline import LLM, SamplingParams
 """

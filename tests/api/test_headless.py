@@ -30,7 +30,7 @@ def test_vectors_are_those_of_the_whole(tmp_path: Path, options: dict[str, str])
     with LLM(bare, **memory) as llm:
         assert [out.outputs.embedding for out in llm.embed(IDS)] == wanted
         assert "weights.head" not in llm.engine.runner.memory()
-        with pytest.raises(ValueError, match="cannot generate text: it makes vectors"):
+        with pytest.raises(ValueError, match="cannot generate text: it makes embeddings"):
             llm.generate("w5")
-        with pytest.raises(ValueError, match="cannot generate text: it makes vectors"):
+        with pytest.raises(ValueError, match="cannot generate text: it makes embeddings"):
             llm.chat([{"role": "user", "content": "w5"}])

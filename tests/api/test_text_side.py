@@ -46,7 +46,7 @@ def test_a_file_that_names_no_pre_tokenizer_is_told_once(
         metadata = {"tokenizer.ggml.merges": ["t1 t2"], **named}
         path = with_text(tmp_path, metadata).path
         LLM(path, backend="reference", kv_cache_memory="1MiB").close()
-        said = capsys.readouterr().err.count("m.gguf names no pre-tokenizer: its text is cut as")
+        said = capsys.readouterr().err.count("m.gguf names no pre-tokenizer: llama.cpp's default")
         assert said == lines
     # SentencePiece cuts nothing before it merges.
     assert not names_no_pre_tokenizer(vocabulary("llama"))

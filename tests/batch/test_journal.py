@@ -80,18 +80,18 @@ def test_a_journal_of_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "part"
     filled(path)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="begun with another seed: remove it"):
+    with pytest.raises(ValueError, match="started with another seed: remove it"):
         Journal(path, BATCH | {"seed": 1})
     assert path.read_bytes() == before
     path.write_text("my notes\n")
-    with pytest.raises(ValueError, match="no batch that could go on"):
+    with pytest.raises(ValueError, match="not the journal of a batch"):
         Journal(path, BATCH)
     assert path.read_text() == "my notes\n"
 
 
 def test_one_process_at_a_time_writes_a_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "part", BATCH)
-    with pytest.raises(ValueError, match="another process is at work on it"):
+    with pytest.raises(ValueError, match="another process is working on it"):
         Journal(tmp_path / "part", BATCH)
     journal.close()
     Journal(tmp_path / "part", BATCH).close()

@@ -112,9 +112,9 @@ def test_a_field_of_json_lines_has_the_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "how", "reason"),
     [
-        ("in.csv", {}, "say which column"),
-        ("in.txt", {"column": "x"}, "has a prompt on each line"),
-        ("in.txt", {"url": "/v1/rerank"}, "a prompt alone is no request of /v1/rerank"),
+        ("in.csv", {}, "name the column"),
+        ("in.txt", {"column": "x"}, "has one prompt per line"),
+        ("in.txt", {"url": "/v1/rerank"}, "a plain prompt is not a request for /v1/rerank"),
         ("in.jsonl", {"url": "/v1/nothing"}, "there is no route '/v1/nothing'"),
     ],
 )

@@ -189,7 +189,7 @@ def test_csv_markdown_and_json() -> None:
     [
         ("", "not a JSON document"),
         ("[1]", "not a JSON object"),
-        ("{}", "not a result that is known. Expected the JSON of ridgeline bench serve"),
+        ("{}", "not a known result. Expected the JSON of ridgeline bench serve"),
         ('{"hello": 1, "world": 2}', "it has hello, world"),
         ('{"benchmarks": []}', "has no benchmarks"),
         ('{"benchmarks": [{}]}', "looks like guidellm's result, but KeyError('metrics')"),

@@ -146,7 +146,7 @@ def test_ctrl_c_while_kernels_compile_says_what_is_next(tmp_path: Path) -> None:
             assert line, "it ended"
         process.send_signal(signal.SIGINT)
         words = process.stderr.read()
-    assert words == "stopped: the next start compiles the kernels that are missing\n"
+    assert words == "stopped: the next start compiles the missing kernels\n"
     assert process.returncode == 130
 
 
@@ -184,7 +184,7 @@ def test_where_kernels_cannot_be_kept_it_is_said_once(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.stdout == "1\n1\n", done.stderr
-    assert done.stderr.count(f"kernels cannot be kept in {home}") == 1
+    assert done.stderr.count(f"neither kernels nor packed weights can be kept in {home}") == 1
     assert "RIDGELINE_HOME" in done.stderr
     assert "(once)" not in done.stderr
 
@@ -299,7 +299,7 @@ def test_run_takes_a_piped_prompt_and_writes_a_trace(tmp_path: Path) -> None:
     assert records[-1]["type"] == "request"
     again = ridgeline("replay", str(trace))
     assert (again.returncode, again.stderr) == (0, "")
-    assert "equal  8 steps, 1 request: every decision is made again" in again.stdout
+    assert "equal  8 steps, 1 request: all decisions are the same" in again.stdout
 
 
 def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:

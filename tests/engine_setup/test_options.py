@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.Monk
 
 def test_a_cache_without_values_has_none_in_4_bits() -> None:
     latent = next(iter(LATENT.values()))
-    with pytest.raises(ValueError, match="int8-int4: latent attention keeps no values; int8 runs"):
+    with pytest.raises(ValueError, match="int8-int4: latent attention stores no values; use int8"):
         resolve(Options(kv_cache_dtype="int8-int4"), latent)
     assert resolve(Options(), latent).kv_cache_dtype == "int8"
     assert resolve(Options(kv_cache_dtype="int8-int4"), ARCH).kv_cache_dtype == "int8-int4"
@@ -338,7 +338,7 @@ def test_speculative_config(value: Any, wanted: SpeculativeConfig | None) -> Non
         ({"num_speculative_tokens": True}, "num_speculative_tokens is True"),
         ({"num_speculative_tokens": 99}, "from 1 to 15"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 4}, r"\(9\) is more than"),
-        ({"disable_by_batch_size": 4}, "has no 'disable_by_batch_size'; there are method"),
+        ({"disable_by_batch_size": 4}, "has no 'disable_by_batch_size'; it has method"),
         ({"always": 1}, "always is 1, not true or false"),
     ],
 )
@@ -381,7 +381,9 @@ def test_states_that_take_much_leave_room_for_less(monkeypatch: pytest.MonkeyPat
     config = resolved(max_num_seqs=40)
     assert (config.max_num_seqs, config.num_checkpoints) == (40, 0)
     assert config.speculative is None
-    assert config.notes[0].startswith("no drafts: memory for one state more, of 0.0 MiB")
+    assert config.notes[0].startswith(
+        "no speculative decoding: memory for one more state, of 0.0 MiB"
+    )
     config = resolved(max_num_seqs=40, speculative_config="off")
     assert config.notes == ()
     with pytest.raises(ValueError, match=r"there is room for \d+ sequences: lower --max-num-seqs"):

@@ -61,7 +61,7 @@ def test_logits_are_the_references(
     arch = load_checkpoint(write_family(tmp_path / "model", name)).arch
     if what := missing(arch):
         with pytest.raises(
-            ValueError, match=r"--backend cuda has no .* yet: take --backend cpu"
+            ValueError, match=r"--backend cuda has no .* yet: use --backend cpu"
         ) as e:
             runners(tmp_path, name)
         assert what in str(e.value)

@@ -163,7 +163,7 @@ def test_a_miss_says_what_was_tried_and_how_to_name_a_file(hub: Hub, stores: Sto
     said = str(raised.value)
     assert "Tried Qwen/Qwen3-4B-GGUF: the hub has no repository 'Qwen/Qwen3-4B-GGUF'" in said
     assert "; then ggml-org/Qwen3-4B-GGUF: the hub has no repository" in said
-    assert said.endswith("is named as owner/name or owner/name:Q4_K_M")
+    assert said.endswith("write owner/name or owner/name:Q4_K_M")
 
 
 def test_a_row_that_nobody_checked_says_so(hub: Hub, stores: Stores) -> None:

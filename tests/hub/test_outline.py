@@ -103,7 +103,7 @@ def test_what_cannot_be_planned_is_one_line(
     with pytest.raises(ValueError, match=message) as caught:
         plan("o/n", on="l4")
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("for a plan the path of its config.json is enough as well")
+    assert str(caught.value).endswith("for a plan, the path of its config.json is enough")
 
 
 def test_the_command_asks_for_consent_and_says_what_fits(hub: Hub, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_damaged_files_are_one_line(base: Base, pairs: Pairs, tmp_path: Path) ->
             lambda t: t.update({q.replace("lora_B", "lora_magnitude_vector"): t[q]}),
             "not part of a LoRA",
         ),
-        "empty": (lambda t: t.clear(), "adapts nothing"),
+        "empty": (lambda t: t.clear(), "the adapter is empty"),
     }
     for name, (change, message) in cases.items():
         with pytest.raises(ModelFileError, match=message) as caught:

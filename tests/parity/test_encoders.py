@@ -161,7 +161,7 @@ def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
                 ).logits[0, 0]
             wanted = logit if name == "bert-identity" else logit.sigmoid()
             assert score == pytest.approx(float(wanted), abs=2e-5)
-        with pytest.raises(ValueError, match="scores of pairs"):
+        with pytest.raises(ValueError, match="scores pairs of texts"):
             llm.embed("w5")
 
 

@@ -92,7 +92,7 @@ def test_what_is_sold_is_known_well_enough_to_be_planned() -> None:
 def test_one_memory_for_processor_and_graphics_is_not_divided_over_machines() -> None:
     assert {d.max_ranks for d in devices().values() if d.kind == "soc"} == {1, 2}
     assert devices()["dgx-spark"].max_ranks == 2  # two are sold to be linked
-    with pytest.raises(ValueError, match="m4-max-128 reaches no other device"):
+    with pytest.raises(ValueError, match="m4-max-128 has no link to other devices"):
         plan(LLAMA, on="m4-max-128", tensor_parallel_size="2")
 
 

@@ -417,7 +417,7 @@ def test_warnings_and_assumptions_name_what_may_mislead() -> None:
     ("wishes", "message"),
     [
         ({"on": "l5"}, "there is no device 'l5': did you mean l4"),
-        ({"on": "h100-sxm/2g.20gb", "tensor_parallel_size": "2"}, "reaches no other device"),
+        ({"on": "h100-sxm/2g.20gb", "tensor_parallel_size": "2"}, "has no link to other devices"),
         ({"on": "l4", "tensor_parallel_size": "3"}, "3 does not divide 32 heads"),
         ({"on": "l4", "tensor_parallel_size": "many"}, "--tensor-parallel-size is 'many'"),
         ({"on": "l4", "context": 200_000}, "more than the 131072 tokens"),

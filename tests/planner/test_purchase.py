@@ -146,12 +146,12 @@ def test_electricity_years_and_hours_count() -> None:
 @pytest.mark.parametrize(
     ("wishes", "part"),
     [
-        ({"users": 3}, "--users is said with --buy: else give --max-concurrency"),
-        ({"buy": True, "spot": True}, "--spot is about renting"),
-        ({"buy": True, "prices": "mine.csv"}, "--prices is about renting"),
-        ({"buy": True, "users": 2, "request_rate": 1.0}, "give no rate or trace beside it"),
+        ({"users": 3}, "--users needs --buy: without it, give --max-concurrency"),
+        ({"buy": True, "spot": True}, "--spot is for renting"),
+        ({"buy": True, "prices": "mine.csv"}, "--prices is for renting"),
+        ({"buy": True, "users": 2, "request_rate": 1.0}, "give no rate or trace"),
         ({"buy": True, "users": 0}, "--users is 0"),
-        ({"buy": True, "hours_per_day": 25.0}, "--hours-per-day is 25.0: up to 24, please"),
+        ({"buy": True, "hours_per_day": 25.0}, "--hours-per-day is 25.0: it must be at most 24"),
         ({"buy": True, "years": 0.0}, "--years is 0.0"),
     ],
 )

@@ -38,8 +38,8 @@ def test_every_flag_is_explained(field: Field[Any]) -> None:
     assert row is not None
     default, what = row.groups()
     assert what == field.metadata["help"]
-    shown = {None: "", "": "", False: "", True: "yes"}.get(field.default, f"`{field.default}`")
-    assert default == shown
+    shown = {"None": "", "": "", "False": "", "True": "yes"}.get(f"{field.default}")
+    assert default == (f"`{field.default}`" if shown is None else shown)
 
 
 def test_every_metric_is_explained_with_its_kind_and_labels(served: Served) -> None:
@@ -76,7 +76,7 @@ def test_every_field_of_the_log_is_explained(model: Path) -> None:
 def test_every_limit_without_a_flag_has_its_number() -> None:
     most_prompts = next(one.max_length for one in protocol.EACH.metadata if isinstance(one, MaxLen))
     numbers = re.compile(r"\d+(?:,\d{3})*(?: KiB)?")
-    said = [numbers.findall(cell) for _, cell in rows("Limits that are no flags")]
+    said = [numbers.findall(cell) for _, cell in rows("Limits without a flag")]
     assert said == [
         [f"{http_limits._MAX_HEAD_BYTES >> 10} KiB"],
         [f"{json_body.MAX_VALUES:,}", f"{json_body.MAX_PARTS:,}"],

@@ -203,7 +203,7 @@ class TextProcessor:
         """Raise ValueError if the model gives scores of pairs, and no vectors."""
         if self.has_scores:
             raise ValueError(
-                "this model gives scores of pairs of texts, and no vectors: use /v1/rerank, "
+                "this model scores pairs of texts and makes no embeddings: use /v1/rerank, "
                 "/v1/score, or LLM.score"
             )
 
@@ -211,8 +211,8 @@ class TextProcessor:
         """Raise ValueError if the model has no answers, and one is asked for."""
         if not self.has_head and not params.pool:
             raise ValueError(
-                "this model cannot generate text: it makes vectors of texts, or scores of pairs; "
-                "use /v1/embeddings or /v1/rerank, LLM.embed or LLM.score"
+                "this model cannot generate text: it makes embeddings, or scores pairs of "
+                "texts; use /v1/embeddings or /v1/rerank, LLM.embed or LLM.score"
             )
 
     def encode_infill(

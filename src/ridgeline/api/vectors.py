@@ -43,6 +43,6 @@ def paired(ones: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
     """
     if len(ones) not in (1, len(others)) or not others:
         raise ValueError(
-            f"text_1 has {len(ones)} texts: one, or as many as text_2 ({len(others)}), please"
+            f"text_1 has {len(ones)} texts: give one, or as many as text_2 ({len(others)})"
         )
     return list(zip(list(ones) * (len(others) // len(ones)), others, strict=True))

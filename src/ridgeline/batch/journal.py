@@ -38,7 +38,7 @@ class Journal:
         try:
             self._lock.acquire()
         except Timeout:
-            raise ValueError(f"{path.name}: another process is at work on it") from None
+            raise ValueError(f"{path.name}: another process is working on it") from None
         self._places: dict[int, tuple[bool, int, int]] = {}  # well answered, offset, length
         self.num_completed = self.num_failed = 0
         try:
@@ -84,11 +84,11 @@ class Journal:
         except ValueError:
             known = None
         if not isinstance(known, dict) or "form" not in known:
-            raise ValueError(f"{self.path}: this is no batch that could go on")
+            raise ValueError(f"{self.path}: this is not the journal of a batch")
         if other := [name for name in {**known, **batch} if known.get(name) != batch.get(name)]:
             raise ValueError(
-                f"{self.path} was begun with another {', '.join(sorted(other))}: remove it to "
-                f"begin anew, or ask as before to go on"
+                f"{self.path} was started with another {', '.join(sorted(other))}: remove it "
+                "to start again, or use the same as before to resume"
             )
 
     def write(self, index: int, line: bytes, *, is_completed: bool) -> None:

@@ -79,11 +79,13 @@ class RequestFile:
         if self.url and self.url not in URLS:
             raise ValueError(f"there is no route {self.url!r} for batches: use one of {_listed()}")
         if self._are_prompts and self._prompt_url not in _PROMPT_FIELDS:
-            raise ValueError(f"a prompt alone is no request of {self.url}: write JSON lines")
+            raise ValueError(f"a plain prompt is not a request for {self.url}: write JSON lines")
         if self._separator and not self.column:
-            raise ValueError(f"{self.path.name} is a table: say which column has the prompts")
+            raise ValueError(
+                f"{self.path.name} is a table: name the column of the prompts with --column"
+            )
         if self.column and not (self._separator or self._is_json):
-            raise ValueError(f"{self.path.name} has a prompt on each line, and so no columns")
+            raise ValueError(f"{self.path.name} has one prompt per line, so it has no columns")
 
     @property
     def _separator(self) -> str:
@@ -143,7 +145,7 @@ class RequestFile:
         if not isinstance(body, dict):
             raise _Wrong("body must be a JSON object")
         if body.get("stream"):
-            raise _Wrong("body.stream is not possible: answers come whole")
+            raise _Wrong("body.stream is not possible in a batch: answers are written whole")
         return custom_id, url, {**self.fields, **body}
 
     def _of_lines(self) -> Iterator[tuple[int, dict[str, Any] | _Wrong]]:

@@ -97,8 +97,8 @@ def read_results(content: Json, name: str) -> list[Result]:
             return results
     keys = ", ".join(list(content)[:6]) or "nothing"
     raise ValueError(
-        "not a result that is known. Expected the JSON of ridgeline bench serve, vLLM's "
-        f"bench serve --save-result, guidellm, AIPerf or LLMPerf (its summary); it has {keys}"
+        "not a known result. Expected the JSON of ridgeline bench serve, vLLM's bench serve "
+        f"--save-result, guidellm, AIPerf or LLMPerf (its summary); it has {keys}"
     )
 
 

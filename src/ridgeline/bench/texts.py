@@ -35,5 +35,5 @@ def manual() -> str:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ValueError("this Python comes without its manual: give --text FILE") from error
+        raise ValueError("this Python is installed without its manual: give --text FILE") from error
     return "".join(topics[name] for name in TOPICS)

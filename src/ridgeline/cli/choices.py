@@ -54,8 +54,8 @@ def show_choices(
     num_hidden = len(choices) - _MOST_ROWS
     hint = f"{num_hidden} more: --format json. " if num_hidden > 0 else ""
     console.print(
-        f"[dim]{hint}In brackets: nine in ten times; ? where the slow end bears the load no "
-        f"longer. {_PER_MILLION if is_wide else ''}Rows with ~ are by formula, the others "
+        f"[dim]{hint}In brackets: the range of nine in ten times; ? if the slow end cannot serve "
+        f"the load. {_PER_MILLION if is_wide else ''}Rows with ~ are by formula, the others "
         f"simulated.[/]\n"
     )
 
@@ -82,8 +82,8 @@ def show_purchases(choices: Sequence[CapacityOption], load: OfferedLoad, console
         )
     console.print(table)
     console.print(
-        "[dim]The cheapest in all first: the price over the hours that it works, and power. "
-        "USD/Mtok: of a million tokens of answers. Rows with ~ are by formula.[/]\n"
+        "[dim]Lowest total cost first: the price, spread over the hours of use, and power. "
+        "USD/Mtok: per million tokens of answers. Rows with ~ are by formula.[/]\n"
     )
 
 
@@ -127,8 +127,8 @@ def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
     console.print(table)
     first = rows[0][1]
     console.print(
-        f"[dim]Of the first: {first.evictions_per_hour:g} evictions an hour of a machine, "
-        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until another has loaded. Tokens "
-        f"for each eviction: read again where a replica drains, of lost answers where it does not; "
-        f"- where none was simulated.[/]\n"
+        f"[dim]For the first choice: {first.evictions_per_hour:g} evictions per machine and hour, "
+        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until a new one is ready. Tokens "
+        f"per eviction: computed again if a replica drains, or of lost answers if it does not; "
+        f"- if none was simulated.[/]\n"
     )

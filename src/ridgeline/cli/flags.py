@@ -70,7 +70,9 @@ def flags(
                 for flag in added:
                     if flag_values[flag.name] != flag.default:
                         name = flag.name.replace("_", "-")
-                        raise UsageError(f"--{name} is said by the file that the load comes from")
+                        raise UsageError(
+                            f"--{name} cannot be given: the file with the load already sets it"
+                        )
                 command(**arguments, **{parameter: None})
                 return
             try:

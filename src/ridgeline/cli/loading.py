@@ -24,7 +24,7 @@ def load_model(
     All answers have the adapter, if there is one, unless requests are to pick it.
     """
     if picks_adapter and len(options.adapters) > 1:
-        raise UsageError("--lora: answers have one adapter here; serve takes several")
+        raise UsageError("--lora: give only one adapter here; ridgeline serve takes several")
     try:
         SamplingParams(**sampling)
     except ValueError as error:

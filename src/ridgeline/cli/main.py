@@ -87,12 +87,12 @@ app = App(
     name="ridgeline",
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="An LLM engine that knows its own physics.",
+    help="An LLM inference engine for the machine you have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = App(help="Measure.", no_args_is_help=True)
+bench_app = App(help="Measure speed, latency and accuracy.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.command("batch")(batch_command)
@@ -164,16 +164,18 @@ engine_options = flags("options", Options)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+        bool, typer.Option("--debug", help="Show tracebacks; may be given anywhere.")
     ] = False,
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", metavar="FILE", help="TOML file with values of flags; may stand anywhere."
+            "--config",
+            metavar="FILE",
+            help="TOML file with values of flags; may be given anywhere.",
         ),
     ] = None,
 ) -> None:
-    """An LLM engine that knows its own physics."""
+    """An LLM inference engine for the machine you have."""
     if version:
         print(f"ridgeline {__version__}")
         raise typer.Exit
@@ -184,22 +186,35 @@ def root(
 def run(
     model: Model,
     prompt: Annotated[
-        str | None, typer.Argument(help="What is piped in stands behind it. Without both: a chat.")
+        str | None,
+        typer.Argument(help="Prompt; piped input is added after it. Without both: a chat."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue PROMPT as it is, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt without the chat template.")
     ] = False,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy. Default: the model's, or 0.7.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop what is rarer than this.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less echo.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample only from the k likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample only from the likeliest tokens that make up this probability."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this share of the likeliest token's probability."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: fewer repetitions.")
+    ] = None,
     presence_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
     frequency_penalty: Annotated[float | None, typer.Option(help="-2 to 2.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 512,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum length of the answer, in tokens.")] = 512,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; repeatable.")
+    ] = None,
     *,
     options: Options,
 ) -> None:
@@ -228,7 +243,7 @@ def run(
 @engine_options
 @flags("serving", ServeOptions)
 def serve_command(model: Models = None, *, serving: ServeOptions, options: Options) -> None:
-    """Serve a model over HTTP, as OpenAI's clients expect; or several, loaded on demand."""
+    """Serve a model over HTTP, with OpenAI's API and others; or several, loaded on demand."""
     names = model or []
     if len(names) != 1 or serving.models_dir:
         _serve_several(names, serving, options)
@@ -240,7 +255,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
     @contextmanager
     def load() -> Iterator[LLM]:
         with loaded(name, seeded(options)) as llm:
-            say(f"seed {llm.config.seed} for requests that bring none")
+            say(f"seed {llm.config.seed} for requests without one")
             yield llm
 
     serve(name, load, serving)
@@ -257,7 +272,7 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
         ("--allow-lora-loading", serving.allow_lora_loading),
     ):
         if value:
-            raise UsageError(f"{flag} is for one model: serve that alone")
+            raise UsageError(f"{flag} works with one model only: serve that model alone")
     from ridgeline.fleet.main import route
 
     route(names, options, serving)
@@ -267,14 +282,15 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(help="Load this model, and show what takes the process's memory."),
+        typer.Argument(help="Load this model, and show what takes memory."),
     ] = None,
     roof: Annotated[
-        bool, typer.Option("--roof", help="Measure memory and arithmetic, in ten seconds.")
+        bool,
+        typer.Option("--roof", help="Measure the roofline, memory and arithmetic, in ten seconds."),
     ] = False,
     as_json: models.AsJson = False,
 ) -> None:
-    """Say what this machine is, what will be used, and what is wrong."""
+    """Describe this machine and what Ridgeline will use of it, and list problems."""
     if as_json:
         print(json.dumps(document(default_home(), model=model, with_roof=roof)))
         return
@@ -288,7 +304,8 @@ def bench_offline(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show instead where a step goes, and the roof.")
+        bool,
+        typer.Option("--profile", help="Show where a step's time goes, and the roofline, instead."),
     ] = False,
     profile_out: Annotated[Path, typer.Option(help="The picture that --profile draws.")] = Path(
         "roofline.svg"
@@ -296,10 +313,10 @@ def bench_offline(
     *,
     options: Options,
 ) -> None:
-    """Fixed shapes: prefill, one stream, many streams. The last line is one JSON document.
+    """Measure fixed shapes: prefill, one stream, many streams. The last line is one JSON document.
 
-    Prompts are random, so there is nothing to guess from: drafts are off unless
-    --speculative-config asks for them.
+    Prompts are random, so drafts would be wrong: speculative decoding is off unless
+    --speculative-config asks for it.
     """
     shape = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options = replace(options, speculative_config=options.speculative_config or "off")
@@ -319,28 +336,30 @@ def bench_foresight(
         float, typer.Option(min=0.1, help="About how long each run is.")
     ] = 50.0,
     out: Annotated[
-        Path | None, typer.Option(help="A picture of predicted against actual: .svg.")
+        Path | None, typer.Option(help="Draw predicted against actual latencies to this .svg file.")
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(help="Run the loads on this server of the model, with default requests."),
+        typer.Option(help="Run the loads on this server, which serves the same model."),
     ] = None,
     edge: Annotated[
         list[str] | None,
-        typer.Option(help="RESULT,TRACE: what that server's clients wait for besides the engine."),
+        typer.Option(
+            help="RESULT,TRACE: the time that clients of that server wait besides the engine."
+        ),
     ] = None,
     *,
     options: Options,
 ) -> None:
-    """How far predictions are off: calibrate, then predict and run seven other loads, twice.
+    """Measure the error of predictions: calibrate, then predict and run seven other loads, twice.
 
     About 15 minutes, on a machine that does nothing else; --seconds 15 --load-seconds 8 takes
-    three. The errors of the same run once more are beside those of the predictions. The last line
-    is one JSON document.
+    three. The table compares the errors of the predictions with those of a second run. The last
+    line is one JSON document.
     """
     check_out(out, (".svg",))
     if edge and not base_url:
-        raise UsageError("--edge is of a server: say which one with --base-url")
+        raise UsageError("--edge needs a server: give --base-url")
     if base_url:
         try:
             check_base_url(base_url)
@@ -363,15 +382,19 @@ def bench_drafts(
         typer.Option(help="JSON lines with category and turns, as in Spec-Bench."),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 10,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
+    new_tokens: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens of an answer.")
+    ] = 128,
     streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Prompts at once; may be given several times.")
+        list[int] | None, typer.Option(min=1, help="Number of concurrent prompts; repeatable.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Of all answers.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature of all answers.")
+    ] = 0.0,
     *,
     options: Options,
 ) -> None:
-    """The same answers with drafts and without, in turn. The last line is one JSON document.
+    """Run with and without speculative decoding, in turn. The last line is one JSON document.
 
     Code edits are always measured; --prompts adds categories.
     """

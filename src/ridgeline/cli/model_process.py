@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _follow_parent() -> None:
-    """Ask for SIGTERM when the parent process is gone; elsewhere than on Linux it lives on."""
+    """Ask for SIGTERM when the parent process is gone; on systems other than Linux it lives on."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -196,9 +196,9 @@ def config(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND", help="serve, run, bench offline ...")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what is in force for a command, and where each value comes from."""
+    """Show the settings in force for a command, and where each value comes from."""
     path = tuple(words or ("serve",))
     assert context.parent is not None
     leaves = dict(_leaves(context.parent.command))

@@ -32,7 +32,7 @@ def with_stdin(prompt: str | None) -> str | None:
         return prompt
     piped = _piped(None if prompt is None else _STDIN_WAIT_S)
     if prompt is None and not piped.strip():
-        raise UsageError("standard input is empty: give a PROMPT, or chat on a terminal")
+        raise UsageError("standard input is empty: give a PROMPT, or start a chat in a terminal")
     if not prompt or not piped.strip():
         return prompt or piped
     return f"{prompt}\n\n{piped}"
@@ -43,7 +43,7 @@ def _piped(wait_s: float | None) -> str:
     if sys.stdin is None:
         return ""
     if not select.select([sys.stdin], [], [], wait_s)[0]:
-        print("note: nothing came on standard input: PROMPT is answered alone", file=sys.stderr)
+        print("note: nothing came on standard input; only PROMPT is answered", file=sys.stderr)
         return ""
     try:
         text = sys.stdin.read(_MAX_STDIN_CHARS + 1)

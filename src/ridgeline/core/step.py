@@ -80,7 +80,7 @@ class Work(NamedTuple):
     seq_id: SeqId
     start: int  # position of the first token; K/V of all before it are in the cache
     tokens: tuple[int, ...]
-    table: tuple[int, ...]  # position p is in block table[p // block_size]; -1 where nobody looks
+    table: tuple[int, ...]  # position p is in block table[p // block_size]; -1 where it is not read
     seeds: tuple[int, ...]  # one token is sampled for each seed; none in the middle of a prompt
     sampling: Sampling
     history: tuple[int, ...]  # all tokens so far, if sampling needs them

@@ -40,7 +40,7 @@ def new_runner(
         return BACKENDS[config.backend].new_runner(checkpoint, config, surroundings)
     except KeyboardInterrupt:
         if has_compiled:
-            say("stopped: the next start compiles the kernels that are missing")
+            say("stopped: the next start compiles the missing kernels")
         raise
 
 
@@ -65,8 +65,8 @@ def _warn_of(home: Path) -> bool:
     problem = why_unwritable(home / "kernels")
     if problem:
         say(
-            f"kernels cannot be kept in {home} ({problem}), nor packed weights: each start makes "
-            f"them anew; set RIDGELINE_HOME to a directory that can be written"
+            f"neither kernels nor packed weights can be kept in {home} ({problem}), so each "
+            "start makes them again; set RIDGELINE_HOME to a directory that can be written"
         )
     return problem is None
 
@@ -109,7 +109,7 @@ def new_engine(
 def _new_search(config: EngineConfig, request: Request) -> Search | None:
     if request.params.penalty_alpha and not config.enable_contrastive_search:
         raise ValueError(
-            "penalty_alpha needs the final states of all tokens: start with "
+            "penalty_alpha needs the final hidden states of all tokens: start with "
             "--enable-contrastive-search"
         )
     return new_search(request)

@@ -47,7 +47,7 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
             with bytes_bar(f"Pulling {model}") as report:
                 located = pull(model, places, room_bytes=room_bytes, announce=say, progress=note)
         except KeyboardInterrupt:
-            say(f"stopped: the same command goes on from {done_bytes / 1e6:,.0f} MB")
+            say(f"stopped: the same command resumes from {done_bytes / 1e6:,.0f} MB")
             raise
     is_in_home = located.path.is_relative_to(places.home)
     is_theirs = not is_in_home and located.path != home_expanded(model)

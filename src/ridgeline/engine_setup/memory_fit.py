@@ -153,8 +153,8 @@ def _fit_states(size: int, room_bytes: int, options: Options, most: int) -> _Sta
     if speculative and not num_checkpoints:
         speculative = None
         notes.append(
-            f"no drafts: memory for one state more, of {size / 2**20:,.1f} MiB, is missing; lower "
-            f"--max-num-seqs"
+            f"no speculative decoding: memory for one more state, of {size / 2**20:,.1f} MiB, "
+            "is missing; lower --max-num-seqs"
         )
     num_bytes = (num_seqs + num_checkpoints) * size
     return _StateRoom(num_seqs, speculative, num_checkpoints, num_bytes, tuple(notes))

@@ -36,61 +36,64 @@ class Options:
     """The options that run, serve, bench and ``LLM`` share; the command line is made from this."""
 
     max_model_len: int | None = flag_field(
-        None, "Longest sequence, prompt and answer together, in tokens. Default: the model's."
+        None, "Maximum length of prompt and answer together, in tokens. Default: the model's."
     )
-    max_num_seqs: int | None = flag_field(None, "Sequences that may run at once. Default: 256.")
+    max_num_seqs: int | None = flag_field(
+        None, "Maximum number of sequences that run at once. Default: 256."
+    )
     max_num_batched_tokens: int | None = flag_field(
-        None, "Tokens that one step may compute. Default: 2048."
+        None, "Maximum number of tokens in one step. Default: 2048."
     )
     block_size: int = flag_field(16, "Tokens per block of the KV cache.")
     kv_cache_memory: int | str | None = flag_field(
         None,
-        "Memory for the KV cache: bytes, or text such as 4GiB. Default: by what is free.",
+        "Memory for the KV cache: bytes, or text such as 4GiB. Default: chosen by what is free.",
         typed="text",
     )
     kv_cache_dtype: Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"] = flag_field(
         "auto",
-        "What keys and values are stored in; int8-int4 has keys of 8 bits, values of 4. Default: "
+        "Format of keys and values; int8-int4 stores keys in 8 bits and values in 4. Default: "
         "f32 with --dtype f32, else int8; bf16 on a GPU.",
     )
     dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
-        "auto", "What the weights are computed in."
+        "auto", "Format that the weights are computed in."
     )
     policy: Literal["static", "orca", "splitfuse"] = flag_field(
-        "splitfuse", "How steps are filled: see docs/architecture.md."
+        "splitfuse", "Scheduling policy: how steps are filled; see docs/architecture.md."
     )
     tensor_parallel_size: int = flag_field(
-        1, "GPUs that divide each layer, with a process for each; of --backend cuda."
+        1, "Number of GPUs that share each layer, with a process for each; needs --backend cuda."
     )
-    enable_prefix_caching: bool = flag_field(True, "Share the KV cache of equal prefixes.")
-    threads: int | None = flag_field(
-        None, "Threads of the backend. Default: one for each usable core."
-    )
+    enable_prefix_caching: bool = flag_field(True, "Reuse the KV cache of equal prefixes.")
+    threads: int | None = flag_field(None, "Number of threads. Default: one for each usable core.")
     seed: int | None = flag_field(
-        None, "Seed of requests that bring none. Default: run and serve draw one, else 0."
+        None, "Seed for requests without one. Default: run and serve draw one, else 0."
     )
     backend: Literal["auto", "cpu", "reference", "cuda"] = flag_field(
-        "auto", "What computes; cuda needs an NVIDIA GPU. Default: cpu."
+        "auto", "Backend that runs the model; cuda needs an NVIDIA GPU. Default: cpu."
     )
     speculative_config: str | Mapping[str, Any] | None = flag_field(
         None,
-        "How to guess tokens ahead, as JSON with vLLM's keys, or off. Answers stay the same. "
-        "Default: by what the text repeats, where it pays.",
+        "Speculative decoding, as JSON with vLLM's keys, or off. Answers stay the same. "
+        "Default: prompt lookup, where it pays.",
         typed="text",
     )
     enable_contrastive_search: bool = flag_field(
-        False, "Keep final states beside the KV cache, for requests with penalty_alpha."
+        False, "Keep final hidden states beside the KV cache, for requests with penalty_alpha."
     )
     lora: Sequence[str] | Mapping[str, str | Path] | None = flag_field(
-        None, "Adapter to load, as NAME=PATH; repeatable. Its name picks it.", typed="texts"
+        None,
+        "LoRA adapter to load, as NAME=PATH; repeatable. Requests name it as their model.",
+        typed="texts",
     )
-    enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
+    enable_lora: bool = flag_field(False, "Reserve memory for adapters that are loaded later.")
     max_lora_rank: int | None = flag_field(
-        None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
+        None,
+        "Largest rank of an adapter. Default: the largest of those given; 64 with --enable-lora.",
     )
     lora_memory: int | str | None = flag_field(
         None,
-        "Memory for adapters. Default: what those given take, and 256 MiB for later ones.",
+        "Memory for adapters. Default: the size of those given, and 256 MiB for later ones.",
         typed="text",
     )
     trace: str | Path | None = flag_field(
@@ -169,7 +172,9 @@ def _at_least(name: str, value: object, least: int) -> None:
     if value is None and name not in ("block_size", "tensor_parallel_size"):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{_flag(name)} is {value!r}: a whole number of at least {least}, please")
+        raise ValueError(
+            f"{_flag(name)} is {value!r}: it must be a whole number of at least {least}"
+        )
 
 
 def _flag(name: str) -> str:

@@ -91,7 +91,7 @@ def _in_words(seconds: float) -> str:
 def count_bar(label: str, *, note: str = "") -> Iterator[Report]:
     """Show ``label`` with a bar that counts; without a terminal, by a line every ten seconds.
 
-    ``note`` stands behind the count.
+    ``note`` stands after the count.
     """
     if not _is_terminal():
         yield count_lines(label, time.monotonic, note=note)

@@ -43,8 +43,9 @@ class SpeculativeConfig:
         """Raise ValueError for a value that is not one of those above."""
         if self.method not in _METHODS:
             raise ValueError(
-                f"--speculative-config: method {self.method!r} is not one of {', '.join(_METHODS)};"
-                f" 'off' in place of the JSON switches speculation off"
+                f"--speculative-config: method {self.method!r} is not one of "
+                f"{', '.join(_METHODS)}; 'off' in place of the JSON switches speculative "
+                "decoding off"
             )
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
@@ -93,12 +94,12 @@ def parse_speculative(value: str | Mapping[str, Any] | None) -> SpeculativeConfi
                 f'\'{{"method": "ngram", "num_speculative_tokens": 4}}\''
             ) from None
     if not isinstance(value, Mapping):
-        raise ValueError(f"--speculative-config is {value!r}: a JSON object, or 'off', please")
+        raise ValueError(f"--speculative-config is {value!r}: write a JSON object, or 'off'")
     known = [field.name for field in fields(SpeculativeConfig)]
     for key in value:
         if key not in known:
             raise ValueError(
-                f"--speculative-config has no {key!r}; there are {', '.join(known)}, and how many "
-                f"drafts pay is measured while it runs"
+                f"--speculative-config has no {key!r}; it has {', '.join(known)}; the number "
+                "of drafts that pays is measured while it runs"
             )
     return SpeculativeConfig(**value)

@@ -31,12 +31,14 @@ class Catalogue:
                 raise ValueError(_two(name, first, model))
         self._folder = folder
         if folder is not None and not folder.is_dir():
-            raise ValueError(f"--models-dir {folder} is no folder")
+            raise ValueError(f"--models-dir {folder} is not a folder")
         self._known, problems = self._named_and_found(_models_in(folder))
         if problems:
             raise ValueError(problems[0])
         if not self._known:
-            raise ValueError(f"there is no model in --models-dir {folder}: no .gguf, no directory")
+            raise ValueError(
+                f"there is no model in --models-dir {folder}: no .gguf file and no model directory"
+            )
         self._written: list[str] = []
 
     def models(self) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by the 99 %
-quantile of how much longer requests took than was foreseen, lately and that far ahead: split
+quantile of how much longer requests took than was predicted, lately and that far ahead: split
 conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Requests without
 a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads
 and HTTP, and forecasts are a parameter.
@@ -30,7 +30,7 @@ _PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
 _PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
-_NUM_LENGTHS = 20  # answers from which the length of the next is foreseen
+_NUM_LENGTHS = 20  # answers from which the length of the next is predicted
 
 
 class Due(NamedTuple):
@@ -58,7 +58,7 @@ class PromiseRequest(NamedTuple):
 
 
 class AdmissionVerdict(NamedTuple):
-    """What is foreseen of a request with a deadline.
+    """The prediction for a request with a deadline.
 
     Attributes:
         is_kept: whether it is promised.
@@ -79,7 +79,7 @@ class ConformalMargin:
         self._ratios = [deque[float](maxlen=_NUM_KEPT) for _ in _BOUNDS_S]
 
     def note(self, foreseen_s: float, happened_s: float) -> None:
-        """Add what was foreseen, without margin, and what it became."""
+        """Add what was predicted, without margin, and what it became."""
         if 0 < foreseen_s < inf:
             self._of(foreseen_s).append(happened_s / foreseen_s)
 

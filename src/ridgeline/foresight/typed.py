@@ -1,7 +1,7 @@
 """JSON from a file, made into values of the types that a dataclass or a named tuple declares.
 
 A file may say anything, however it came to. What does not fit is named by its place, so that one
-line says it and nothing behind it has to expect it. Named tuples are lists in JSON.
+line says it and nothing after it has to expect it. Named tuples are lists in JSON.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
 
     Args:
         model: a short name; a .gguf file; a directory; ``owner/name`` of the hub, perhaps with
-            ``@revision``, and ``:Q4_K_M`` or a file's name behind it; a name that Ollama has here;
+            ``@revision``, and ``:Q4_K_M`` or a file's name after it; a name that Ollama has here;
             or one of its library; tried in this order. A local directory called like a short name
             is ``./name``.
         stores: where models may lie.

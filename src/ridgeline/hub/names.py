@@ -33,7 +33,7 @@ class HubName(NamedTuple):
 def parse_hub_name(model: str) -> HubName | None:
     """Return what ``owner/name`` or ``owner/name:Q4_K_M`` names, None if it has another form.
 
-    ``@revision`` may stand behind the repository, and ``hf.co/`` or the hub's address before it.
+    ``@revision`` may follow the repository, and ``hf.co/`` or the hub's address before it.
     """
     text = _PREFIX.sub("", model, count=1) if _PREFIX.match(model) else model
     match = _REPO.fullmatch(text.removesuffix("/"))

@@ -98,8 +98,8 @@ def _from_hub(
         except ValueError as error:
             tried.append(f"{name.repo}: {error}")
     raise ValueError(
-        f"{model!r} could not be fetched. Tried {'; then '.join(tried)}. Another repository or "
-        f"file is named as owner/name or owner/name:Q4_K_M"
+        f"{model!r} could not be fetched. Tried {'; then '.join(tried)}. To use another "
+        "repository or file, write owner/name or owner/name:Q4_K_M"
     )
 
 

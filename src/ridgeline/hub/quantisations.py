@@ -111,7 +111,7 @@ def pick(models: Sequence[GgufModel], wanted: str, room_bytes: int) -> tuple[Ggu
         smallest = narrow[-1]
         raise ValueError(
             f"the smallest, {smallest.tag}, needs about {gb(smallest.needed_bytes)} of memory, "
-            f"and {gb(room_bytes)} is free: free some, or take it by its name all the same "
+            f"and {gb(room_bytes)} is free: free some, or name it to use it all the same "
             f"(:{smallest.tag})"
         )
     best = fitting[0]

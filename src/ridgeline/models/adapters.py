@@ -115,7 +115,7 @@ def read_adapter(path: Path, base: Base) -> AdapterWeights:
     else:
         raise ModelFileError(f"{path}: no such adapter: give a PEFT directory or a GGUF file")
     if not unordered:
-        raise ModelFileError(f"{path}: the adapter adapts nothing")
+        raise ModelFileError(f"{path}: the adapter is empty")
     parts = {name: unordered[name] for name in sorted(unordered)}
     digest = blake2b(digest_size=16, person=b"adapter")
     for name, part in parts.items():

@@ -85,7 +85,7 @@ class Price:
 
     Attributes:
         device: its id.
-        provider: who asks it.
+        provider: who charges this price.
         region: or tier; empty if there is none.
         kind: on_demand or spot.
         usd_per_hour: of one device, not of a machine.

@@ -104,7 +104,7 @@ class ModelShape:
         num_kv_heads: key and value heads; the ranks divide them, or they divide the ranks.
         layers: in order.
         embedding: the embedding and what else stands before the layers.
-        end: what stands behind the layers: the last norm, and the head unless it is tied.
+        end: what follows the layers: the last norm, and the head unless it is tied.
         is_tied: the head is the embedding.
         mtp: weights for predicting several tokens, apart: only speculative decoding loads them.
         not_counted: fields whose weights are not in here.

@@ -178,7 +178,7 @@ def plan_for(
 
 
 def _able(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
-    """Return the devices that can compute what was asked for, and who is left out.
+    """Return the devices that can compute what was asked for, and those that are left out.
 
     Raises ValueError if none can.
     """

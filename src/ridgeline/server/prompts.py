@@ -340,7 +340,7 @@ class Prompts:
             message = f"{field} asks for {body.longest} tokens, but {param} leaves room for {room}"
             raise _bad(field, message, "context_length_exceeded")
         if deadline and prepared.params.searches:
-            raise contradiction("deadline", "nothing is promised of searches, as beam search is")
+            raise contradiction("deadline", "searches, such as beam search, cannot have a deadline")
         capped = room if is_capped else None
         return prepared._replace(
             prompts=prompts, lost=self._lost(body), room=capped, deadline=deadline
@@ -372,7 +372,7 @@ class Prompts:
             raise _bad(param, f"{param} cannot be used with penalty_alpha")
         if wanted is not None:
             if use and use.is_required:
-                raise _bad(param, f"{param} contradicts tool_choice, which asks for a call")
+                raise _bad(param, f"{param} contradicts tool_choice, which requires a call")
             form = form and form._replace(has_body=True)
             try:
                 params = replace(params, structured_outputs=wanted.structured_outputs)
@@ -392,7 +392,7 @@ class Prompts:
             self._metrics.count_refused_grammar(getattr(error, "reason", "invalid"))
             raise _bad(param, f"{param} cannot be used: {error}") from None
         if constraint is None:
-            raise RuntimeError("nothing holds the answer to what is asked for")
+            raise RuntimeError("nothing would enforce the requested form of the answer")
         self._metrics.note_grammar(time.monotonic() - begin_s)
         return constraint
 

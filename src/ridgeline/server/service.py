@@ -199,7 +199,7 @@ class Service:
         prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
         params, deadline, state = prepared.params, prepared.deadline, request.state
         if state.is_background and deadline:
-            raise contradiction("deadline", "nothing is promised of a batch")
+            raise contradiction("deadline", "a batch cannot have a deadline")
         if params.seed is None and state.seed is not None:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name

@@ -1,7 +1,7 @@
 """Which tokenizers take time and memory in proportion to a text, as their parts show; and the rest.
 
 Those are built and used in this process. All others run in one of their own, which may be stopped
-(``text.tokenizers.process``): what an unknown pattern costs nobody can say without running it.
+(``text.tokenizers.process``): the cost of an unknown pattern is not known without running it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Apart:
     def ids_of(self, text: str) -> list[int]:
         """Return the ids of a text. Raises ValueError if it takes more time or memory than it may.
 
-        Then the next text waits until the tokenizer is built anew.
+        Then the next text waits until the tokenizer is built again.
         """
         with self._lock:
             limit_s = _MAX_ENCODING_S if self._child.is_running else _MAX_BUILDING_S

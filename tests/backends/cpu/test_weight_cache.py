@@ -355,7 +355,7 @@ def test_a_damaged_file_is_named_once_and_made_again(
     path.write_bytes(content[:5000] + b"damage" + content[5006:])
     assert load() == good
     assert said == [
-        f"{path} cannot be used, and the weights are packed again: it is damaged at byte 4,096 or "
+        f"{path} cannot be used, so the weights are packed again: it is damaged at byte 4,096 or "
         "behind"
     ]
     assert path.read_bytes() == content

@@ -358,10 +358,10 @@ def test_near_the_limit_the_warm_up_is_long_and_only_a_failure_ends_a_trial_earl
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"slo": None}, "say what should hold"),
+        ({"slo": None}, "give a latency limit"),
         ({"slo": ["ttft:95"]}, "--slo ttft:95 is not"),
-        ({"base_url": None}, "say whom to ask"),
-        ({"serve": "x {port}"}, "say whom to ask"),
+        ({"base_url": None}, "name the server"),
+        ({"serve": "x {port}"}, "name the server"),
         ({"num_prompts": 5}, "--num-prompts is 5"),
         ({"start": 0.0}, "--start is 0.0"),
         ({"out": "curve.pdf"}, "--out curve.pdf.*.svg"),

@@ -144,8 +144,8 @@ def test_what_cannot_be_met_says_what_can() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--base-url", "http://127.0.0.1:9"], 2, "say what should hold"),
-        (["--slo", "ttft:p95:9"], 2, "say whom to ask"),
+        (["--base-url", "http://127.0.0.1:9"], 2, "give a latency limit"),
+        (["--slo", "ttft:p95:9"], 2, "name the server"),
         (["--slo", "ttft:p95:9", "--images", "8x8"], 2, "an image comes in one piece"),
         (["--slo", "e2el:p95:9", "--images", "8"], 2, "--size 8 is not like 1024x1024"),
         (

@@ -251,7 +251,7 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--sweep", "replicas=0"), "not values of replicas"),
+        (("--sweep", "replicas=0"), "not values for replicas"),
         (("--sweep", "router=best"), "not values of router"),
         (("--replicas", "0"), "--replicas 0 is not from 1 to 1024"),
         (("--router", "best"), "--router best is none of round-robin, least-tokens, prefix"),

@@ -90,7 +90,7 @@ def test_a_batch_that_is_killed_three_times_answers_as_in_one_run(
         assert not often.exists()
     at_last = batch(requests, "-o", often)
     assert at_last.returncode == 0, at_last.stderr
-    assert "going on: " in at_last.stderr
+    assert "resuming: " in at_last.stderr
     assert batch(requests, "-o", once).returncode == 0
     assert plain(often) == plain(once)
     errors = plain(tmp_path / "often.errors.jsonl")
@@ -151,8 +151,8 @@ def test_a_model_that_is_not_the_batchs_answers_nothing(model: Path, tmp_path: P
         ("{}", ["--body", "[]"], "it must be a JSON object"),
         ("{}", ["--url", "/v1/x"], "there is no route '/v1/x'"),
         ("{}", ["-o", "nowhere/out.jsonl"], "there is no folder"),
-        ("{}", ["-o", "in.jsonl"], "must be three files"),
-        ("{}", ["-o", "there.jsonl"], "there.jsonl is there already"),
+        ("{}", ["-o", "in.jsonl"], "must be three different files"),
+        ("{}", ["-o", "there.jsonl"], "there.jsonl already exists"),
     ],
 )
 def test_what_cannot_be_is_said_before_a_model_is_loaded(

@@ -44,9 +44,9 @@ def test_parameters_are_set_by_our_names_and_ollamas(state: ChatState) -> None:
         ("/set colour red", "where NAME is one of system, temperature"),
         ("/set temperature", "where NAME is one of"),
         ("/set", "/set NAME VALUE"),
-        ("/sow", "/sow is no command here; /help lists them"),
-        ("/save", "want the name of a file"),
-        ("/load", "want the name of a file"),
+        ("/sow", "there is no command /sow; /help lists all"),
+        ("/save", "need the name of a file"),
+        ("/load", "need the name of a file"),
     ],
 )
 def test_what_is_wrong_is_said_and_changes_nothing(state: ChatState, line: str, part: str) -> None:

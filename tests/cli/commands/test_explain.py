@@ -140,7 +140,7 @@ def test_those_above_a_limit_are_found(ridgeline: Run, trace: Path) -> None:
         (["--above", "ttft:9999"], 1, "no request has a ttft above 9999 ms: the highest is"),
         (["--above", "ttfb:1"], 2, "--above 'ttfb:1': a metric (ttft, tpot, e2el)"),
         (["--request", "1", "--slowest", "2"], 2, "give one of --request, --slowest and --above"),
-        (["--slowest", "2", "--out", "x.svg"], 2, "--out is the picture of one request"),
+        (["--slowest", "2", "--out", "x.svg"], 2, "--out draws one request"),
         (["--out", "/none/x.svg"], 1, "/none/x.svg"),
     ],
 )
@@ -171,7 +171,7 @@ def test_other_settings_are_compared(ridgeline: Run, trace: Path, tmp_path: Path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "60 requests served again with max_num_seqs=12." in done.stdout
-    assert "The first step that is decided otherwise is step" in done.stdout
+    assert "The first step with another decision is step" in done.stdout
     assert "gained most" in done.stdout
     *shown, last = done.stdout.splitlines()
     counts = [line.split() for line in shown if line.startswith(("steps ", "preemptions "))]
@@ -191,9 +191,9 @@ def test_without_a_change_every_step_is_as_then(ridgeline: Run, trace: Path) -> 
     """With the durations of then: what was recorded is beside what is decided now."""
     done = ridgeline("simulate", "--replay", str(trace), "--diff")
     num_steps = sum('"type":"step"' in line for line in trace.read_text().splitlines())
-    said = f"With the durations of then {num_steps} of {num_steps} steps are decided as then."
+    said = f"With recorded durations, {num_steps} of {num_steps} steps are decided the same."
     assert said in done.stdout
-    assert "Every step is decided as before." in done.stdout
+    assert "All steps are decided as before." in done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["prediction"]["source"] == "recorded"
     assert found["replay"] == {
@@ -251,7 +251,7 @@ def test_a_trace_without_a_request_is_one_line(ridgeline: Run, trace: Path, tmp_
     short.write_text(trace.read_text().splitlines()[0] + "\n")
     done = ridgeline("simulate", "--replay", str(short))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"{short} has no request that ended" in done.stderr
+    assert f"{short} has no finished request" in done.stderr
 
 
 def test_a_trace_of_another_version_is_one_line(
@@ -295,7 +295,7 @@ def test_a_calibration_gives_the_times_where_a_model_is_named(
         (["--max-num-seqs", "4"], 2, "with --replay write --set max_num_seqs=4"),
         (["--threads", "1"], 2, "--threads chooses among the calibrations of a MODEL"),
         (["--kv-cache-memory", "1GiB"], 2, "--kv-cache-memory changes nothing about a replay"),
-        (["--request-rate", "4"], 2, "--request-rate is said by the file"),
+        (["--request-rate", "4"], 2, "--request-rate cannot be given: the file"),
         (["--sweep", "policy=orca"], 2, "--replay serves the requests of its trace"),
     ],
 )

@@ -177,7 +177,7 @@ def test_where_nothing_can_be_drawn_the_answer_is_printed_all_the_same(
     assert "1,000 requests/s; prompts of 300 tokens" in done.stdout
     assert re.search(r" hold up to [\d.]+ requests/s; you ask for 1,000$", done.stdout.rstrip())
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("nothing to draw: no choice bears the load")
+    assert done.stderr.splitlines()[-1].endswith("nothing to draw: no choice can serve the load")
     assert not picture.exists()
 
 

@@ -309,7 +309,7 @@ def test_a_calibration_with_one_wrong_value_is_passed_over_in_one_line(
     assert [*all_of(tmp_path), *all_of(tmp_path)] == []
     said = capsys.readouterr().err
     assert said.startswith(f"{path} is not a calibration of this version: ")
-    assert said.endswith("; it is passed over\n")
+    assert said.endswith("; it is ignored\n")
     assert said.count("\n") == 1
 
 

@@ -266,7 +266,7 @@ def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(
 ) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"size": 1 << 60}
-    with pytest.raises(ValueError, match=r"GB are to be fetched, and .* has room for"):
+    with pytest.raises(ValueError, match=r"GB must be downloaded, but .* has room for"):
         fetch("o/n", stores)
     assert not hub.ranges
 
@@ -276,7 +276,7 @@ def test_a_gated_repository_names_the_way_in(
 ) -> None:
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].is_gated = True
-    with pytest.raises(ValueError, match=r"o/n asks for consent: accept its terms .* HF_TOKEN"):
+    with pytest.raises(ValueError, match=r"o/n is gated: accept its terms .* HF_TOKEN"):
         fetch("o/n", stores)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert fetch("o/n", stores).read_bytes() == GGUF

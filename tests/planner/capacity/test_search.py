@@ -68,8 +68,8 @@ def test_a_bound_is_read_and_damage_is_named() -> None:
     assert parse_slo("ttft:p95:500") == Slo("ttft", "p95", 500.0)
     for text, part in {
         "ttft:500": "METRIC:PERCENTILE:MILLISECONDS", "itl:p95:1": "'itl' is not one of",
-        "ttft:p96:1": "'p96' is not one of", "ttft:p95:soon": "'soon' is no number",
-        "ttft:p95:0": "'0' is no number", "ttft:p95:nan": "'nan' is no number",
+        "ttft:p96:1": "'p96' is not one of", "ttft:p95:soon": "'soon' is not a number",
+        "ttft:p95:0": "'0' is not a number", "ttft:p95:nan": "'nan' is not a number",
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=part) as caught:
             parse_slo(text)

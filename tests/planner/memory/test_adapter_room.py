@@ -78,7 +78,7 @@ def test_of_a_model_that_is_not_here_the_room_is_what_is_said() -> None:
     [
         ({"lora": ["sql"]}, "--lora is 'sql=': write NAME=PATH"),
         ({"lora": ["a=/nowhere/at/all"]}, "no such adapter"),
-        ({"lora_memory": "1GiB"}, "name some with --lora, or say --enable-lora"),
+        ({"lora_memory": "1GiB"}, "name some with --lora, or give --enable-lora"),
         ({"max_lora_rank": 0}, "--max-lora-rank is 0"),
         ({"enable_lora": True, "lora_memory": "much"}, "'much' is not a size"),
     ],
@@ -91,7 +91,7 @@ def test_wishes_that_make_no_sense_are_refused(
 
 
 def test_an_adapter_that_would_not_load_is_refused(base: Path, adapter: str) -> None:
-    with pytest.raises(ValueError, match="its rank is 6: say --max-lora-rank 6"):
+    with pytest.raises(ValueError, match="its rank is 6: give --max-lora-rank 6"):
         plan(base, lora=[adapter], max_lora_rank=4)
-    with pytest.raises(ValueError, match="for this one say --enable-lora and --lora-memory"):
+    with pytest.raises(ValueError, match="for this one give --enable-lora and --lora-memory"):
         plan(LLAMA, on="l4", lora=[adapter])

@@ -47,7 +47,7 @@ def test_every_route_needs_a_key_but_the_probes_and_the_page(locked: Served) -> 
                 continue
             assert status == 401, (method, path)
             if path.startswith("/api/") and method != "HEAD":  # Ollama's errors are texts
-                assert "needs a key" in answer["error"]
+                assert "needs an API key" in answer["error"]
                 continue
             named = {"invalid_api_key", "authentication_error"}  # the second is Anthropic's
             assert method == "HEAD" or named & {*answer["error"].values()}

@@ -168,7 +168,7 @@ def test_a_template_tells_the_time_that_it_is_given_and_has_no_clock() -> None:
 def test_the_clock_and_variables() -> None:
     assert re.fullmatch(r"20\d\d-\d\d", text("{{ strftime_now('%Y-%m') }}"))
     assert text("{{ enable_thinking }}", enable_thinking=False) == "False"
-    with pytest.raises(ValueError, match="variable 'bos_token' is not yours"):
+    with pytest.raises(ValueError, match="variable 'bos_token' cannot be set"):
         text("", bos_token="x")
     with pytest.raises(ValueError, match="extra holds object, which is not a JSON value"):
         text("", extra=object())

@@ -86,4 +86,4 @@ def _write(path: Path, text: str) -> None:
 
 @cache  # once per process
 def _pass_over(why: str) -> None:
-    say(f"{why}; it is passed over")
+    say(f"{why}; it is ignored")

@@ -84,7 +84,7 @@ class Requests:
         ):
             try:
                 if sampling.pool and not pools:
-                    raise ValueError(f"pool is {sampling.pool!r}: for vectors there is LLM.embed")
+                    raise ValueError(f"pool is {sampling.pool!r}: use LLM.embed for embeddings")
                 check_search(sampling, is_stream=is_stream)
                 adds[i] = self._add(encode, prompt, sampling, adapter)
             except ValueError as error:

@@ -66,9 +66,9 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
         raise ValueError(f"--threads is {setup.threads}: at most {MOST_THREADS} can work together")
     dtype, kv_cache_dtype = setup.dtype, setup.kv_cache_dtype
     if kv_cache_dtype == "bf16":
-        raise ValueError("--kv-cache-dtype bf16: the cpu backend has f16 in as many bytes")
+        raise ValueError("--kv-cache-dtype bf16: the cpu backend has f16, which is as large")
     if kv_cache_dtype == "int8-int4" and any(a.latent for a in arch.attentions):
-        raise ValueError("--kv-cache-dtype int8-int4: latent attention keeps no values; int8 runs")
+        raise ValueError("--kv-cache-dtype int8-int4: latent attention stores no values; use int8")
     return replace(
         setup,
         dtype="int8-row" if dtype == "auto" and arch.reads_whole else dtype,

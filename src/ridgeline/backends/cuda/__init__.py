@@ -47,7 +47,7 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     if packs and has_experts:
         what = what or f"experts in {setup.dtype} (--dtype)"
     if what:
-        raise ValueError(f"--backend cuda has no {what} yet: take --backend cpu")
+        raise ValueError(f"--backend cuda has no {what} yet: use --backend cpu")
     share.check(arch, ranks)
     dtype = "bf16" if setup.dtype == "auto" else setup.dtype
     if dtype not in sizes.FORMATS:

@@ -308,7 +308,7 @@ class CudaRunner:
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
         """Raise ValueError: there are none here yet."""
-        raise ValueError("--backend cuda has no adapters (--lora) yet: take --backend cpu")
+        raise ValueError("--backend cuda has no adapters (--lora) yet: use --backend cpu")
 
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: kernels on a device are not counted."""

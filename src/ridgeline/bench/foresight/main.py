@@ -177,7 +177,7 @@ def make_case(
     seed: int,
     edge: ClientOverhead | None = None,
 ) -> SimulatedRun:
-    """Return a load of about ``load_s`` seconds, at its share of what is foreseen to be served."""
+    """Return a load of about ``load_s`` seconds, at its share of what is predicted to be served."""
     rng, room = Random(f"{seed} lengths"), llm.config.max_model_len
     pairs = zip(
         lognormal_lengths(load.prompt_tokens, "prompt_tokens", _MOST_REQUESTS, rng),
@@ -216,7 +216,7 @@ def run(llm: LLM, case: SimulatedRun, calibration: Calibration) -> Run:
     records: list[Record] = []
     steps: list[StepErrors] = []
     watcher = Watcher(Samples(), calibration.times.windows)
-    # It follows the speed, and is never fitted anew.
+    # It follows the speed, and is never fitted again.
     score = PredictionMonitor(calibration, start=lambda fit: None)
 
     def take(record: Record) -> None:

@@ -29,7 +29,7 @@ def foresight_svg(title: str, figures: Mapping[str, Sequence[Pair]], unit: str) 
     known = {name: [p for p in pairs if min(p) > 0] for name, pairs in figures.items()}
     pairs = [pair for of_name in known.values() for pair in of_name]
     if not pairs:
-        raise ValueError("there is nothing to draw: nothing was predicted and measured")
+        raise ValueError("there is nothing to draw: no load was both predicted and measured")
     measured = [actual for _, actual in pairs]
     most = 1.2 * max(_BAND, *(abs(_error(pair)) for pair in pairs))
     across = svg.Axis(f"measured, {unit}", min(measured) / 1.5, max(measured) * 1.5)

@@ -41,7 +41,7 @@ Errors = Mapping[str, float]
 
 
 class StepErrors(NamedTuple):
-    """Seconds that a step took, that were predicted for it, and the same at the speed of late."""
+    """Seconds that a step took, that were predicted for it, and the same at the recent speed."""
 
     actual_s: float
     predicted_s: float

@@ -26,7 +26,7 @@ def chosen_parts(text: str | None) -> list[str]:
     """
     wanted = list(PARTS) if text is None else [name.strip() for name in text.split(",")]
     if unknown := [name for name in wanted if name not in PARTS]:
-        raise ValueError(f"--parts {unknown[0]}: there are {', '.join(PARTS)}")
+        raise ValueError(f"--parts {unknown[0]} is not one of {', '.join(PARTS)}")
     return [name for name in PARTS if name in wanted]
 
 

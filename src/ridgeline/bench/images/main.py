@@ -52,23 +52,27 @@ DEFINITIONS = {
 class Images:
     """Whom to ask for which images; each field is a flag of the command line."""
 
-    base_url: str = flag_field(MISSING, "Like http://127.0.0.1:8000, with or without /v1.")
-    model: str | None = flag_field(None, "The model's name in requests.")
+    base_url: str = flag_field(
+        MISSING, "Address of the server, such as http://127.0.0.1:8000, with or without /v1."
+    )
+    model: str | None = flag_field(None, "Name of the model in requests.")
     api_key: str | None = flag_field(None, "Bearer token.", envvar="OPENAI_API_KEY")
     size: str = flag_field("1024x1024", "WIDTHxHEIGHT in pixels.")
-    n: int = flag_field(1, "Images of a request.")
+    n: int = flag_field(1, "Number of images in a request.")
     steps: int | None = flag_field(None, "num_inference_steps. Default: the server's.")
     guidance: float | None = flag_field(None, "guidance_scale. Default: the server's.")
-    response_format: Literal["b64_json", "url"] = flag_field("b64_json", "How images come.")
-    extra_body: str = flag_field("{}", "JSON fields to add; null removes one.")
+    response_format: Literal["b64_json", "url"] = flag_field("b64_json", "How images are returned.")
+    extra_body: str = flag_field("{}", "JSON fields to add to requests; null removes one.")
     timeout_s: float = flag_field(600.0, "Longer requests count as failed.")
     slices: str | None = flag_field(
-        None, "This was measured on such a slice of a card, as 2/7: plan for all slices of it."
+        None, "The run is on a slice of a GPU, such as 2/7: compare all slices of the GPU."
     )
     measured: list[Path] | None = flag_field(
-        None, "For that plan: the JSON of earlier runs, on other slices or the whole card."
+        None, "With --slices: the JSON of earlier runs, on other slices or the whole GPU."
     )
-    out: Path | None = flag_field(None, "The result, or the plan for slices, as .csv or .md.")
+    out: Path | None = flag_field(
+        None, "Write the result, or the comparison of slices, to this .csv or .md file."
+    )
 
     def __post_init__(self) -> None:
         """Raise ValueError for flags that are wrong with any server."""

@@ -89,16 +89,22 @@ class AskedServer:
 class Asking:
     """Whom to ask, and how; each field is a flag of the command line."""
 
-    base_url: str = flag_field(MISSING, "Like http://127.0.0.1:8000, with or without /v1.")
-    model: str = flag_field(MISSING, "The model's name in requests.")
+    base_url: str = flag_field(
+        MISSING, "Address of the server, such as http://127.0.0.1:8000, with or without /v1."
+    )
+    model: str = flag_field(MISSING, "Name of the model in requests.")
     api_key: str | None = flag_field(None, "Bearer token.", envvar="OPENAI_API_KEY")
-    endpoint: Literal["chat", "completions"] = flag_field("chat", "What to call.")
+    endpoint: Literal["chat", "completions"] = flag_field("chat", "Which endpoint to call.")
     temperature: float = flag_field(0.0, "0 is greedy.")
-    top_k: int | None = flag_field(None, "Keep the k likeliest tokens.")
-    top_p: float | None = flag_field(None, "Keep this much probability.")
-    min_p: float | None = flag_field(None, "Drop tokens rarer than this.")
-    ignore_eos: bool = flag_field(False, "Go on past an end of text.")
-    extra_body: str = flag_field("{}", "JSON fields to add; null removes one.")
+    top_k: int | None = flag_field(None, "Sample only from the k likeliest tokens.")
+    top_p: float | None = flag_field(
+        None, "Sample only from the likeliest tokens that make up this probability."
+    )
+    min_p: float | None = flag_field(
+        None, "Drop tokens below this share of the likeliest token's probability."
+    )
+    ignore_eos: bool = flag_field(False, "Generate past the end of text.")
+    extra_body: str = flag_field("{}", "JSON fields to add to requests; null removes one.")
     timeout_s: float = flag_field(600.0, "Longer requests count as failed.")
 
     def __post_init__(self) -> None:
@@ -107,7 +113,7 @@ class Asking:
         if not self.timeout_s > 0:
             raise ValueError(f"--timeout-s is {self.timeout_s}; it must be above 0")
         if not self.temperature >= 0:
-            raise ValueError(f"--temperature is {self.temperature}; at least 0, please")
+            raise ValueError(f"--temperature is {self.temperature}; it must be at least 0")
         read_extra_body(self.extra_body)
 
     def check(self, planned: Planned) -> None:

@@ -135,7 +135,7 @@ class LoadSearch:
         start: the first load.
         least: the smallest load that makes sense; if it fails, none holds.
         is_whole: loads are whole numbers: requests at a time. Else requests per second.
-        is_near: the first load was foreseen to be near the limit: the steps from it begin small.
+        is_near: the first load was predicted to be near the limit: the steps from it begin small.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class LoadSearch:
     def _higher(self) -> float:
         """Return twice to four times the load, as far as the last two see the limit.
 
-        Less, from a load that was foreseen.
+        Less, from a load that was predicted.
         """
         *others, last = points(self.trials)
         far = self._stride()

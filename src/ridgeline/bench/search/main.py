@@ -44,38 +44,40 @@ class Wish:
     over: Literal["rate", "concurrency"] = flag_field(
         "rate", "What grows: requests per second, or requests at a time."
     )
-    base_url: str | None = flag_field(None, "Like http://127.0.0.1:8000, with or without /v1.")
+    base_url: str | None = flag_field(
+        None, "Address of the server, such as http://127.0.0.1:8000, with or without /v1."
+    )
     serve: str | None = flag_field(
         None, "In place of --base-url: a command that starts the server, with {port} in it."
     )
-    serve_timeout_s: float = flag_field(600.0, "Longest time until that server is ready.")
-    model: str | None = flag_field(None, "The model's name. Default: the first that is listed.")
-    num_prompts: int = flag_field(400, "Most requests that a trial counts.")
+    serve_timeout_s: float = flag_field(600.0, "Maximum time until that server is ready.")
+    model: str | None = flag_field(None, "Name of the model. Default: the first that is listed.")
+    num_prompts: int = flag_field(400, "Maximum number of requests that a trial counts.")
     start: float | None = flag_field(
         None, "First load. Default: what the server foresees, else by an answer's time."
     )
     images: str | None = flag_field(
         None, "Ask for images of this size, such as 1024x1024; --extra-body has steps and the like."
     )
-    max_trials: int = flag_field(16, "Most trials; usually 8 are enough.")
-    out: Path | None = flag_field(None, "Goodput by load, as .svg, .csv or .md.")
+    max_trials: int = flag_field(16, "Maximum number of trials; usually 8 are enough.")
+    out: Path | None = flag_field(None, "Write the goodput by load to this .svg, .csv or .md file.")
 
     def __post_init__(self) -> None:
         """Raise ValueError for wishes that contradict each other or make no sense."""
         if not self.slo:
-            raise ValueError("say what should hold: --slo ttft:p95:500, for example")
+            raise ValueError("give a latency limit, for example --slo ttft:p95:500")
         metrics = {parse_slo(text).metric for text in self.slo}
         if self.images:
             Images(base_url="http://127.0.0.1", size=self.images)
             if metrics != {"e2el"}:
-                raise ValueError("an image comes in one piece: its --slo is of e2el alone")
+                raise ValueError("an image comes in one piece: its --slo can only be for e2el")
         if (self.base_url is None) == (self.serve is None):
-            raise ValueError("say whom to ask: --base-url URL, or --serve 'COMMAND {port}'")
+            raise ValueError("name the server: --base-url URL, or --serve 'COMMAND {port}'")
         check_base_url(self.base_url or "http://127.0.0.1")
         for name, least in (("num_prompts", 20), ("max_trials", 1), ("serve_timeout_s", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is {getattr(self, name)}; at least {least}, please")
+                raise ValueError(f"--{flag} is {getattr(self, name)}; it must be at least {least}")
         if self.start is not None and not self.start > 0:
             raise ValueError(f"--start is {self.start}; it must be above 0")
         check_out(self.out)

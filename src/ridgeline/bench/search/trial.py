@@ -67,7 +67,7 @@ class TrialSetting:
         planned, _ = read_plan(workload)
         if len(planned) <= num_warmups:
             raise ValueError(
-                f"{workload.trace_file} has {len(planned)} requests, all of which the warm-up needs"
+                f"{workload.trace_file} has {len(planned)} requests, which the warm-up uses up"
             )
         shifted = [replace(one, index=one.index - num_warmups) for one in planned]
         return shifted, workload.max_concurrency

@@ -118,7 +118,9 @@ class Simulator:
             edge=question.edge,
         )
         if case.replicas > 1 and any(asked.turn for asked in load):
-            raise ValueError("several replicas serve requests of one turn: give no --turns")
+            raise ValueError(
+                "several replicas can only serve requests of one turn: give no --turns"
+            )
         return PreparedRun(case, calibration, planned, num_left_out)
 
     def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
@@ -206,7 +208,7 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
     """
     question, limits_ms = seeded(question), parse_limits(question.goodput)
     if trace is not None and question.replicas > 1:
-        raise ValueError("--trace has the records of one engine: give no --replicas")
+        raise ValueError("--trace records one engine: give no --replicas")
     made = Simulator(question.model).prepare(question, options)
     if question.replicas > 1:
         summary, records = made.case.summary(limits_ms), []

@@ -116,7 +116,7 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
             check_fleet(**{name: value})
         return name, values
     except (ValueError, KeyError):
-        raise ValueError(f"--sweep {text}: these are not values of {name}") from None
+        raise ValueError(f"--sweep {text}: these are not values for {name}") from None
 
 
 def _value(kind: Any, text: str) -> Any:

@@ -46,7 +46,7 @@ class Files(NamedTuple):
             reason = "is no file" if source.exists() else "does not exist"
             raise UsageError(f"{source} {reason}")
         if len({path.absolute() for path in (source, output, errors)}) < 3:
-            raise UsageError("input, output and errors must be three files")
+            raise UsageError("input, output and errors must be three different files")
         folder = output.absolute().parent
         for path in (output, errors):
             if not path.absolute().parent.is_dir():
@@ -55,7 +55,7 @@ class Files(NamedTuple):
             raise UsageError(f"{folder} cannot be written to")
         for path in (output, errors):
             if path.exists() and not journal.exists():
-                raise UsageError(f"{path} is there already: remove it, or name another file")
+                raise UsageError(f"{path} already exists: remove it, or name another file")
         return cls(output, errors, journal)
 
 
@@ -72,17 +72,22 @@ def batch_command(
     requests: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Requests, .jsonl in OpenAI's batch form; or see --column."
+            metavar="FILE",
+            help="File of requests: .jsonl in OpenAI's batch format, or see --column.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the answers.")],
     model: Annotated[
         str | None,
-        typer.Option(help="Answers all requests. Default: the model that the first one names."),
+        typer.Option(
+            help="Model that answers all requests. Default: the one that the first request names."
+        ),
     ] = None,
     errors: Annotated[
         Path | None,
-        typer.Option(help="File for what has no answer, and why. Default: OUTPUT.errors.jsonl."),
+        typer.Option(
+            help="File for failed requests, with the reasons. Default: OUTPUT.errors.jsonl."
+        ),
     ] = None,
     column: Annotated[
         str,
@@ -92,11 +97,11 @@ def batch_command(
         ),
     ] = "",
     url: Annotated[
-        str, typer.Option(help="Route of prompts alone. Default: /v1/chat/completions.")
+        str, typer.Option(help="Route for plain prompts. Default: /v1/chat/completions.")
     ] = "",
     body: Annotated[
         str | None,
-        typer.Option(help='Fields that requests have unless they say so, as {"max_tokens": 64}.'),
+        typer.Option(help='Fields for requests that do not have them, such as {"max_tokens": 64}.'),
     ] = None,
     in_order: Annotated[
         bool, typer.Option("--in-order/--as-completed", help="Order of the answers.")
@@ -104,7 +109,7 @@ def batch_command(
     *,
     options: Options,
 ) -> None:
-    """Answer the requests of a file. After a kill, the same command goes on where it was."""
+    """Answer the requests of a file. After a kill, the same command resumes where it was."""
     files = Files.of(requests, output, errors)
     try:
         source = RequestFile(requests, column, url, _parse_fields(body))
@@ -133,7 +138,7 @@ def batch(
         reason = f"line {first.number}: {first.problem}"
         raise UsageError(f"{source.path}: no line is a request; {reason}")
     if found.num_wrong:
-        say(f"{found.num_wrong:,} of {found.num_lines:,} lines are no requests")
+        say(f"{found.num_wrong:,} of {found.num_lines:,} lines are not requests")
     with load(name) as llm:
         return _answer(llm, source, files, name, found, answers_all=bool(model), in_order=in_order)
 
@@ -155,7 +160,7 @@ def _answer(
     total = found.num_lines
     try:
         if journal:
-            say(f"going on: {len(journal):,} of {total:,} lines are done")
+            say(f"resuming: {len(journal):,} of {total:,} lines are done")
         with count_bar("Answering") as report:
             report(len(journal), total)
             offline.answer(llm, of, journal, lambda: report(len(journal), total))

@@ -30,14 +30,16 @@ def add_to(app: typer.Typer) -> None:
 @flags("asking", Asking, fixed={"base_url": "http://127.0.0.1", "model": ""})
 @flags("wish", Wish)
 def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
-    """The highest load at which a server still meets service levels.
+    """Find the highest load at which a server still meets latency limits.
 
     The load doubles until a trial fails; then the interval is narrowed to 5 %, and both its ends
     are tried again. A trial ends as soon as its failure is certain. The last line is one JSON
     document. Status 1 if no load holds.
     """
     if workload.trace_file and wish.over == "concurrency":
-        raise UsageError("--trace-file says when requests come: --lengths-from takes its lengths")
+        raise UsageError(
+            "--trace-file says when requests come: --lengths-from takes only its lengths"
+        )
     if not search(wish, asking, workload):
         raise typer.Exit(1)
 
@@ -52,10 +54,10 @@ def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
 )  # fmt: skip
 @flags("asked", Images)
 def images(*, asked: Images, load: Workload) -> None:
-    """The load of many users on an endpoint that makes images.
+    """Put the load of many users on an endpoint that generates images.
 
-    Requests arrive at random times, or a fixed number run at once. Only complete images of the size
-    that was asked for count. The last line is one JSON document. Status 1 if no request succeeded.
+    Requests arrive at random times, or a fixed number run at once. Only complete images of the
+    requested size count. The last line is one JSON document. Status 1 if no request succeeded.
     """
     if not bench_images(asked, load):
         raise typer.Exit(1)
@@ -63,15 +65,20 @@ def images(*, asked: Images, load: Workload) -> None:
 
 def compare_results(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="JSON documents; the first is the base.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="JSON documents; the others are compared with the first."
+        ),
     ],
-    format: Annotated[Format, typer.Option(help="How to print it.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write it too, as .csv or .md.")] = None,
+    format: Annotated[Format, typer.Option(help="Output format.")] = "table",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the table to this .csv or .md file.")
+    ] = None,
 ) -> None:
-    """Results of load generators side by side, under the same names.
+    """Compare the results of load generators, under the same names.
 
     It reads those of ridgeline bench serve, vLLM's bench serve, guidellm, AIPerf and LLMPerf, and
-    says what they do not measure alike.
+    says where their measurements differ.
     """
     check_out(out, (".csv", ".md"))
     compare(files, format, out)
@@ -80,19 +87,26 @@ def compare_results(
 def gpu(
     parts: Annotated[
         str | None,
-        typer.Option(help="With commas between: smoke, correct, bits, engine ...; all by default."),
+        typer.Option(
+            help="Parts to run, separated by commas: smoke, correct, bits, engine ... Default: all."
+        ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, help="For all parts; each has a deadline of its own.")
+        float,
+        typer.Option(
+            min=1, help="Time for all parts together; each also has a deadline of its own."
+        ),
     ] = SECONDS,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Small shapes on the CPU: that every line of it runs.")
+        bool,
+        typer.Option("--tiny", help="Small shapes on the CPU, to check that all of the code runs."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write what is found, a line of JSON each, as it comes.")
+        Path | None,
+        typer.Option(help="Write the results to this file, one line of JSON each, as they come."),
     ] = None,
 ) -> None:
-    """Whether the cuda backend is right on this GPU, and how fast: one command for a short loan.
+    """Check whether the cuda backend is right on this GPU, and measure how fast it is.
 
     Each part is a process of its own with a deadline. The last lines are a short table, what each
     result decides, and what is wrong. Status 1 if anything is.

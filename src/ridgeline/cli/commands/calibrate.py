@@ -26,7 +26,7 @@ def calibrate_command(
     *,
     options: Options,
 ) -> None:
-    """Measure how long steps take here: a minute, on a machine that does nothing else.
+    """Measure how long steps take here. It takes a minute; run nothing else meanwhile.
 
     Where this machine's roof is not known yet it is measured too: ten seconds more.
     simulate, bench foresight and servers read it from then on. Servers keep it up to date.

@@ -68,7 +68,7 @@ class ChatState:
             "/load": self._load,
         }
         if name.lower() not in commands:
-            raise ValueError(f"{name} is no command here; /help lists them")
+            raise ValueError(f"there is no command {name}; /help lists all")
         return commands[name.lower()](rest.strip())
 
     def _clear(self, rest: str) -> str:
@@ -120,7 +120,7 @@ class ChatState:
         try:
             document = json.loads(path.read_text("utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no conversation that /save kept ({error})") from error
+            raise ValueError(f"{path} is not a conversation written by /save ({error})") from error
         messages, system, parameters = _checked(path, document)
         self.params = replace(self._usual, **parameters)
         self.messages, self.system = messages, system
@@ -131,7 +131,7 @@ class ChatState:
 
 def _checked(path: Path, document: Any) -> tuple[list[dict[str, str]], str, dict[str, Any]]:
     """Return messages, system prompt and parameters of a file. Raises ValueError for any other."""
-    wrong = ValueError(f"{path} is no conversation that /save kept")
+    wrong = ValueError(f"{path} is not a conversation written by /save")
     if not isinstance(document, dict):
         raise wrong
     messages, system = document.get("messages"), document.get("system", "")
@@ -152,7 +152,7 @@ def _checked(path: Path, document: Any) -> tuple[list[dict[str, str]], str, dict
 
 def _file(text: str) -> Path:
     if not text:
-        raise ValueError("/save and /load want the name of a file")
+        raise ValueError("/save and /load need the name of a file")
     path = Path(_unquoted(text)).expanduser()
     return path if path.suffix else path.with_suffix(".json")
 

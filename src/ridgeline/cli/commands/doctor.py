@@ -103,7 +103,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
 
 
 def foreseen(calibration: Calibration) -> str:
-    """Say how well the times of a model's steps are known, and its speed of late."""
+    """Say how well the times of a model's steps are known, and its recent speed."""
     days = (time.time() - calibration.measured_at) / 86400
     when = "today" if days < 1 else f"{days:,.0f} days ago"
     how = "measured" if calibration.source == "measured" else "learnt while serving,"

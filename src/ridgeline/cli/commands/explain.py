@@ -32,32 +32,34 @@ class OutputFormat(StrEnum):
 
 
 def explain_command(
-    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+    trace: Annotated[Path, typer.Argument(help="A file written by --trace.")],
     request: Annotated[
         list[str] | None,
-        typer.Option(help="Number, x-request-id or id of the answer; may be given several times."),
+        typer.Option(help="Number, x-request-id or id of the answer; repeatable."),
     ] = None,
     slowest: Annotated[
-        int | None, typer.Option(min=1, help="The N that took longest. Default: 1.")
+        int | None, typer.Option(min=1, help="Explain the N slowest requests. Default: 1.")
     ] = None,
     above: Annotated[
-        str | None, typer.Option(help="All with ttft, tpot or e2el above MS: ttft:500.")
+        str | None,
+        typer.Option(
+            help="Explain all requests with ttft, tpot or e2el above MS, such as ttft:500."
+        ),
     ] = None,
-    format: Annotated[OutputFormat, typer.Option(help="How to print it.")] = OutputFormat.TEXT,
-    out: Annotated[
-        Path | None, typer.Option(help="A file for the picture: SVG. Of one request.")
-    ] = None,
+    format: Annotated[OutputFormat, typer.Option(help="Output format.")] = OutputFormat.TEXT,
+    out: Annotated[Path | None, typer.Option(help="Draw one request to this .svg file.")] = None,
     timeline_file: Annotated[
-        Path | None, typer.Option("--timeline", help="A file for ui.perfetto.dev.")
+        Path | None,
+        typer.Option("--timeline", help="Write a timeline for ui.perfetto.dev to this file."),
     ] = None,
 ) -> None:
-    """Say where the time of a request went. The pieces sum to it exactly."""
+    """Say where the time of a request went. The pieces sum to the total exactly."""
     if sum(one is not None for one in (request, slowest, above)) > 1:
         raise UsageError("give one of --request, --slowest and --above")
     with read_trace(trace) as recorded:
         chosen = _chosen(recorded, request, slowest, above)
         if out and len(chosen) != 1:
-            raise UsageError(f"--out is the picture of one request, and these are {len(chosen)}")
+            raise UsageError(f"--out draws one request, but {len(chosen)} are chosen")
         usual = usual_steps(recorded)
         explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
         beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
@@ -85,7 +87,7 @@ def _chosen(
     known.sort(key=lambda pair: -pair[0])
     if limit_ms is None:
         if not known:
-            raise ValueError("the trace has no request that ended")
+            raise ValueError("the trace has no finished request")
         return [one for _, one in known[: slowest or 1]]
     above_limit = [one for value, one in known if value > limit_ms]
     if not above_limit:

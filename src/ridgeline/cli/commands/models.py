@@ -31,11 +31,11 @@ from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 MODEL_HELP = (
-    "A short name, a .gguf file, a directory, owner/name of the hub (perhaps with :Q4_K_M), or a "
-    "name that Ollama has."
+    "A short name, a .gguf file, a directory, owner/name on the Hugging Face hub (perhaps "
+    "with :Q4_K_M), or a name from Ollama."
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,14 +46,14 @@ def add_to(app: typer.Typer) -> None:
     app.command("ls", hidden=True)(list_models)
     app.command("show")(show)
     app.command("rm")(remove)
-    export = App(help="Write a part of a model for other programs.", no_args_is_help=True)
+    export = App(help="Export parts of a model for other programs.", no_args_is_help=True)
     export.command("tokenizer")(export_tokenizer_files)
     app.add_typer(export, name="export")
     app.command("clean")(clean)
 
 
 def pull(model: Model, as_json: AsJson = False) -> None:
-    """Fetch a model and verify it; an interrupted download goes on where it stopped."""
+    """Download a model and verify it; an interrupted download resumes where it stopped."""
     path = locate(model, verify=True).path
     if as_json:
         print(json.dumps({"model": model, "path": str(path)}))
@@ -81,12 +81,12 @@ def _on_disk(path: Path) -> str:
 def list_models(
     as_json: AsJson = False,
     families: Annotated[
-        bool, typer.Option("--families", help="List the families that run instead.")
+        bool, typer.Option("--families", help="List the supported model families instead.")
     ] = False,
 ) -> None:
     """List the models on this machine, and what can be pulled by a short name.
 
-    Models of the hub's cache, of Ollama and of LM Studio are used where they lie.
+    Models in the cache of the Hugging Face hub, of Ollama and of LM Studio are used where they are.
     """
     if families:
         print(families_table())
@@ -115,7 +115,7 @@ def list_models(
 
 
 def show(model: Model, as_json: AsJson = False) -> None:
-    """Say what a model is: its architecture, formats, context, sampling, and where it lies."""
+    """Describe a model: its architecture, formats, context, sampling, and where it is."""
     place = locate(model)
     checkpoint = load_checkpoint(place.path)
     facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
@@ -160,7 +160,7 @@ def _shown(name: str, value: Any) -> str:
 
 def export_tokenizer_files(
     model: Model,
-    folder: Annotated[Path, typer.Argument(help="Made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; created if needed.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a model's tokenizer as Hugging Face's files, for evaluation and load tests."""
@@ -175,10 +175,12 @@ def export_tokenizer_files(
 
 
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="MODEL", help="As list shows them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="Names as shown by ridgeline list.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Remove models that were pulled. What belongs to another program stays."""
+    """Remove pulled models. Models of other programs stay."""
     places = stores()
     chosen = [_ours(ALIASES.get(name, name), places) for name in names]
     freed = sum(place.size for place in chosen)
@@ -232,10 +234,12 @@ def _remove_if_empty(folder: Path, top: Path) -> None:
 
 
 def clean(
-    with_models: Annotated[bool, typer.Option("--models", help="Pulled models too.")] = False,
+    with_models: Annotated[
+        bool, typer.Option("--models", help="Remove pulled models too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what can be made again: compiled kernels, packed weights, unfinished downloads."""
+    """Remove what can be made again: kernels, packed weights, unfinished downloads."""
     home = default_home()
     targets = [home / "kernels", home / "packed"]
     models = home / "models"

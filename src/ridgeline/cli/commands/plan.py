@@ -60,22 +60,23 @@ def plan_command(
     model: Model = None,
     compare_published: Annotated[
         bool,
-        typer.Option("--compare-published", help="Also what a well-known formula says, and why."),
+        typer.Option(
+            "--compare-published",
+            help="Also show what a well-known formula says, and where it errs.",
+        ),
     ] = False,
-    form: Annotated[
-        PlanFormat, typer.Option("--format", help="How to print it.")
-    ] = PlanFormat.table,
-    out: Annotated[Path | None, typer.Option(help="Draw it into this .svg file too.")] = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve the page of plans instead.")] = False,
-    port: Annotated[int, typer.Option(help="Port of that page; 0 takes a free one.")] = 8000,
+    form: Annotated[PlanFormat, typer.Option("--format", help="Output format.")] = PlanFormat.table,
+    out: Annotated[Path | None, typer.Option(help="Also draw the plan to this .svg file.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a web page for plans instead.")] = False,
+    port: Annotated[int, typer.Option(help="Port of that page; 0 chooses a free one.")] = 8000,
     devices: Annotated[
-        bool, typer.Option("--devices", help="List the devices that are known instead.")
+        bool, typer.Option("--devices", help="List the known devices instead.")
     ] = False,
     *,
     wishes: PlanFlags,
     asked: LoadFlags,
 ) -> None:
-    """Say what a model needs in memory, and what fits; for a load, which devices, and the cost.
+    """Say how much memory a model needs and what fits; for a load, which devices and the cost.
 
     Any config.json will do: of models that this engine does not run as well. No weight is loaded.
     """

@@ -15,9 +15,10 @@ _TIMEOUT_S = 10.0
 def ps(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="A key, if it needs one.")
+        str | None,
+        typer.Option(envvar="RIDGELINE_API_KEY", help="API key, if the server needs one."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show the models of a running server: what is loaded, in use, and until when."""
     models = _models(url.rstrip("/").removesuffix("/v1"), api_key)
@@ -56,7 +57,7 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
             ) from error
         raise ValueError(f"no server answers at {url} ({why}): give its --url") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{url} is no server of models: give another --url") from error
+        raise ValueError(f"{url} is not a server of models: give another --url") from error
     return models
 
 

@@ -1,4 +1,4 @@
-"""A trace again: ``ridgeline replay`` decides it anew; ``simulate --replay`` changes settings."""
+"""``ridgeline replay`` decides a trace again; ``simulate --replay`` does so with other settings."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _OF_CALIBRATIONS = ("backend", "dtype", "kv_cache_dtype", "threads")  # what tel
 
 
 def replay_command(
-    trace: Annotated[Path, typer.Argument(help="A file that --trace has written.")],
+    trace: Annotated[Path, typer.Argument(help="A file written by --trace.")],
 ) -> None:
-    """Decide every step of a recorded run again, and say whether all decisions are equal.
+    """Repeat every decision of a recorded run, and say whether all are equal.
 
     With other settings: ridgeline simulate --replay TRACE --set NAME=VALUE --diff
     """
@@ -57,7 +57,7 @@ def _decide_again(records: list[Json], console: Console) -> bool:
     requests = "request" if outcome.num_requests == 1 else "requests"
     of = f"{outcome.num_steps:,} steps, {outcome.num_requests:,} {requests}"
     if outcome.difference is None:
-        console.print(f"[green]equal[/]  {of}: every decision is made again")
+        console.print(f"[green]equal[/]  {of}: all decisions are the same")
     else:
         number, recorded, decided = outcome.difference
         console.print(f"[red]different[/]  {of} were equal; then step {number}:")
@@ -66,11 +66,11 @@ def _decide_again(records: list[Json], console: Console) -> bool:
             if then != decided[name]:
                 table.add_row(name, _short(then), _short(decided[name]))
         console.print(table)
-        console.print("Was the trace written by another version? A trace is for its own alone.")
+        console.print("Was the trace written by another version? A trace only works with its own.")
     if outcome.unfinished is not None:
         console.print(
-            f"step {outcome.unfinished:,} and what follows are left out: a request begins there "
-            "that had not ended when the trace did"
+            f"step {outcome.unfinished:,} and later ones are left out: a request starts there "
+            "that had not finished at the end of the trace"
         )
     return outcome.difference is None
 
@@ -102,7 +102,7 @@ def serve_again(
     records = read_whole(trace)
     settings = settings_of(records)
     if not any(record.get("type") == "request" for record in records):
-        raise ValueError(f"{trace} has no request that ended")
+        raise ValueError(f"{trace} has no finished request")
     wanted = what_if.changed(settings, changes)
     calibration = None if model is None else _calibrated(model, options)
     try:
@@ -240,14 +240,14 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
     if not changes:
         num_steps, num_equal = (document["replay"][n] for n in ("num_steps", "num_equal_steps"))
         console.print(
-            f"With the durations of then {num_equal:,} of {num_steps:,} steps are decided as then."
-            + (" Drafts are not made again." if document["has_drafts"] else "")
+            f"With recorded durations, {num_equal:,} of {num_steps:,} steps are decided the same."
+            + (" Drafts are not repeated." if document["has_drafts"] else "")
         )
     if not is_recorded:
         error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
         console.print(
-            f"With the settings of then the simulation takes {abs(error):.1%} "
-            f"{'longer' if error > 0 else 'less'} than was recorded (mean of the times to the end)."
+            f"With the recorded settings, the simulation takes {abs(error):.1%} "
+            f"{'longer' if error > 0 else 'less'} than the recording (mean end-to-end time)."
         )
     console.print()
     sides = ("recorded", "now") if is_recorded else ("before", "after")
@@ -278,9 +278,9 @@ def _print_difference(console: Console, document: dict[str, Any]) -> None:
     first = document["replay"]["first_difference"]
     console.print()
     if first is None:
-        console.print("Every step is decided as before.")
+        console.print("All steps are decided as before.")
         return
-    console.print(f"The first step that is decided otherwise is step {first['number']:,}:")
+    console.print(f"The first step with another decision is step {first['number']:,}:")
     for reason in first["reasons"][:_LISTED]:
         console.print(f"  {reason}")
     if (left := len(first["reasons"]) - _LISTED) > 0:

@@ -22,11 +22,11 @@ _EDGE = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RESULT,TRACE",
-        help="A bench serve result and the server's trace: adds the client's side; repeat.",
+        help="A bench serve result and the server's trace: adds the client's side; repeatable.",
     ),
 ]
 _DRAFTS = Annotated[
-    str, typer.Option(help="Speculation: 4:0.6 guesses 4 tokens, of which each is right so often.")
+    str, typer.Option(help="Speculative decoding: 4:0.6 is 4 drafts, each right so often.")
 ]
 
 
@@ -35,10 +35,10 @@ _DRAFTS = Annotated[
 def simulate_command(
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL_HELP} With --replay: whose calibration gives the times."),
+        typer.Argument(help=f"{MODEL_HELP} With --replay: its calibration is the clock."),
     ] = None,
     endpoint: Annotated[
-        Literal["chat", "completions"], typer.Option(help="Whether prompts are in a template.")
+        Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
     ] = "chat",
     prompt_tokens: Annotated[
         str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
@@ -48,47 +48,47 @@ def simulate_command(
     ] = None,
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
     like_result: Annotated[
-        Path | None, typer.Option("--like", help="The load of a result of bench serve, as JSON.")
+        Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeat."),
+        typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeatable."),
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="Of --sweep: throughput, goodput, or as ttft:p95.")
+        str, typer.Option(help="With --sweep: throughput, goodput, or such as ttft:p95.")
     ] = "throughput",
-    csv: Annotated[Path | None, typer.Option(help="Of --sweep: a file for its table.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Of --sweep: an .svg file to draw it.")] = None,
-    replicas: Annotated[int, typer.Option(help="How many servers like this share the load.")] = 1,
+    csv: Annotated[Path | None, typer.Option(help="With --sweep: a file for the table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --sweep: an .svg file to draw.")] = None,
+    replicas: Annotated[int, typer.Option(help="Number of servers that share the load.")] = 1,
     router: Annotated[
-        str, typer.Option(help="Of --replicas: round-robin, least-tokens or prefix.")
+        str, typer.Option(help="With --replicas: round-robin, least-tokens or prefix.")
     ] = "least-tokens",
     drafts: _DRAFTS = "",
     edge: _EDGE = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Serve the requests of a trace (serve --trace) again.")
+        Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Of --replay: another setting; repeat."),
+        typer.Option("--set", metavar="NAME=VALUE", help="With --replay: a setting; repeatable."),
     ] = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Of --replay: what differs first, and each request.")
+        bool, typer.Option("--diff", help="With --replay: first difference, each request.")
     ] = False,
     timeline: Annotated[
-        Path | None, typer.Option(help="Of --replay: a file for ui.perfetto.dev, with both runs.")
+        Path | None, typer.Option(help="With --replay: both runs, for ui.perfetto.dev.")
     ] = None,
     *,
     options: Options,
     load: Workload | None,
 ) -> None:
-    """What bench serve would measure here, without a server: a prediction, with its interval.
+    """Predict what bench serve would measure here, without a server, with an interval.
 
     The scheduler is the server's; how long steps take was measured by calibrate or by a server.
     Answers are as long as --max-tokens allows. The last line is one JSON document. Status 1 if no
     request could be served.
 
-    With --replay requests come as they came then, once with the settings of then and once with
+    With --replay, requests arrive as in the trace, once with its own settings and once with
     those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
     its calibration says. Without --set it says how many steps are decided as they were, if each
     takes as long as it did.

@@ -95,7 +95,7 @@ class StateSlots:
         """Say in a step's work where each state is, and where to keep copies of it.
 
         They are taken where a later prompt can use them: at the end of the prompt, that is of its
-        last full block with a token behind it, and after every ``every`` tokens before that.
+        last full block with a token after it, and after every ``every`` tokens before that.
         """
         self.free += self._saving  # those of the last step that were not published
         self._saving = []

@@ -11,9 +11,9 @@ each prompt has the virtual time at which it would be read if all requests were 
 and the earliest comes first. So a short request passes long ones, the prompts of one request share
 its turn, and every prompt is served in the end.
 
-A tenant that has fewer sequences in the engine than its share of the slots enters though none is
-free: the scheduler takes one from who has more. Shares are max-min fair: who wants less than an
-equal one leaves the rest to others (Bertsekas and Gallager, Data Networks).
+A tenant that has fewer sequences in the engine than its share of the slots enters even if none is
+free: the scheduler takes one from a tenant that has more. Shares are max-min fair: a tenant that
+wants less than an equal share leaves the rest to others (Bertsekas and Gallager, Data Networks).
 
 One request with many answers leaves slots for others. It may hold seven times as many sequences as
 there are free slots: a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking

@@ -29,7 +29,7 @@ class Past:
         """Begin with none; matches have ``shortest`` to ``longest`` tokens."""
         self._shortest, self._longest = shortest, longest
         self._key_bits = (1 << 32 * shortest) - 1
-        self._lengths: deque[int] = deque()  # of the answers, each with NO_TOKEN behind it
+        self._lengths: deque[int] = deque()  # of the answers, each with NO_TOKEN after it
         self._text = array("i")
         self._begin = 0  # tokens before are of answers that were dropped
         self._newest = array("i", [-1]) * _LEAST_SLOTS  # by hash: the newest place behind a key

@@ -179,7 +179,7 @@ class MessageReader:
         return self._call.is_over and self._turn(self._end_call)
 
     def _end_call(self) -> bool:
-        """Read what stands behind a call: a separator and the next, or the end of calls."""
+        """Read what follows a call: a separator and the next, or the end of calls."""
         self._text = self._text.lstrip()
         form, _ = self._tools_given
         if form.separator is not None and self._text and self._skip(form.separator):

@@ -28,7 +28,7 @@ class Quote(NamedTuple):
     Attributes:
         spelling: of the marker.
         mark: the marker in a grammar.
-        ending: returns rules for a text and the marker behind it, by the name of the first.
+        ending: returns rules for a text and the marker after it, by the name of the first.
         add: returns how a rule calls what fits a schema of numbers, true, false or null.
     """
 

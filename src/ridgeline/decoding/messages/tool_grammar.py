@@ -299,7 +299,7 @@ def _xml_call(i: int, tool: Tool, schemas: _Schemas) -> Iterator[str]:
 def _xml_value(
     rule: str, value: Any, i: int, tool: Tool, name: str, schemas: _Schemas
 ) -> Iterator[str]:
-    """Yield the rule of a value and of the marker behind it."""
+    """Yield the rule of a value and of the marker after it."""
     end = "\n</parameter>"
     if not is_text(value):
         yield f"{rule}: {rule}_json {json.dumps(end)}"

@@ -17,9 +17,7 @@ def start_lines(model: str, checkpoint: Checkpoint, config: EngineConfig) -> lis
     """Return the lines to say, each with the way out. ``model`` is what the user calls it."""
     told, lines = checkpoint.tokenizer, []
     if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
-        lines.append(
-            f"{checkpoint.path.name} names no pre-tokenizer: its text is cut as llama.cpp's default"
-        )
+        lines.append(f"{checkpoint.path.name} names no pre-tokenizer: llama.cpp's default is used")
     lines.append(_long_rope_line(checkpoint.arch, config.max_model_len))
     if checkpoint.arch.chunk:
         lines.append(

@@ -39,7 +39,7 @@ CAUSES = {  # and what each means, in the order of a request's life
     "between_steps": "between steps: tokens committed, text sent",
 }
 _BEAMS = "other beams"
-_SLOW = 1.25  # a step that takes this many times as long as foreseen was slow
+_SLOW = 1.25  # a step that takes this many times as long as predicted was slow
 _S = 1_000_000_000  # nanoseconds
 
 
@@ -158,7 +158,7 @@ class _Life:
                 continue
             end = start + count
             if num_drafts := drafts.get(tuple(seq)):
-                # Right ones count, and each has a token behind it. A state has seen all or none.
+                # Right ones count, and each has a token after it. A state has seen all or none.
                 num_drawn = len(step["sampled"][i]) if step["sampled"] else 0
                 num_right = max(num_drawn - 1, 0)
                 is_none = self.engine.get("num_checkpoints") is not None and num_right < num_drafts
@@ -174,7 +174,7 @@ class _Life:
         actual_ns = executed_ns - start_ns
         all_ns, alone_ns = (_ns(self.predict(one)) for one in (step, self._alone(step)))
         usual_ns = all_ns if actual_ns > _SLOW * all_ns else actual_ns
-        if all_ns > 0 and usual_ns != all_ns:  # as fast as foreseen, but for noise
+        if all_ns > 0 and usual_ns != all_ns:  # as fast as predicted, but for noise
             alone_ns = round(alone_ns * (usual_ns / all_ns))
         alone_ns = min(alone_ns, usual_ns)
         if cause == "again":
@@ -221,7 +221,7 @@ def explain(
 
     Args:
         engine, request: their records, as JSON values; the request's with ``num_prompt_tokens``.
-        steps: the records of all steps that overlap its life, in order; the one behind it too, if
+        steps: the records of all steps that overlap its life, in order; the one after it too, if
             there is one.
         predict: a model of time: how many seconds a step should take, from its record. With it,
             computing is divided into alone, shared and slow.

@@ -113,7 +113,7 @@ def _sooner(gain_s: float) -> str:
 def served_again(
     records: Sequence[Json], wanted: EngineRecord, times: StepTime | None = None
 ) -> tuple[list[Record], list[Record]]:
-    """Return the run of a trace's requests with the settings of then, and with others.
+    """Return the run of a trace's requests with the recorded settings, and with others.
 
     Both are simulated with ``times``, or with steps that take as long as those of the trace
     usually did. Raises ValueError if the trace is too short for that, or a request can never run.

@@ -36,8 +36,8 @@ def parse_drafts(text: str) -> Drafts:
         drafts = Drafts(0, 0.0)
     if not (1 <= drafts.most <= MOST_DRAFTS and 0 <= drafts.acceptance <= 1):
         raise ValueError(
-            f"--drafts {text}: write NUMBER:SHARE, such as 4:0.6, with 1 to {MOST_DRAFTS} guesses "
-            f"and a share from 0 to 1 of right ones"
+            f"--drafts {text}: write NUMBER:SHARE, such as 4:0.6, with 1 to {MOST_DRAFTS} "
+            "draft tokens and a share from 0 to 1 of right ones"
         )
     return drafts
 

@@ -145,7 +145,7 @@ def forecast(
     within_s: float = inf,
     alive: Callable[[], None] = lambda: None,
 ) -> dict[int, PredictedTimes]:
-    """Return what is foreseen of the requests with the numbers ``wanted``.
+    """Return the prediction for the requests with the numbers ``wanted``.
 
     Args:
         state: where it begins.

@@ -143,9 +143,10 @@ def _csv_rows(lines: list[str], name: str) -> Iterator[Traced | int]:
     known = [names for names in (_AZURE, _BURST) if columns.issuperset(names)]
     if not known:
         raise ValueError(
-            f"{name}, line 1: not a trace that is known. Its first line should name the columns "
-            f"{','.join(_AZURE)} (Azure) or {','.join(_BURST)} (BurstGPT), or be a JSON object: "
-            f"with {', '.join(_MOONCAKE)} (Mooncake), or as ridgeline serve --trace writes it"
+            f"{name}, line 1: not a known trace. Its first line should name the columns "
+            f"{','.join(_AZURE)} (Azure) or {','.join(_BURST)} (BurstGPT), or be a JSON "
+            f"object: with {', '.join(_MOONCAKE)} (Mooncake), or as ridgeline serve --trace "
+            "writes it"
         )
     (when, prompt, answer), may_fail = known[0], known[0] is _BURST
     for fields in reader:

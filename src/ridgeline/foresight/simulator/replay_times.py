@@ -1,4 +1,4 @@
-"""Recorded time: a trace is served again by the whole simulation, with the durations of then.
+"""Recorded times: the simulation serves a trace again, with the recorded durations.
 
 It shows that a simulation errs by its model of time alone: given the recorded seconds, admission
 and engine decide every step as the server did. What the world outside did is an input: when a

@@ -281,7 +281,7 @@ class Replica:
         for record in self._closed:
             asked = self._owners.pop(record.request_id)
             self.ended.append(asked)
-            if asked.sampling().searches:  # of the beams that were not chosen nobody hears
+            if asked.sampling().searches:  # beams that were not chosen are not reported
                 num_all = asked.num_seqs * max(record.num_generated)
                 self._queue.charge(asked.tenant, num_all - sum(record.num_generated))
         self._closed.clear()

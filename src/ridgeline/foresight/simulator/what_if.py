@@ -1,6 +1,6 @@
 """Time travel: the requests of a trace are served again with other settings.
 
-Both runs, with the settings of then and with the changed ones, are simulated under one model of
+Both runs, with the recorded settings and with the changed ones, are simulated under one model of
 time; so they differ by the settings alone. Requests come when they came, and clients leave when
 they left. That a client read slowly is left out, and so are drafts.
 """
@@ -76,7 +76,7 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
 def _value(change: str, text: str, kind: type[Any]) -> Any:
     if kind is str:
         if text not in POLICIES:
-            raise ValueError(f"--set {change!r}: one of {', '.join(POLICIES)}")
+            raise ValueError(f"--set {change!r}: it must be one of {', '.join(POLICIES)}")
         return text
     if kind is bool:
         if text.lower() not in ("true", "false"):

@@ -42,9 +42,11 @@ class Workload:
     Files are named here, and read by the caller of ``make_plan``.
     """
 
-    request_rate: float | None = _flag(None, "Open loop: requests/s, inf.")
-    burstiness: float = _flag(1.0, "Gamma shape: 1 Poisson, inf even.")
-    max_concurrency: int | None = _flag(None, "Closed loop: clients.")
+    request_rate: float | None = _flag(None, "Open loop: requests per second, or inf.")
+    burstiness: float = _flag(
+        1.0, "Burstiness of arrivals (gamma shape): 1 is a Poisson process, inf is even."
+    )
+    max_concurrency: int | None = _flag(None, "Closed loop: number of clients.")
     trace_file: str | None = _flag(
         None,
         "Open loop: times, lengths and shared prefixes of a trace (Azure, BurstGPT, Mooncake, or "
@@ -54,27 +56,31 @@ class Workload:
     )
     lengths_from: str | None = _flag(
         None,
-        "Lengths, and Mooncake's shared prefixes, of a trace in random order; bounded too.",
+        "Trace to take only lengths (and Mooncake's shared prefixes) from, in random order.",
         typed="path",
     )
-    num_prompts: int = _flag(100, "Requests to measure.")
+    num_prompts: int = _flag(100, "Number of requests to measure.")
     prompts: str | None = _flag(
         None,
         'Lines of text, or of JSON with "prompt" or "turns". Default: random words.',
         typed="path",
     )
     prompt_words: str | None = _flag(
-        None, "Random words: 128, or 128:0.5 for a lognormal with that variation. Default: 128."
+        None,
+        "Random words in a prompt: 128, or 128:0.5 for a lognormal with that coefficient of "
+        "variation. Default: 128.",
     )
-    prefix_share: float = _flag(0.0, "Shared part of prompts.")
-    turns: int = _flag(1, "Turns of a session: each asks on behind the answer before.")
+    prefix_share: float = _flag(0.0, "Part of each prompt that all share, from 0 to 1.")
+    turns: int = _flag(1, "Turns of a session; each continues the conversation.")
     think_s: float = _flag(0.0, "Seconds between an answer and the session's next turn.")
     max_tokens: str | None = _flag(
-        None, "Longest answer: 128, or 128:0.5 as above; exact with --ignore-eos. Default: 128."
+        None,
+        "Maximum tokens of an answer: 128, or 128:0.5 as above; exact with --ignore-eos. "
+        "Default: 128.",
     )
     num_warmups: int = _flag(4, "Requests sent first, all at once.")
     seed: int | None = _flag(
-        None, "Repeats arrivals and prompts. Default: new ones, which no cache has seen."
+        None, "Seed of arrivals and prompts. Default: new ones, which no cache has seen."
     )
 
     def __post_init__(self) -> None:
@@ -91,16 +97,20 @@ class Workload:
         least = {"max_concurrency": 1, "num_prompts": 1, "turns": 1, "num_warmups": 0}
         for name, low in (least | {"think_s": 0}).items():
             if (value := getattr(self, name)) is not None and not value >= low:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}; at least {low}, please")
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {value}; it must be at least {low}"
+                )
         if not 0 <= self.prefix_share <= 1:
-            raise ValueError(f"--prefix-share is {self.prefix_share}; it is a part, from 0 to 1")
+            raise ValueError(f"--prefix-share is {self.prefix_share}; it must be from 0 to 1")
         self._check_lengths()
 
     def _check_lengths(self) -> None:
         """Raise ValueError if lengths come from two places, or are none."""
         if self.trace_file is not None and (self.lengths_from is not None or self.turns > 1):
             flag = "--turns" if self.turns > 1 else "--lengths-from"
-            raise ValueError(f"--trace-file says itself what follows what, so not with {flag}")
+            raise ValueError(
+                f"--trace-file already has its sessions, so it cannot be used with {flag}"
+            )
         is_bound = self.trace_file is not None or self.lengths_from is not None
         for name in ("prompt_words", "max_tokens"):
             if parse_length(getattr(self, name) or "1", name)[1] and is_bound:
@@ -122,7 +132,7 @@ def parse_length(text: str, name: str) -> tuple[int, float]:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"--{name.replace('_', '-')} is {text}: a whole number of at least 1, please, or "
+            f"--{name.replace('_', '-')} is {text}: write a whole number of at least 1, or "
             "MEAN:CV such as 128:0.5"
         ) from None
     return length

@@ -2,7 +2,7 @@
 
 A model of time is a shape times a speed. The speed of a shared machine changes within minutes, so
 one factor follows it: the mean of actual over predicted seconds, in which the last two busy seconds
-count most. If the shape errs, it is fitted anew to the steps that were seen, where the caller lets
+count most. If the shape errs, it is fitted again to the steps that were seen, where the caller lets
 that run. All else runs in the engine's thread, so it is plain Python over a dozen numbers
 (``python -m peers.watching_cost``).
 """
@@ -52,7 +52,7 @@ class _PredictedTimeline:
         self._factors.append(factor)
 
     def between(self, from_s: float, to_s: float) -> float | None:
-        """Return how long this was foreseen to take at its begin; None if that is forgotten."""
+        """Return the time predicted for this step at its start; None if it is forgotten."""
         first, last = self._at(from_s), self._at(to_s)
         if first is None or last is None:
             return None
@@ -76,16 +76,16 @@ class PredictionMonitor:
     """A listener of an engine: predicts each step, and learns from it.
 
     Attributes:
-        calibration: what is known; replaced when it was fitted anew.
-        factor: actual over predicted seconds, of late.
+        calibration: what is known; replaced when it was fitted again.
+        factor: actual over predicted seconds, recently.
         num_steps: steps that were compared.
         predicted_s, actual_s: sums of such predictions, and of what the steps took.
         total_error: predicted over actual seconds, less 1, of a thousand steps; None before.
         error_counts: steps by relative error, for ``ERROR_BOUNDS`` and beyond.
-        errors: mean relative errors of late, of steps and of requests: "step", "ttft", "tpot"; and
-            of what was foreseen when a request came: "ttft_at_arrival", "e2e_at_arrival".
-        num_requests: requests that were foreseen when they came.
-        num_fits: how often the model of time was fitted anew.
+        errors: recent mean relative errors, of steps and of requests: "step", "ttft", "tpot"; and
+            of what was predicted on a request's arrival: "ttft_at_arrival", "e2e_at_arrival".
+        num_requests: requests that were predicted on arrival.
+        num_fits: how often the model of step times was fitted again.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PredictionMonitor:
             calibration: of the model, measured or assumed.
             start: lets something run elsewhere; by default it runs at once.
             keep: is given each new fit, and at the end the newest speeds.
-            now_s: the time that a fit is of, in seconds since 1970; 0 if nobody asks.
+            now_s: the time that a fit is of, in seconds since 1970; 0 if not needed.
         """
         self.calibration = calibration
         self.factor = calibration.interval().middle
@@ -205,7 +205,7 @@ class PredictionMonitor:
         self.errors[of] = error if known is None else known + _SHARE * (error - known)
 
     def _add_request(self, request: RequestRecord) -> None:
-        """Compare a request's times with what was foreseen at their begin.
+        """Compare a request's times with the predictions made at their start.
 
         What ran in the meantime is taken as it was: this is the error of times, not of schedules.
         """

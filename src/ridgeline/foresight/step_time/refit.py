@@ -1,4 +1,4 @@
-"""A model of time fitted anew to steps that were seen."""
+"""A model of time fitted again to steps that were seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.foresight.step_time.sampler import Measured, Samples
 def fitted(
     before: Calibration, samples: Samples, order: Sequence[Measured], source: str, at_s: float
 ) -> Calibration:
-    """Fit anew: return a calibration of the same model.
+    """Fit again: return a calibration of the same model.
 
     Args:
         before: stands in where a server has no samples.

@@ -170,7 +170,7 @@ class Recorded:
             return request
         ids = [one["request_id"] for one in self.requests]
         if not ids:
-            raise ValueError(f"{self._source} has no request that ended")
+            raise ValueError(f"{self._source} has no finished request")
         names = difflib.get_close_matches(wanted, [one["name"] for one in self.requests], n=1)
         hint = f"did you mean {names[0]}?" if names else f"they are {min(ids)} to {max(ids)}"
         raise ValueError(

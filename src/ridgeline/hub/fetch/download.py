@@ -41,7 +41,7 @@ def download(
     """Download to ``path``, continuing what is there, and verify.
 
     A cut connection is taken up again a few times; what arrived stays for the next call. A file
-    that was continued and turns out wrong (its beginning was damaged) is fetched anew.
+    that was continued and turns out wrong (its beginning was damaged) is fetched again.
 
     Args:
         source: where the file is.

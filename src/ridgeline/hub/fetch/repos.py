@@ -165,8 +165,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ValueError(
-            f"{gb(num_bytes)} are to be fetched, and {folder} has room for {gb(free)}: free "
-            f"some, or set RIDGELINE_HOME to a directory elsewhere"
+            f"{gb(num_bytes)} must be downloaded, but {folder} has room for {gb(free)}: free "
+            "some, or set RIDGELINE_HOME to a directory elsewhere"
         )
 
 
@@ -175,8 +175,8 @@ def _download(
 ) -> None:
     """Fetch one file into ``folder``, or what is missing of it.
 
-    The hub's library knows where it is and what to show there. It begins cut files anew, and
-    compares none with what was announced, so files are fetched by our own download.
+    The hub's library knows where it is and what to show there. It starts incomplete files
+    again, and compares none with what was announced, so files are fetched by our own download.
     """
     if announced.sha256 is None:
         fetch_small(repo, revision, name, announced, folder, progress)
@@ -204,7 +204,7 @@ def fetch_small(
         source = place_of(repo, revision, name)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be of another commit, and begins anew at once
+    path.unlink(missing_ok=True)  # it may be of another commit, and is downloaded again at once
     size = announced.size if announced.blob else announced.size or None
     download(source, path, announced.blob, progress, size=size, checksum_of=git_blob_of)
 
@@ -228,8 +228,8 @@ def explained(repo: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise ValueError(
-            f"{repo} asks for consent: accept its terms on its page on the hub, then set HF_TOKEN "
-            f"to a token of your account"
+            f"{repo} is gated: accept its terms on its page on the hub, then set HF_TOKEN to a "
+            "token of your account"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ValueError(
@@ -237,10 +237,12 @@ def explained(repo: str) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(
-            f"{repo} has no such revision: give a branch, a tag or a commit that its page shows"
+            f"{repo} has no such revision: give a branch, a tag or a commit"
         ) from error
     except errors.OfflineModeIsEnabled as error:
-        raise ValueError(f"{repo} is not here, and HF_HUB_OFFLINE forbids to fetch it") from error
+        raise ValueError(
+            f"{repo} is not on this machine, and HF_HUB_OFFLINE forbids downloads"
+        ) from error
     # Others share no base but Exception, and change between the library's versions.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]

@@ -49,7 +49,7 @@ class Contents:
         """Take the digest in a thread, unless it is known: ``digest`` will wait less, or not."""
 
         def take() -> None:
-            with suppress(OSError):  # whoever needs the digest is told
+            with suppress(OSError):  # a caller that needs the digest gets the error
                 self.digest(folder)
 
         with suppress(OSError):

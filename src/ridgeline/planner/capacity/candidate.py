@@ -52,7 +52,7 @@ class Candidate:
         return self.knees[factor]
 
     def begin_s(self, replicas: int, factor: float = 1.0) -> float:
-        """Return what a first token takes a server besides steps that take `factor` longer.
+        """Return what a first token takes besides its steps that take `factor` longer.
 
         Clients of a closed loop begin at once.
         """

@@ -112,8 +112,9 @@ def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
     device, setting = placement.device, placement.setting
     if not device.read_bytes_per_s:
         raise ValueError(
-            f"{subject.name}: how fast this machine is was not measured yet: run `ridgeline doctor "
-            f"--roof` once, or `ridgeline calibrate MODEL`; or name other devices with --on"
+            f"{subject.name}: the speed of this machine is not known yet: run `ridgeline "
+            "doctor --roof` once, or `ridgeline calibrate MODEL`; or name other devices with "
+            "--on"
         )
     low, high = ASSUMED_FACTORS
     reached = Efficiency(

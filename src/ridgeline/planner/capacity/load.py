@@ -65,7 +65,7 @@ def parse_slo(text: str) -> Slo:
     except ValueError:
         limit_ms = math.nan
     if not 0 < limit_ms < math.inf:
-        raise ValueError(f"{text!r}: {limit!r} is no number of milliseconds above 0; {_NOTHING}")
+        raise ValueError(f"{text!r}: {limit!r} is not a number of milliseconds above 0; {_NOTHING}")
     return Slo(metric, percentile, limit_ms)
 
 
@@ -74,50 +74,58 @@ class LoadFlags:
     """The flags of ``plan`` that describe a load, and what may be chosen for it."""
 
     prompt_tokens: str | None = flag_field(
-        None, "Tokens of a prompt: 800, or 800:0.5 for a lognormal with that variation."
+        None,
+        "Tokens of a prompt: 800, or 800:0.5 for a lognormal with that coefficient of variation.",
     )
     new_tokens: str | None = flag_field(None, "Tokens of an answer: 150, or 150:0.5.")
     request_rate: float | None = flag_field(
-        None, "Requests per second. With --trace-file its times are stretched to it."
+        None, "Requests per second. With --trace-file, its times are stretched to this rate."
     )
-    burstiness: float = flag_field(1.0, "Gamma shape of arrivals: 1 Poisson, inf even.")
+    burstiness: float = flag_field(
+        1.0, "Burstiness of arrivals (gamma shape): 1 is a Poisson process, inf is even."
+    )
     max_concurrency: int | None = flag_field(
-        None, "How many clients ask at a time, each again at once. Default: 1, where "
-        "nothing says how requests arrive.",
+        None, "Number of clients that each ask again as soon as they are answered. Default: 1, if "
+            "nothing says how requests arrive.",
     )  # fmt: skip
     trace_file: str | None = flag_field(
         None,
-        "Times and lengths of a trace: Azure, BurstGPT, Mooncake, or of serve --trace.",
+        "Trace with times and lengths of requests: Azure, BurstGPT, Mooncake, or from serve "
+        "--trace.",
         typed="path",
     )
     slo: tuple[str, ...] = flag_field(
-        (), "A bound, as often as wanted: ttft, tpot or e2el, a percentile (p50, p90, p95, p99 or "
-        "mean) and milliseconds: ttft:p95:500.", typed="texts",
+        (), "A latency bound; repeatable: ttft, tpot or e2el, a percentile (p50, p90, p95, p99 or "
+            "mean) and milliseconds, such as ttft:p95:500.", typed="texts",
     )  # fmt: skip
-    replicas: str = flag_field(AUTO, "Copies of the model, or auto: the fewest that do.")
-    spot: bool = flag_field(False, "Also on machines that can be taken away.")
+    replicas: str = flag_field(
+        AUTO, "Number of replicas of the model, or auto: as few as possible."
+    )
+    spot: bool = flag_field(False, "Also plan for spot machines, which can be taken away.")
     evictions_per_hour: float | None = flag_field(
         None, "How often a spot machine is taken away. Default: by provider, else 0.05, assumed."
     )
     notice: float | None = flag_field(
         None,
-        "Seconds between the notice and the end of a spot machine. Default: by provider, "
-        "else 30, assumed.",
+        "Seconds of notice before a spot machine is taken away. Default: by provider, else "
+        "30, assumed.",
     )
     prices: str | None = flag_field(
         None, "A CSV file of prices, instead of the catalogue's: device,provider,region,kind,"
         "usd_per_hour,date,source,confidence.",
     )  # fmt: skip
-    max_usd_per_hour: float | None = flag_field(None, "Leave out what costs more.")
+    max_usd_per_hour: float | None = flag_field(None, "Leave out choices that cost more.")
     buy: bool = flag_field(
-        False, "What to buy for it, instead of what to rent: the cheapest of what it costs in all.",
+        False, "Say what to buy, instead of what to rent: the machine with the lowest total cost.",
     )  # fmt: skip
     users: int | None = flag_field(
-        None, "With --buy: people who ask at the same time, each again at once. Default: 1."
+        None,
+        "With --buy: people who ask at the same time, and again as soon as they are answered. "
+        "Default: 1.",
     )
     usd_per_kwh: float = flag_field(0.25, "With --buy: price of electricity.")
-    years: float = flag_field(3.0, "With --buy: how long it serves.")
-    hours_per_day: float = flag_field(8.0, "With --buy: how long a day it works.")
+    years: float = flag_field(3.0, "With --buy: years of use.")
+    hours_per_day: float = flag_field(8.0, "With --buy: hours of use per day.")
 
     def __post_init__(self) -> None:
         """Raise ValueError, which names the flag, for values that make no sense."""
@@ -136,13 +144,13 @@ class LoadFlags:
         for name in positive:
             value = getattr(self, name)
             if value is not None and not (value > 0 and (value < math.inf or name == positive[1])):
-                raise ValueError(f"{_flag(name)} is {value!r}: more than 0, please")
+                raise ValueError(f"{_flag(name)} is {value!r}: it must be above 0")
         if self.notice is not None and not 0 <= self.notice < math.inf:
-            raise ValueError(f"--notice is {self.notice!r}: seconds, at least 0, please")
+            raise ValueError(f"--notice is {self.notice!r}: it must be at least 0 seconds")
         concurrency = self.max_concurrency
         if concurrency is not None and not 1 <= concurrency <= 1 << 20:
             raise ValueError(
-                f"--max-concurrency is {concurrency!r}: a whole number from 1 on, please"
+                f"--max-concurrency is {concurrency!r}: it must be a whole number of at least 1"
             )
         for name in ("prompt_tokens", "new_tokens"):
             if getattr(self, name) is not None:
@@ -150,7 +158,7 @@ class LoadFlags:
         if self.replicas != AUTO and not (
             str(self.replicas).isdecimal() and 1 <= int(self.replicas) <= _MOST_REPLICAS
         ):
-            raise ValueError(f"--replicas is {self.replicas!r}: a whole number or auto, please")
+            raise ValueError(f"--replicas is {self.replicas!r}: it must be a whole number or auto")
         for text in self.slo:
             parse_slo(text)
         if self.is_given and self.trace_file is None and not (
@@ -166,19 +174,19 @@ class LoadFlags:
             most = 24.0 if name == "hours_per_day" else 1e3
             value = getattr(self, name)
             if not 0 < value <= most:
-                raise ValueError(f"{_flag(name)} is {value!r}: up to {most:g}, please")
+                raise ValueError(f"{_flag(name)} is {value!r}: it must be at most {most:g}")
         if not self.buy:
             if self.users is not None:
-                raise ValueError("--users is said with --buy: else give --max-concurrency")
+                raise ValueError("--users needs --buy: without it, give --max-concurrency")
             return
         for name in ("spot", "prices"):
             if getattr(self, name):
-                raise ValueError(f"{_flag(name)} is about renting, and --buy is not")
+                raise ValueError(f"{_flag(name)} is for renting and cannot be used with --buy")
         if self.users is not None and not 1 <= self.users <= 1 << 20:
-            raise ValueError(f"--users is {self.users!r}: a whole number from 1 on, please")
+            raise ValueError(f"--users is {self.users!r}: it must be a whole number of at least 1")
         arrivals = (self.request_rate, self.max_concurrency, self.trace_file)
         if self.users is not None and arrivals not in (3 * (None,), (None, self.users, None)):
-            raise ValueError("--users says how requests arrive: give no rate or trace beside it")
+            raise ValueError("--users already says how requests arrive: give no rate or trace")
         if all(one is None for one in arrivals):
             object.__setattr__(self, "max_concurrency", self.users or 1)
         if self.trace_file is None:
@@ -296,7 +304,7 @@ def load_of(wishes: LoadFlags) -> OfferedLoad:
 def _of_trace(requests: Sequence[Traced], wishes: LoadFlags) -> OfferedLoad:
     start_s, span_s = requests[0].arrival_s, requests[-1].arrival_s - requests[0].arrival_s
     if not span_s:
-        raise ValueError(f"{wishes.trace_file}: all requests come at once, which is no rate")
+        raise ValueError(f"{wishes.trace_file}: all requests arrive at once, so there is no rate")
     rate = wishes.request_rate or (len(requests) - 1) / span_s
     stretch = (len(requests) - 1) / (span_s * rate)
     return OfferedLoad(

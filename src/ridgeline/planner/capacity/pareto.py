@@ -24,7 +24,7 @@ def pareto_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> st
     """
     dots = [(c.per_user, c.per_device, c) for c in choices if c.per_user and c.per_device]
     if not dots:
-        raise ValueError("there is nothing to draw: no choice bears the load")
+        raise ValueError("there is nothing to draw: no choice can serve the load")
     xs, ys = [x for x, _, _ in dots], [y for _, y, _ in dots]
     across = svg.Axis("tokens/s that a user sees", min(xs) / 1.25, max(xs) * 1.4)
     up = svg.Axis("tokens/s that a device bears", min(ys) / 1.25, max(ys) * 1.4)

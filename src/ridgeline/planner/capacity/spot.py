@@ -108,8 +108,8 @@ def replicas_for(needed: int, up: float) -> int:
         if availability(needed, num, up) >= _SURELY:
             return num
     raise ValueError(
-        f"with machines up for {up:.0%} of the time no number of them is enough: they are taken "
-        f"away sooner than they start; --evictions-per-hour says how often"
+        f"machines that are up for {up:.0%} of the time are not enough, however many: they are "
+        "taken away faster than they start; --evictions-per-hour sets how often"
     )
 
 

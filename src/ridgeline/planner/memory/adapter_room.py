@@ -42,7 +42,7 @@ def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoo
     options = wishes.of_adapters
     if options.adapters and checkpoint is None:
         raise ValueError(
-            "--lora: adapters are read for models that this engine runs; for this one say "
+            "--lora: adapters are read for models that this engine runs; for this one give "
             "--enable-lora and --lora-memory"
         )
     base = Base.of(checkpoint) if checkpoint else None
@@ -52,14 +52,14 @@ def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoo
     if not rank:
         if wishes.max_lora_rank or wishes.lora_memory:
             raise ValueError(
-                "--max-lora-rank and --lora-memory are of adapters: name some with --lora, or say "
-                "--enable-lora"
+                "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
+                "give --enable-lora"
             )
         return NO_ADAPTERS
     for name, one in zip(adapters, weights, strict=True):
         if one.rank > rank:
             raise ValueError(
-                f"--lora {name}: its rank is {one.rank}: say --max-lora-rank {one.rank}"
+                f"--lora {name}: its rank is {one.rank}: give --max-lora-rank {one.rank}"
             )
     is_read = not wishes.lora_memory and not wishes.enable_lora
     return AdapterRoom(rank, num_bytes, FROM_FILE if is_read else ASSUMED)

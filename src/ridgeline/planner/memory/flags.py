@@ -20,16 +20,16 @@ class PlanFlags:
     )
     concurrency: int | None = flag_field(None, "Sequences at once. Default: 1.")
     on: str | None = flag_field(
-        None, "Devices, with commas between: 4090, h100, m4-max, a MIG slice as h100-sxm/2g.20gb; "
-        "here; all that can be rented; or shop, all that can be bought. Default: here for a model "
-        "that runs here, else all.",
+        None, "Devices, separated by commas: 4090, h100, m4-max, or a MIG slice such as "
+            "h100-sxm/2g.20gb. Or here: this machine; all: every device that can be rented; shop: "
+            "every device that can be bought. Default: here for a model that runs here, else all.",
     )  # fmt: skip
     tensor_parallel_size: str | None = flag_field(
-        None, "Devices that divide each layer, or auto. Default: 1; with several devices to "
-        "choose from, auto.",
+        None, "Number of devices that share each layer, or auto. Default: 1; with several devices "
+            "to choose from, auto.",
     )  # fmt: skip
     pipeline_parallel_size: str | None = flag_field(
-        None, "Groups of devices that divide the layers, or auto. Default: 1."
+        None, "Number of pipeline stages that share the layers, or auto. Default: 1."
     )
     dtype: str = flag_field(AUTO, "Store the weights as bf16, fp8, int8, int4, mxfp4, q4_k, ...")
     kv_cache_dtype: str = flag_field(
@@ -38,25 +38,35 @@ class PlanFlags:
     block_size: int | None = flag_field(None, "Tokens per block of the KV cache.")
     max_num_batched_tokens: int | None = flag_field(None, "Tokens of the largest step.")
     engine: str | None = flag_field(
-        None, "Whose rules divide the memory: ridgeline, vllm, sglang or trtllm. Default: "
-        "ridgeline on processors, else vllm.",
+        None, "Engine whose memory rules apply: ridgeline, vllm, sglang or trtllm. Default: "
+            "ridgeline on CPUs, else vllm.",
     )  # fmt: skip
     gpu_memory_utilization: float | None = flag_field(
-        None, "Fraction of the memory that the engine may use; of what weights leave for trtllm."
+        None,
+        "Fraction of the memory that the engine may use; for trtllm, of what the weights leave.",
     )
-    weights_memory: str | None = flag_field(None, "Weights on each device, instead of the count.")
-    activation_memory: str | None = flag_field(None, "Activations, instead of the count.")
-    overhead_memory: str | None = flag_field(None, "All of the framework, instead of assumptions.")
-    kv_cache_memory: str | None = flag_field(None, "KV cache on each device, instead of the rest.")
+    weights_memory: str | None = flag_field(
+        None, "Bytes of weights on each device, instead of the computed ones."
+    )
+    activation_memory: str | None = flag_field(
+        None, "Bytes of activations, instead of the computed ones."
+    )
+    overhead_memory: str | None = flag_field(
+        None, "Memory of driver and framework, instead of the assumptions."
+    )
+    kv_cache_memory: str | None = flag_field(
+        None, "Size of the KV cache on each device, instead of the memory that is left."
+    )
     lora: list[str] | None = flag_field(
         None, "Adapter that will be loaded, as NAME=PATH; repeatable."
     )
-    enable_lora: bool = flag_field(False, "Make room for adapters that are loaded later.")
+    enable_lora: bool = flag_field(False, "Reserve memory for adapters that are loaded later.")
     max_lora_rank: int | None = flag_field(
-        None, "Largest rank of an adapter. Default: that of those given; 64 with --enable-lora."
+        None,
+        "Largest rank of an adapter. Default: the largest of those given; 64 with --enable-lora.",
     )
     lora_memory: str | None = flag_field(
-        None, "Memory for adapters. Default: what those given take, and 256 MiB for later ones."
+        None, "Memory for adapters. Default: the size of those given, and 256 MiB for later ones."
     )
 
     def __post_init__(self) -> None:
@@ -64,11 +74,13 @@ class PlanFlags:
         for name in ("context", "concurrency", "block_size", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value < 1 << 40):
-                raise ValueError(f"{_flag(name)} is {value!r}: a whole number from 1 on, please")
+                raise ValueError(
+                    f"{_flag(name)} is {value!r}: it must be a whole number of at least 1"
+                )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             value = getattr(self, name)
             if value is not None and value != AUTO and not 1 <= _whole(value) <= 4096:
-                raise ValueError(f"{_flag(name)} is {value!r}: a whole number or auto, please")
+                raise ValueError(f"{_flag(name)} is {value!r}: it must be a whole number or auto")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"--gpu-memory-utilization is {share!r}: more than 0, at most 1")

@@ -105,9 +105,7 @@ def _of_the_hub(model: str) -> ModelSpec:
                 return _of_json(path / "config.json", name=model)
             return _of_files(path, model)
     except ValueError as error:
-        raise ValueError(
-            f"{error}; for a plan the path of its config.json is enough as well"
-        ) from error
+        raise ValueError(f"{error}; for a plan, the path of its config.json is enough") from error
 
 
 def _of_files(path: Path, name: str) -> ModelSpec:
@@ -146,7 +144,7 @@ def _of_foreign_gguf(path: Path, name: str, error: ModelFileError) -> ModelSpec:
 def _of_json(path: Path, name: str = "") -> ModelSpec:
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
-            raise ValueError(f"{path}: {path.stat().st_size} bytes are no config.json")
+            raise ValueError(f"{path}: {path.stat().st_size} bytes are too many for a config.json")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file") from error

@@ -99,7 +99,9 @@ def place(
     tp = wishes.ranks("tensor_parallel_size", default_ranks)
     pp = wishes.ranks("pipeline_parallel_size", "1")
     if device.max_ranks == 1 and (tp or 1) * (pp or 1) > 1:
-        raise ValueError(f"{device.id} reaches no other device: a model cannot be divided over it")
+        raise ValueError(
+            f"{device.id} has no link to other devices: a model cannot be split over several"
+        )
     setting, known = _divide(subject, device, wishes, setting, storage, tp, pp)
 
     def ledger_of(asked: Setting) -> Ledger:

@@ -41,7 +41,7 @@ def store_of(home: Path | None, model: str) -> Store | str:
 
 
 class Batches:
-    """Who has which batches, and the one of each owner that runs."""
+    """The batches of each owner, and the running one."""
 
     def __init__(
         self, store: Store, app: ASGIApp, keys: Keys, fingerprint: str, most_at_once: int

@@ -49,7 +49,7 @@ _FORM = {
 
 def _known_url(url: Any) -> Any:
     if url not in URLS:
-        raise wrong("invalid_value", "", "is no route for batches: see docs/batch.md")
+        raise wrong("invalid_value", "", "is not a route for batches: see docs/batch.md")
     return url
 
 

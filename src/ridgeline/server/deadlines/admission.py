@@ -74,7 +74,7 @@ class Promise:
         foreseen: the same, when it was promised; without margin.
         expected: the same, with what others that came in since have delayed it.
         outcome: kept, broken or refused; None while it is open, or if its client left.
-        made_s: when it was foreseen.
+        made_s: when it was predicted.
         num_new: tokens of each answer that were reckoned with.
         is_put_off: whether a round had no time for it.
     """
@@ -422,7 +422,7 @@ class Promises:
         self._engine.between_steps(take_copy)
         await looked.wait()
         if not copies:
-            raise ApiError(500, "nothing can be promised now; the server's log says why")
+            raise ApiError(500, "no deadline can be promised now; the server's log says why")
         return copies[0]
 
     def _take_copy(self) -> EngineSnapshot:

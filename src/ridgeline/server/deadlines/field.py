@@ -33,7 +33,7 @@ class Deadline(Strict):
 
 
 def refusal(deadline: Deadline, foreseen: PredictedTimes) -> ApiError:
-    """Say what was asked, what is foreseen from the arrival on, and when to ask again."""
+    """Say what was asked, what is predicted from the arrival on, and when to ask again."""
     parts, headers, late_s = [], {}, 0.0
     for name, moment, seconds in zip(
         ("ttft_ms", "total_ms"), ("first token", "end"), foreseen, strict=True

@@ -1,4 +1,4 @@
-"""How well a request is foreseen when it comes: one of fifty, and then what it really got.
+"""How good predictions at arrival are: one in fifty requests is predicted, and then compared.
 
 The score of steps does not say which requests wait for which. So for a sample of requests a whole
 forecast is made of the state that they found: requests that run and wait, each as long as it may
@@ -41,12 +41,12 @@ class _TooLong(Exception):
 
 @dataclass(eq=False)
 class _Sample:
-    """A request that is foreseen; times are those of the engine's clock.
+    """A request with a prediction; times are those of the engine's clock.
 
     Attributes:
         num_new: tokens of each answer that were reckoned with.
-        first_s: when its first token was foreseen; 0 as long as it is not.
-        end_s: when its end was foreseen.
+        first_s: when its first token was predicted; 0 as long as it is not.
+        end_s: when its end was predicted.
         record: what it got, when it has ended.
     """
 
@@ -64,11 +64,11 @@ class Arrivals:
     """
 
     def __init__(self, engine: EngineClient, score: PredictionMonitor, every: int = EVERY) -> None:
-        """Watch who is submitted to ``engine``."""
+        """Watch the requests that are submitted to ``engine``."""
         self.every = every
         self._engine, self._score = engine, score
         self._thread = ThreadPoolExecutor(1, "arrivals", lower_priority)
-        self._num_since = 0  # requests since the last that was foreseen
+        self._num_since = 0  # requests since the last that was predicted
         self._next_s = 0.0  # before which no other forecast is made
         self._is_busy = self._is_closed = False
         engine.on_submit = self._note

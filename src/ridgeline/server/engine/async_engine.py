@@ -101,7 +101,7 @@ class AsyncEngine(EngineClient):
         return None
 
     def _watch(self) -> None:
-        """Let nobody wait for an engine that has stopped, or hangs."""
+        """End all waiting for an engine that has stopped, or hangs."""
         if self._streams and (why := self.trouble()):
             self.abandon_all(StreamError(why, 503))
         if not self._stopping:
@@ -322,7 +322,7 @@ class AsyncEngine(EngineClient):
         arrivals: list[tuple[RequestStream, int]],
         num_outside: int,
     ) -> int:
-        """Add who enters and drop who is gone; return how many are left outside."""
+        """Add requests that enter and drop those that left; return how many stay outside."""
         if gone:
             with self._wake:
                 left = self._queue.remove(lambda item: item[0].is_over)

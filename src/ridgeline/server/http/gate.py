@@ -220,7 +220,7 @@ class Gate:
         if label is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(
                 401,
-                "this server needs a key: send the header Authorization: Bearer KEY",
+                "this server needs an API key: send the header Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -270,7 +270,7 @@ class Gate:
         """Return a ``receive`` for a body that its route reads piece by piece."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"multipart/form-data":
-            raise ApiError(415, "a file comes as multipart/form-data")
+            raise ApiError(415, "send the file as multipart/form-data")
         length = headers.get(b"content-length", b"0")
         most_bytes = self._max_file_bytes + _FORM_BYTES
         if length.isdigit() and int(length) > most_bytes:

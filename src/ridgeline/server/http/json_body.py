@@ -120,8 +120,8 @@ def read(adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False) -> 
     param = next(reversed(value), "body")
     raise ApiError(
         400,
-        f"{param} has too much in it: a request may have {MAX_VALUES} values in all, "
-        f"{MAX_PARTS} of them strings, lists and objects",
+        f"{param} has too many values: a request may have {MAX_VALUES} in all, and {MAX_PARTS} "
+        "strings, lists and objects",
         param=param,
         code="invalid_value",
     )

@@ -47,7 +47,9 @@ class Keys:
         known = [*self._from_flags, *(_read(self._file) if self._file else ())]
         if len({key.label for key in known}) < len(known):
             where = self._file.name if self._file else "the flags"
-            raise ValueError(f"{where} has two keys with one label, or one that a flag's key has")
+            raise ValueError(
+                f"{where} has two keys with the same label, or one with the label of a flag's key"
+            )
         self._keys = known
 
     @property
@@ -115,8 +117,8 @@ def _read(file: Path) -> list[_Key]:
         words = line.split("#")[0].split()
         if len(words) > 3 or (len(words) == 3 and words[2] != _ADMIN):
             raise ValueError(
-                f"{file.name}:{number}: a line is a key, or a label and a key, and then perhaps "
-                f"the word {_ADMIN}"
+                f"{file.name}:{number}: a line must be a key, or a label and a key, and then "
+                f"perhaps the word {_ADMIN}"
             )
         if words:
             label, key = (f"line{number}", words[0]) if len(words) == 1 else words[:2]

@@ -71,7 +71,7 @@ class Limits:
         """
         account = self._account(label)
         if self._max_running is not None and account.num_running >= self._max_running:
-            raise _refusal(f"{account.num_running} requests of this key run already", 1.0)
+            raise _refusal(f"{account.num_running} requests of this key are already running", 1.0)
         if account.requests:
             if account.requests.left() < 1:
                 reason = f"this key may send {account.requests.per_minute} requests per minute"

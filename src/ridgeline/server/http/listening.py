@@ -46,11 +46,13 @@ def bind_unix(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(
-                f"cannot listen on {path}: it is there, and no socket; name another --uds"
+                f"cannot listen on {path}: it exists and is not a socket; name another --uds"
             )
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                raise OSError(f"cannot listen on {path}: another server does; name another --uds")
+                raise OSError(
+                    f"cannot listen on {path}: another server listens there; name another --uds"
+                )
         path.unlink()
     try:
         return _bound(socket.socket(socket.AF_UNIX), str(path))

@@ -18,83 +18,106 @@ _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 class ServeOptions:
     """Address, keys, limits and logs."""
 
-    host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 is all of them.")
-    port: int = flag_field(8000, "Port to listen on; 0 takes a free one.")
-    uds: Path | None = flag_field(None, "Unix socket to listen on, in place of host and port.")
+    host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 means all.")
+    port: int = flag_field(8000, "Port to listen on; 0 chooses a free one.")
+    uds: Path | None = flag_field(None, "Unix socket to listen on, instead of host and port.")
     allowed_host: list[str] | None = flag_field(
-        None, "Name that clients may call this server by, as *.example.org; repeatable; '*' is any."
+        None,
+        "Host name that clients may use for this server, such as *.example.org; repeatable; "
+        "'*' is any.",
     )
-    root_path: str = flag_field("", "Prefix of all paths behind a proxy, as /llm.")
-    ssl_certfile: Path | None = flag_field(None, "Certificate in PEM form, for HTTPS.")
+    root_path: str = flag_field("", "Prefix of all paths behind a proxy, such as /llm.")
+    ssl_certfile: Path | None = flag_field(None, "Certificate in PEM format, for HTTPS.")
     ssl_keyfile: Path | None = flag_field(None, "Its key, unless that is in the same file.")
     ssl_keyfile_password: str | None = flag_field(None, "Password of that key.")
     models_dir: Path | None = flag_field(
-        None, "Folder of models to serve: .gguf files and directories, each under its name."
+        None,
+        "Folder of models to serve: .gguf files and model directories, each under its own name.",
     )
     keep_alive: str = flag_field(
-        "5m", "Of several models: how long one stays loaded after its last request; -1 is for ever."
+        "5m",
+        "With several models: how long one stays loaded after its last request; -1 means for ever.",
     )
     models_memory: str | None = flag_field(
-        None, "Memory that several models may take together, as 8GiB. Default: what is free."
+        None, "Memory that several models may take together, such as 8GiB. Default: what is free."
     )
     allow_lora_loading: Path | None = flag_field(
-        None, "Folder below which adapters may be loaded from over HTTP. Default: no loading."
+        None, "Folder from which adapters may be loaded over HTTP. Default: none may be loaded."
     )
     served_model_name: list[str] | None = flag_field(
-        None, "Name in the API; repeatable, the first stands in answers. Default: as it was given."
+        None,
+        "Name of the model in the API; repeatable, answers have the first. Default: the name "
+        "as given.",
     )
     any_model_name: bool = flag_field(
-        False, "Take any name that no model has for the model; of several, for the one last used."
+        False, "Accept unknown model names: they mean the model; of several, the one last used."
     )
     api_key: list[str] | None = flag_field(
-        None, "A key that clients must show; repeatable.", envvar="RIDGELINE_API_KEY"
+        None, "API key that clients must send; repeatable.", envvar="RIDGELINE_API_KEY"
     )
     api_key_file: Path | None = flag_field(
-        None, "File with a key a line, or a label and a key, and admin; read again on SIGHUP."
+        None,
+        "File with one key per line, or a label and a key, and perhaps admin; read again on "
+        "SIGHUP.",
     )
     admin_api_key: list[str] | None = flag_field(
-        None, "An operator's key: sees all metrics, loads adapters; a server's only key is one."
+        None,
+        "An operator's key, which sees all metrics and loads adapters; a server's only key is "
+        "one too.",
     )
     isolate_keys: bool = flag_field(
-        True, "Keep the cached prefixes of each key apart: no key can tell what another sent."
+        True, "Separate prefix caches for keys, so that no key can tell what another sent."
     )
     max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
     max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
-    max_concurrent_requests: int | None = flag_field(None, "Requests of one key at a time.")
-    max_queued_requests: int = flag_field(2048, "Prompts that may wait for the engine.")
-    max_n: int = flag_field(128, "Answers that one prompt may ask for.")
-    max_stop: int = flag_field(64, "Stop strings that a request may have.")
-    max_logprobs: int = flag_field(20, "Likeliest tokens that a request may see of each.")
+    max_concurrent_requests: int | None = flag_field(None, "Concurrent requests of one key.")
+    max_queued_requests: int = flag_field(
+        2048, "Maximum number of prompts that wait for the engine."
+    )
+    max_n: int = flag_field(128, "Maximum n, the number of answers to one prompt.")
+    max_stop: int = flag_field(64, "Maximum number of stop strings in a request.")
+    max_logprobs: int = flag_field(
+        20, "Maximum number of logprobs per token that a request may ask for."
+    )
     max_temperature: float = flag_field(2.0, "Highest temperature that a request may ask for.")
     max_logit_bias: float = flag_field(100.0, "Largest bias of a token that a request may set.")
     strict: bool = flag_field(
-        False, "Refuse what would be dropped, skipped or capped, unless no answer depends on it."
+        False,
+        "Refuse fields that would be dropped, skipped or capped, unless no answer depends on them.",
     )
-    max_grammar_bytes: int = flag_field(65536, "Bytes of text that a schema or grammar may have.")
-    grammar_timeout: float = flag_field(2.0, "Seconds that a schema or grammar may take.")
+    max_grammar_bytes: int = flag_field(65536, "Maximum size of a schema or grammar, in bytes.")
+    grammar_timeout: float = flag_field(
+        2.0, "Maximum time to compile a schema or grammar, in seconds."
+    )
     tool_call_parser: str = flag_field(
         "auto",
-        "How the model writes calls: gemma4, hermes, llama3_json, mistral, phi4_mini_json, "
-        "qwen3_xml.",
+        "How the model writes tool calls: gemma4, hermes, llama3_json, mistral, "
+        "phi4_mini_json, qwen3_xml.",
     )
     reasoning_parser: str = flag_field(
-        "auto", "How it marks reasoning: deepseek_r1, gemma4, qwen3, or none."
+        "auto", "How the model marks reasoning: deepseek_r1, gemma4, qwen3, or none."
     )
-    max_body: str = flag_field("8MiB", "Largest body of a request.")
-    max_file: str = flag_field("200MiB", "Largest file that can be uploaded for a batch.")
-    max_stored: str = flag_field("2GiB", "Bytes that all files of one key may have.")
-    receive_timeout: float = flag_field(30.0, "Seconds in which a request must have arrived.")
-    stall_timeout: float = flag_field(60.0, "Seconds of not reading after which a client is cut.")
+    max_body: str = flag_field("8MiB", "Maximum size of a request body.")
+    max_file: str = flag_field("200MiB", "Maximum size of a file that is uploaded for a batch.")
+    max_stored: str = flag_field("2GiB", "Maximum size of all files of one key together.")
+    receive_timeout: float = flag_field(
+        30.0, "Seconds within which a request must have arrived completely."
+    )
+    stall_timeout: float = flag_field(
+        60.0, "Seconds after which a client that does not read is disconnected."
+    )
     step_timeout: float = flag_field(
-        300.0, "Seconds of one step after which it counts as hung: /health says no."
+        300.0, "Seconds after which a step counts as hung, and /health fails."
     )
-    shutdown_timeout: float = flag_field(30.0, "Seconds that running requests get at the end.")
+    shutdown_timeout: float = flag_field(
+        30.0, "Seconds that running requests may take to finish at shutdown."
+    )
     cors_origin: list[str] | None = flag_field(
         None,
-        "Origin whose pages may call, as https://page.example; repeatable; '*' is any. Default: "
-        "pages of this machine, if only it can reach the server.",
+        "Origin whose web pages may call, such as https://page.example; repeatable; '*' is "
+        "any. Default: pages of this machine, if only it can reach the server.",
     )
-    log_format: Literal["text", "json"] = flag_field("text", "Form of the log's lines.")
+    log_format: Literal["text", "json"] = flag_field("text", "Format of log lines.")
     log_content: bool = flag_field(False, "Log prompts and answers too.")
 
     def __post_init__(self) -> None:
@@ -117,8 +140,8 @@ class ServeOptions:
         for host in self.allowed_host or ():
             if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9_.:\[\]-]+", host):
                 raise ValueError(
-                    f"--allowed-host is {host!r}: write a name alone, as chat.example.org, or with "
-                    f"*. before it"
+                    f"--allowed-host is {host!r}: write only a host name, such as "
+                    "chat.example.org, or *.example.org"
                 )
         format_named(self.tool_call_parser, "")
         if self.reasoning_parser not in REASONING_PARSERS:

@@ -30,7 +30,7 @@ Args = ParamSpec("Args")
 def carried(work: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return work for a thread that a task waits for, which hears of it however it ends.
 
-    A future of asyncio carries no StopIteration: who waits for that one would do so for ever.
+    A future of asyncio carries no StopIteration: a caller that waits for it would wait for ever.
     """
 
     def run(*args: Args.args, **named: Args.kwargs) -> Result:
@@ -62,7 +62,8 @@ class Turns:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what ``work`` returns, which a thread does when it is the caller's turn.
 
-        Who is cancelled while it waits leaves. Raises ApiError 429 if too much of this key waits.
+        A caller that is cancelled while it waits leaves. Raises ApiError 429 if too much work of
+        this key waits.
         """
         caller = CALLER.get()
         await self._turn(caller)

@@ -29,7 +29,7 @@ class Live:
         self._news = asyncio.Event()
         self._is_closed = self._is_due = False
         # Since the last view: milliseconds, prompt tokens computed, tokens generated, milliseconds
-        # that were foreseen; None if the step says nothing of time.
+        # that were predicted; None if the step says nothing of time.
         self._steps: list[tuple[float, int, int, float | None]] = []
 
     async def events(self, owner: str | None = None) -> AsyncIterator[bytes]:

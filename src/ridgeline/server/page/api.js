@@ -15,7 +15,7 @@ function askKey(wasWrong) {
     dialog.addEventListener('close', () => {
       asking = null;
       if (dialog.returnValue !== 'ok') {
-        reject(new Error('this server needs a key'));
+        reject(new Error('this server needs an API key'));
         return;
       }
       const field = dialog.querySelector('input');

@@ -33,7 +33,7 @@ function showFields(props, chosen) {
   const limit = props.default_generation_settings.n_ctx.toLocaleString('en');
   at('samplers').replaceChildren(
     element('div', { className: 'pairs' }, ...shown.map(fieldOf)),
-    element('p', { className: 'note' }, `An empty field has the default, in grey. Question and answer together have at most ${limit} tokens.`),
+    element('p', { className: 'note' }, `Empty fields have the default, shown in grey. Prompt and answer together have at most ${limit} tokens.`),
     element('details', { open: isSet }, element('summary', {}, 'All samplers'),
       element('div', { className: 'pairs' }, ...folded.map(fieldOf))),
   );

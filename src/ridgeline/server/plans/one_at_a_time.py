@@ -34,7 +34,8 @@ async def run_long(
     if not work.loads.is_free():
         raise ApiError(
             503,
-            "another plan for a load is being made, one at a time: ask again in some seconds",
+            "another plan for a load is running, and only one runs at a time: try again in a "
+            "few seconds",
             code="plan_busy",
             headers={"retry-after": "2"},
         )

@@ -20,9 +20,7 @@ _MOST_BRANCHES = 200
 _MOST_SHOWN = 80  # characters of a name
 _MOST_SPENT = 20_000  # places visited, and leaves of branches combined
 
-Path = tuple[
-    object, ...
-]  # names and indices; a tuple of one marks what is made of what stands there
+Path = tuple[object, ...]  # names and indices; a tuple of one marks what is made of what is there
 
 
 class Node:
@@ -31,7 +29,7 @@ class Node:
     __slots__ = ("path", "schema")
 
     def __init__(self, path: Path, schema: Any) -> None:
-        """Take the place and what stands there."""
+        """Take the place and what is there."""
         self.path, self.schema = path, schema
 
     @property

@@ -140,10 +140,11 @@ class ChatTemplate:
         shielded = self._checked(messages)
         if self._renderer is None:
             raise ValueError(
-                "this model has no chat template; use a plain completion, or an instruct model"
+                "this model has no chat template; use a plain completion, or an "
+                "instruction-tuned model"
             )
         if taken := {"messages", *self._variables} & variables.keys():
-            raise ValueError(f"the template variable {min(taken)!r} is not yours to set")
+            raise ValueError(f"the template variable {min(taken)!r} cannot be set")
         if not isinstance(now, datetime):
             raise ValueError(f"strftime_now is {now!r}: give a datetime")
         if continue_final_message:

@@ -62,7 +62,7 @@ class Spellings:
         """Return the longest spelling that begins at a place; "" if none does."""
         ahead = text[place : place + self._longest]
         while ahead:
-            # Of all that are sorted before what stands there, the last has most in common with it.
+            # Of all that are sorted before what is there, the last has most in common with it.
             found = self._sorted[bisect_right(self._sorted, ahead) - 1]
             if not ahead.startswith(found):
                 ahead = commonprefix([ahead, found]) if found < ahead else ""  # noqa: RUF071

@@ -36,7 +36,7 @@ _MAX_FILE_BYTES = 128 << 20  # the largest in use today have 35 MB
 # Noncharacters (U+FDD0..U+FDEF) are Unicode's own "never interchanged, for internal use".
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
 _BREAK = "\ufdd0"  # stands inside a spelling that is text
-# Begins the private name of a control token. Drawn anew in each process, so no text has it.
+# Begins the private name of a control token. Drawn again in each process, so no text has it.
 _PRIVATE = "".join(chr(secrets.choice(range(0xFDD2, 0xFDF0))) for _ in range(16))
 
 

@@ -195,7 +195,7 @@ def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | No
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        say(f"{path} cannot be used, and the weights are packed again: {why}")
+        say(f"{path} cannot be used, so the weights are packed again: {why}")
         return None
 
 

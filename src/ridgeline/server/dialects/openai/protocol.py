@@ -388,7 +388,7 @@ class CompletionRequest(_SamplingFields):
     @model_validator(mode="after")
     def _echoes_no_middle(self) -> Self:
         if self.suffix and self.echo:
-            raise contradiction("echo", "an answer in front of a suffix cannot be echoed")
+            raise contradiction("echo", "a prompt with a suffix cannot be echoed")
         return self
 
     @property

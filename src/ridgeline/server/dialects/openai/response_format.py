@@ -45,7 +45,7 @@ def wanted_form(form_fields: dict[str, Any]) -> ResponseFormat | None:
         return None
     (param, values), *others = forms
     if others:
-        raise _bad(others[0][0], f"{param} asks for another form already: leave one of them out")
+        raise _bad(others[0][0], f"{param} already asks for another form: leave one of them out")
     try:
         return ResponseFormat(StructuredOutputsParams(**values), param)
     except ValueError as error:

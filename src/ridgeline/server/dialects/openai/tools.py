@@ -38,7 +38,7 @@ def wanted_tools(
     if mode == "none" or (mode == "auto" and not tools):
         return None
     if not allowed:
-        raise _bad("tool_choice", "it asks for a call, but there are no tools")
+        raise _bad("tool_choice", "it requires a call, but there are no tools")
     return ToolUse(tuple(allowed), mode == "required", is_parallel)
 
 
