@@ -351,7 +351,7 @@ def test_a_pull_that_is_stopped_says_where_it_goes_on(hub: Hub, tmp_path: Path) 
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
-            assert re.search(r"stopped: .* goes on from (10|2[01]) MB", process.stderr.read())
+            assert re.search(r"stopped: .* resumes from (10|2[01]) MB", process.stderr.read())
         finally:
             hub.holds.set()
     assert process.returncode == 130
