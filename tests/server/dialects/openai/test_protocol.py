@@ -466,3 +466,10 @@ def test_a_stop_string_is_kept_under_sglangs_name_too(served: Served) -> None:
     same = served.call(COMPLETE, body | {"include_stop_str_in_output": True})[1]
     assert kept == same["choices"][0]["text"]
     assert kept.endswith(text[3:5])
+
+
+def test_best_of_none_is_what_one_answer_is(served: Served) -> None:
+    body = {"prompt": "hello", "max_tokens": 4, "seed": 1}
+    plain, none = (served.call(COMPLETE, body | more)[1] for more in ({}, {"best_of": 0}))
+    assert none["choices"] == plain["choices"]
+    assert none["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]

@@ -170,7 +170,7 @@ class _SamplingFields(Strict):
     allowed_token_ids: TokenIds | None = None
     bad_words: Words | None = None
     # Answers that are chosen among others; OpenAI has the first in its older completions:
-    best_of: int | None = Field(None, ge=1, le=128)
+    best_of: int | None = Field(None, ge=0, le=128)  # OpenAI's least value, 0, chooses among none
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-10, le=10)
     early_stopping: bool | Literal["never"] | None = None
@@ -301,6 +301,8 @@ class _SamplingFields(Strict):
         values["max_tokens"] = None if longest in (None, -1) else min(longest, _INT31)
         if self.repeat_penalty is not None and self.repeat_last_n != 0:
             values.setdefault("repetition_penalty", self.repeat_penalty)
+        if not values.get("best_of") and not self.use_beam_search:
+            values.pop("best_of", None)
         if self.no_stop_trim:
             values.setdefault("include_stop_str_in_output", True)
         if self.top_k is not None:
