@@ -337,21 +337,6 @@ def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
     assert "Traceback" not in routed.log
 
 
-def test_a_model_that_dies_is_started_again(routed: Routed) -> None:
-    routed.complete("a")
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
-    response = connection.getresponse()
-    assert response.read(6) == b"data: "
-    for pid in routed.pids():
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-        response.read()
-    connection.close()
-    assert routed.complete("a")
-    assert "a ended by itself" in routed.log
-
-
 def test_a_model_that_was_told_to_end_is_started_again_before_it_has(
     folder: Path, tmp_path: Path
 ) -> None:

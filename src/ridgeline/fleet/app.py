@@ -7,8 +7,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +18,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import TypeAdapter
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ridgeline import __version__
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
+from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool, Slot
-from ridgeline.fleet.worker import STATUS_S, Worker
+from ridgeline.fleet.worker import STATUS_S
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
@@ -33,7 +32,6 @@ from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
@@ -68,10 +66,11 @@ POSTS = (  # their bodies name a model
 )
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
 _ANSWERS = "ridgeline:model_answers"
-_TRIES = 3  # a kept connection, a new one, a new process
+_COUNTED = {
+    "resumed": "Streams that went on when the process that answered had ended.",
+    "diverged": "Streams that ended then, since the answer would not have been the same.",
+}
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
-_OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
-_OURS = frozenset({b"date", b"x-request-id"})  # the gate sets them
 
 
 class Router:
@@ -167,88 +166,6 @@ class Router:
         return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
 
 
-class _PassedOn(Response):
-    """The answer of a model's own process, byte for byte."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        name: str,
-        use: Callable[[], AbstractAsyncContextManager[Worker]],
-        body: bytes = b"",
-    ) -> None:
-        super().__init__()
-        self._pool, self._name, self._use, self._body = pool, name, use, body
-        self._has_begun = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
-        working = asyncio.ensure_future(self._try(scope, send))
-        leaving = asyncio.ensure_future(client_left(receive))
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            working.cancel()  # no effect if it is done
-        try:
-            await working
-        except asyncio.CancelledError:
-            if not self._has_begun:  # else nobody reads what would be said of it
-                raise ApiError(499, "the client left") from None
-        except httpx2.HTTPError as error:
-            if self._has_begun:  # the reader must see that it is not whole
-                scope["state"]["cut"]()
-            else:
-                message = f"{self._name} ended while it answered: {error or type(error).__name__}"
-                raise ApiError(503, message, code="model_ended") from None
-
-    async def _try(self, scope: Scope, send: Send) -> None:
-        """Answer; try again while nothing was sent: the process, or a connection, has ended."""
-        for left in range(_TRIES - 1, -1, -1):
-            try:
-                await self._answer(scope, send)
-                break
-            except httpx2.TransportError:
-                if self._has_begun or not left:
-                    raise
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        async with self._use() as worker:
-            request = self._request(scope, worker)
-            try:
-                answer = await worker.client.send(request, stream=True)
-            except httpx2.TransportError:
-                await self._pool.forget_dead(self._name, worker)
-                raise
-            try:
-                pairs = [pair for pair in answer.headers.raw if _passes(pair[0], _OURS)]
-                length = answer.headers.get("content-length")
-                pairs += [(b"content-length", length.encode())] if length else []
-                self._has_begun = True
-                scope["state"]["note"]["passed_on"] = True
-                status = answer.status_code
-                await send({"type": "http.response.start", "status": status, "headers": pairs})
-                async for piece in answer.aiter_raw():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-            finally:
-                await answer.aclose()
-
-    def _request(self, scope: Scope, worker: Worker) -> httpx2.Request:
-        path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
-        kept = frozenset({b"host", b"origin", b"x-request-id"})
-        headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
-        headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
-        return worker.client.build_request(
-            scope["method"], path, headers=headers, content=self._body
-        )
-
-
-def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
-    """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
-    return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
-
-
 def new_app(router: Router) -> FastAPI:
     """Return the application, with its routes over ``router``."""
     app = FastAPI(
@@ -268,12 +185,12 @@ def new_app(router: Router) -> FastAPI:
         name, model = router.chosen(fields.get("model"))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
-        return _PassedOn(router.pool, name, use, body)
+        return PassedOn(router.pool, name, use, body)
 
     async def get(request: Request) -> Response:
         """Pass on what names its model in its query; without one it is the model last used."""
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
-        return _PassedOn(router.pool, name, partial(router.pool.use, name, model))
+        return PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
     async def live(request: Request) -> Response:
         """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
@@ -287,7 +204,7 @@ def new_app(router: Router) -> FastAPI:
         await worker.look()
         if worker.trouble:
             raise router.pool.refusal(slot)
-        return _PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
+        return PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
 
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
@@ -379,6 +296,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
         key = {name: request.headers[name] for name in kept if name in request.headers}
         texts = await asyncio.gather(*(_metrics(slot, key) for slot in well))
         texts.append(_answering({slot.name: slot in well for slot in slots}))
+        texts += [_counted(name, value) for name, value in router.pool.counts.items()]
         return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
 
 
@@ -388,6 +306,12 @@ def _answering(models: Mapping[str, bool]) -> str:
     names = [f"{_ANSWERS}{{model_name={json.dumps(name)}}} " for name in models]
     lines = [f"{name}{well:d}\n" for name, well in zip(names, models.values(), strict=True)]
     return "".join([head, *lines])
+
+
+def _counted(name: str, value: int) -> str:
+    """Return a counter of streams that went on in another process, or could not."""
+    metric, said = f"ridgeline_fleet_{name}_total", _COUNTED[name]
+    return f"# HELP {metric} {said}\n# TYPE {metric} counter\n{metric} {value}\n"
 
 
 async def _metrics(slot: Slot, key: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,6 +23,7 @@ from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import in_thread
+from ridgeline.server.main import TUNNEL_KEY
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
@@ -91,6 +93,8 @@ class Pool:
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
         self._memory_bytes, self._step_timeout_s = memory_bytes, step_timeout_s
         self._folder = SocketFolder()
+        self.key = secrets.token_hex(32)  # by which its models know us
+        self.counts = dict.fromkeys(("resumed", "diverged"), 0)  # streams that changed processes
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._num_started = 0
         self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
@@ -204,6 +208,7 @@ class Pool:
                     self._folder.path / f"{self._num_started}.sock",
                     {
                         **self._variables,
+                        TUNNEL_KEY: self.key,
                         "RIDGELINE_SERVED_MODEL_NAME": slot.name,
                         "RIDGELINE_KV_CACHE_MEMORY": str(config.kv_bytes),
                     },

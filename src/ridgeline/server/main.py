@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
+from ridgeline.api.identity import code_digest
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
@@ -21,7 +25,10 @@ from ridgeline.server.http.listening import bind, bind_unix, certificate_setting
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.server.tunnel.middleware import Tunnel
 
+TUNNEL_KEY = "RIDGELINE_TUNNEL_KEY"  # a variable, and no flag: only a router sets it
+_JOURNAL_BYTES = 256 << 20  # of a router: a million tokens with their logprobs
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 
 
@@ -48,10 +55,11 @@ class Running:
             answering.service,
             answering.app,
         )
+        key = os.environ.pop(TUNNEL_KEY, "")  # a router that started this process has the same
         self.server = WebServer(
-            self.app,
+            Tunnel(self.app, key) if key else self.app,
             self.app.routes,
-            options,
+            _with_room(options) if key else options,
             keys,
             self.service.limits,
             write,
@@ -105,6 +113,11 @@ class Running:
             self._write(f"the keys stay as they are: {error}")
 
 
+def _with_room(options: ServeOptions) -> ServeOptions:
+    """Return options that take journals in front of bodies; a router bounds the bodies itself."""
+    return replace(options, max_body=str(options.max_body_bytes + _JOURNAL_BYTES))
+
+
 def serve(
     model: str, load: Callable[[], AbstractContextManager[LLM]], options: ServeOptions
 ) -> None:
@@ -118,6 +131,7 @@ def serve(
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
+    threading.Thread(target=code_digest, name="code", daemon=True).start()  # the disk has time now
     with (
         unbound(listener),
         load() as llm,

@@ -232,6 +232,8 @@ class Service:
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
         reply = Reply(self.engine, self.limits, *parts, *of_server)
+        if state.journal is not None and body.stream:
+            reply.keep(state.journal, fingerprint)
         note_ignored(reply, [*map(dialect.renamed_text, prepared.lost), *prepared.ignored])
         if prepared.room is not None:
             field = dialect.renamed_text(body.length_field)

@@ -69,7 +69,7 @@ class LocalClient:
     async def _once(self, asked: ItemRequest, body: bytes) -> _CollectedResponse:
         CALLER.set(self._caller)
         reply, unread = _CollectedResponse(), [body]
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -92,6 +92,7 @@ class LocalClient:
                 "is_operator": False,
                 "is_background": self._is_background,
                 "seed": asked.seed,
+                "journal": None,
             },
         }
 

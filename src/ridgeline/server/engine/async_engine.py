@@ -126,7 +126,7 @@ class AsyncEngine(EngineClient):
             if stream.due_s < inf:
                 self._promised.append(stream)
             else:
-                prompts = [((stream, i), len(prompt)) for i, prompt in enumerate(stream.prompts)]
+                prompts = [((stream, i), len(stream.prompts[i])) for i in stream.open_prompts]
                 self._queue_of(stream).push(stream.tenant, prompts, stream.params.num_seqs)
             self._wake.notify()
         if not stream.is_background:
@@ -372,7 +372,7 @@ class AsyncEngine(EngineClient):
             _log.exception("the engine's own check fails")
 
     def _add(self, stream: RequestStream, index: int) -> None:
-        prompt, params = stream.prompts[index], stream.params
+        prompt, params = stream.prompts[index], stream.params_of(index)
         try:
             request_id = self._engine.add(
                 prompt,
@@ -387,6 +387,7 @@ class AsyncEngine(EngineClient):
                 new_constraint=stream.new_constraint,
                 token_rules=stream.token_rules,
                 due_s=stream.due_s,
+                answers=stream.answers.get(index, ()),
             )
         except ValueError as error:  # it can never run
             name = str(error).split(" ")[0]

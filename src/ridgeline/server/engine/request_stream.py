@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 from ridgeline.core.params import SamplingParams
@@ -18,6 +19,7 @@ from ridgeline.core.step import NO_RULES, Event, TokenRules
 
 # Which prompt, what about it: the engine's request comes first, and its record last.
 StreamEvent = tuple[int, Request | Event | RequestRecord]
+_SEED_STRIDE = 0xBF58476D1CE4E5B9  # keeps the seeds of prompts apart
 _MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
 
@@ -77,6 +79,10 @@ class RequestStream:
         self.created_s = int(time.time())  # what answers say of time: seconds of the epoch
         self.due_s = inf  # when it is to run at the latest, if that was promised
         self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
+        self.default_seed: int | None = None  # of the first prompt, if the request brings none
+        # Of each prompt that was begun elsewhere, the tokens of all its answers.
+        self.answers: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self.open_prompts = list(range(len(prompts)))  # not answered when it is submitted
         self.num_open = len(prompts)
         self.is_over = False  # nothing more will come
         self.resume: Callable[[], None] | None = None  # while its requests are paused
@@ -84,6 +90,18 @@ class RequestStream:
         self._end: Exception | None = None
         self._wake = asyncio.Event()
         self._max_behind = max(_MAX_BEHIND, 8 * params.num_answers * len(prompts))
+
+    def close(self, prompt: int) -> None:
+        """Ask no engine for a prompt, all of whose answers are over."""
+        self.open_prompts.remove(prompt)
+        self.num_open -= 1
+        self.is_over = not self.num_open
+
+    def params_of(self, prompt: int) -> SamplingParams:
+        """Return the sampling of a prompt's answers."""
+        if self.default_seed is None or self.params.seed is not None:
+            return self.params
+        return replace(self.params, seed=(self.default_seed + prompt * _SEED_STRIDE) % (1 << 63))
 
     async def events(self) -> list[StreamEvent]:
         """Wait for events; return all there are, none when the stream has ended well.

@@ -191,6 +191,7 @@ class Gate:
             scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
             scope["state"] |= {"owner": self._keys.owner_of(tenant)}
             scope["state"] |= {"seed": None, "is_background": False}  # of a batch's requests alone
+            scope["state"] |= {"journal": None}  # of a router's alone
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             with self._counted(tenant, scope):

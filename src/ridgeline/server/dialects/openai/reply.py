@@ -33,6 +33,8 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import Strict
 from ridgeline.server.http.turns import Turns
+from ridgeline.server.tunnel.journal import Journal
+from ridgeline.server.tunnel.middleware import HEADER, NOTES
 
 SSE = "text/event-stream; charset=utf-8"
 PING = b": ping\n\n"  # a comment: clients pass over it
@@ -207,8 +209,17 @@ class Reply(Response):
         self._promising, self._note_lengths = promising, note_lengths
         self._dialect = dialect
         self._has_begun = False
+        self._journal: Journal | None = None
         self._is_sending, self._since_s = False, time.monotonic()  # when it last began to
         self._is_streamed = bool(getattr(body, "stream", False))
+
+    def keep(self, journal: Journal, fingerprint: str) -> None:
+        """Let a router know how far the answer is, or go on where ``journal`` ends.
+
+        ``fingerprint`` is what equal answers hang on.
+        """
+        self._journal, self._fingerprint = journal, fingerprint
+        self._of_stream[HEADER.decode()] = "frames"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for a failure before the answer has begun."""
@@ -216,12 +227,15 @@ class Reply(Response):
         self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
-            if self._promising is not None:
+            if self._journal is not None:
+                await self._go_on(self._journal, send)
+            if self._promising is not None and not (self._journal and self._journal.goes_on):
                 self._note["promise"] = "refused"
                 self._answers.promise = await self._promising()
                 if self._stream.is_over:
                     raise ClientGone
-            self._engine.submit(self._stream)
+            if self._stream.open_prompts:
+                self._engine.submit(self._stream)
             await (self._send_stream(send) if self._is_streamed else self._send_whole(send))
         except ClientGone:
             self._note["finish"] = "abort"
@@ -237,6 +251,18 @@ class Reply(Response):
             self._limits.charge(tenant, self._answers.num_tokens)
             self._note_lengths(tenant, self._answers.records)
             self._finish_note()
+
+    async def _go_on(self, journal: Journal, send: Send) -> None:
+        """Stand where another server ended, if one began the answer."""
+        if journal.goes_on:
+            await self._send(send, b"", self._of_stream)  # what goes wrong now is an event of it
+        for one in journal.begin(self._stream, self._fingerprint):
+            self._shape.take(one)  # whose bytes are shown
+
+    def _frames(self, one: StreamEvent) -> list[bytes]:
+        if self._journal is None:
+            return self._shape.take(one)
+        return self._journal.frames(one, self._shape.take)
 
     async def _watch(self, receive: Receive) -> None:
         await client_left(receive)
@@ -304,11 +330,16 @@ class Reply(Response):
             frames: list[bytes] = []
             try:
                 for one in batch:
-                    frames += self._shape.take(one)
+                    frames += self._frames(one)
             finally:
                 if frames:
-                    await self._send(send, b"".join(frames), self._of_stream)
-        await self._send(send, self._shape.ending(), self._of_stream, more_body=False)
+                    await self._send(send, b"".join(frames), self._of_stream, notes=self._notes())
+        ending = self._shape.ending()
+        await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
+
+    def _notes(self) -> bytes:
+        """Return what the journal has of the bytes that are to be sent now."""
+        return self._journal.notes() if self._journal else b""
 
     async def _fail(self, send: Send, error: StreamError) -> None:
         """Say what went wrong: with a status, or where the answer has begun as its last event.
@@ -324,10 +355,17 @@ class Reply(Response):
         if not self._has_begun:
             raise shown
         async with asyncio.timeout(self._stall_timeout_s):
-            await self._send(send, self._shape.failure(shown), self._of_stream, more_body=False)
+            failure = self._shape.failure(shown)
+            await self._send(send, failure, self._of_stream, more_body=False, notes=self._notes())
 
     async def _send(
-        self, send: Send, data: bytes, headers: dict[str, str], *, more_body: bool = True
+        self,
+        send: Send,
+        data: bytes,
+        headers: dict[str, str],
+        *,
+        more_body: bool = True,
+        notes: bytes = b"",
     ) -> None:
         if self._log_content and data != self._shape.ping:
             self._content += data
@@ -336,10 +374,11 @@ class Reply(Response):
             self._has_begun = True
             pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
             pairs += self.raw_headers
-            if not more_body:
+            if not more_body and self._journal is None:
                 pairs.append((b"content-length", str(len(data)).encode()))
             await send({"type": "http.response.start", "status": 200, "headers": pairs})
-        await send({"type": "http.response.body", "body": data, "more_body": more_body})
+        message = {"type": "http.response.body", "body": data, "more_body": more_body}
+        await send(message | {NOTES: notes} if notes else message)
         self._is_sending = False
 
     def _finish_note(self) -> None:

@@ -1,0 +1,1 @@
+"""What a router and the servers behind it say to each other."""

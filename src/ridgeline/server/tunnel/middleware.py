@@ -1,0 +1,99 @@
+"""Takes what a router says beside a request, and frames the streamed answer that it gets.
+
+It stands inside the gate. A request without the header is none of its business; one whose sender
+does not know the key is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from datetime import datetime
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.tunnel.frames import frame
+from ridgeline.server.tunnel.journal import Journal
+
+HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
+NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
+
+
+def told(key: str, seed: int, created: datetime, journal: bytes) -> bytes:
+    """Return what a router says in the header; the journal's lines go in front of the body."""
+    said = {"key": key, "seed": seed, "created": created.isoformat(), "journal": len(journal)}
+    return json.dumps(said).encode()
+
+
+class Tunnel:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        """Let who knows the ``key`` ask ``app`` as a router does."""
+        self._app, self._key = app, key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through. Raises ApiError."""
+        said = next((value for name, value in scope["headers"] if name == HEADER), None)
+        if said is None:
+            await self._app(scope, receive, send)
+            return
+        fields = self._read(said)
+        lines, receive = await _opened(receive, fields["journal"])
+        try:
+            journal = Journal(lines, fields["seed"])
+        except ValueError as error:
+            raise _bad(str(error)) from None
+        scope["state"] |= {"journal": journal, "created": fields["created"]}
+        is_framed = False
+
+        async def framed(message: Message) -> None:
+            nonlocal is_framed
+            if message["type"] == "http.response.start":
+                is_framed = any(name == HEADER for name, _ in message["headers"])
+            elif is_framed:
+                whole = frame(message.get(NOTES, b""), message.get("body", b""))
+                message = {**message, "body": whole}
+            await send(message)
+
+        await self._app(scope, receive, framed)
+
+    def _read(self, said: bytes) -> dict[str, Any]:
+        """Return what the header says. Raises ApiError."""
+        try:
+            fields = json.loads(said)
+            key = str(fields["key"])
+            created = datetime.fromisoformat(fields["created"])
+            found = {"seed": int(fields["seed"]), "journal": int(fields["journal"])}
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise _bad("it is not what a router says") from None
+        if not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise ApiError(403, f"{HEADER.decode()}: this is no router of ours", code="not_allowed")
+        if min(found.values()) < 0 or created.tzinfo is None:
+            raise _bad("it is not what a router says")
+        return found | {"created": created}
+
+
+def _bad(why: str) -> ApiError:
+    return ApiError(400, f"{HEADER.decode()}: {why}", code="invalid_value")
+
+
+async def _opened(receive: Receive, num_bytes: int) -> tuple[bytes, Receive]:
+    """Return the journal in front of a body, and what receives the rest."""
+    if not num_bytes:
+        return b"", receive
+    data, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ApiError(499, "the client left")
+        data += message.get("body", b"")
+        more = message.get("more_body", False)
+    rest: list[Message] = [{"type": "http.request", "body": bytes(data[num_bytes:])}]
+
+    async def again() -> Message:
+        return rest.pop() if rest else await receive()
+
+    return bytes(data[:num_bytes]), again

@@ -1,0 +1,167 @@
+"""A stream that another server goes on with is the one that the first would have sent."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.server.main import TUNNEL_KEY
+from ridgeline.server.tunnel.frames import Frames
+from ridgeline.server.tunnel.journal import DIVERGED
+from ridgeline.server.tunnel.middleware import HEADER, told
+from tests.api.test_llm import HELLO
+from tests.server.serving import JSON, Served, serving
+
+KEY = "a key"
+CREATED = datetime(2031, 12, 31, 23, 59, 59, tzinfo=timezone(timedelta(hours=-11)))
+NAME = {"model": "tiny"}
+DATED = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }} {{ messages[0].content }}"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+# What is measured, and belongs to the server that ends an answer.
+MEASURED = re.compile(
+    rb'"(cached_tokens|cache_read_input_tokens|input_tokens|[a-z_]*_duration|[a-z_]*_ms|[a-z_]*per_second|'
+    rb'tokens_cached|cache_n|prompt_n|predicted_n)":-?[\d.e+-]+|"(timings)":{[^}]*}'
+)
+CHAT = "/v1/chat/completions"
+WISHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}),
+    "dated": (CHAT, {"messages": HELLO, "chat_template": DATED}),
+    "ranked": (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 2, "n": 3}),
+    "tools": (
+        CHAT,
+        {
+            "messages": HELLO, "tools": [TOOL], "tool_choice": "required", "max_tokens": 24,
+            "chat_template": "{{ tools | length }} {{ messages[0].content }}",
+        },
+    ),
+    "form": (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}),
+    "prompts": ("/v1/completions", {"prompt": ["one two", "one two"], "n": 2, "logprobs": 1}),
+    "stop": ("/v1/completions", {"prompt": "the", "stop": ["e", "zz"], "repetition_penalty": 1.3}),
+    "echo": ("/v1/completions", {"prompt": "the cat", "echo": True, "logprobs": 1}),
+    "none": ("/v1/completions", {"prompt": "the cat", "max_tokens": 1}),
+    "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 8}),
+    "anthropic": ("/v1/messages", NAME | {"messages": HELLO}),
+    "ollama": ("/api/chat", NAME | {"messages": HELLO, "options": {"num_predict": 8}}),
+    "generate": ("/api/generate", NAME | {"prompt": "Hello", "options": {"num_predict": 8}}),
+    "llama.cpp": ("/completion", {"prompt": "Hello", "n_predict": 8}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def servers(model: Path) -> Iterator[tuple[Served, Served]]:
+    """Yield two servers that a router may ask; their engines count requests differently."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TUNNEL_KEY, KEY)
+        with serving(model, {"seed": 1}) as one:
+            patch.setenv(TUNNEL_KEY, KEY)
+            with serving(model, {"seed": 2}) as other:
+                other.call("/v1/completions", {"prompt": "first", "max_tokens": 3})
+                yield one, other
+
+
+def asked(
+    served: Served, path: str, body: dict[str, Any], lines: bytes = b"", key: str = KEY
+) -> tuple[int, bytes]:
+    """Ask as a router does; return status and bytes of the answer."""
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+        headers = JSON | {"x-request-id": "same"}
+        headers[HEADER.decode()] = told(key, 77, CREATED, lines).decode()
+        connection.request("POST", path, lines + json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def pieces_of(answer: bytes) -> list[tuple[bytes, bytes]]:
+    return [(lines, re.sub(rb": ping\n\n", b"", body)) for lines, body in Frames().feed(answer)]
+
+
+def masked(body: bytes) -> bytes:
+    return MEASURED.sub(b"", body)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_it_goes_on_behind_any_piece(servers: tuple[Served, Served], wish: str) -> None:
+    """The rest comes from another process, which has seen other requests, and is equal."""
+    path, body = WISHES[wish]
+    longest = {"max_tokens": 8} if path.startswith("/v1") and "responses" not in path else {}
+    body = {"stream": True, "temperature": 0.9} | longest | body
+    status, answer = asked(servers[0], path, body)
+    assert status == 200, answer
+    pieces = pieces_of(answer)
+    whole = masked(b"".join(part for _, part in pieces))
+    assert b'"error":{' not in whole
+    for cut in range(len(pieces)):
+        lines = b"".join(line for line, _ in pieces[:cut])
+        shown = b"".join(part for _, part in pieces[:cut])
+        status, rest = asked(servers[cut % 2], path, body, lines)
+        assert status == 200
+        found = b"".join(part for _, part in pieces_of(rest))
+        if body.get("n", 1) == 1 and not isinstance(body.get("prompt"), list):
+            assert masked(shown + found) == whole, cut
+        else:  # answers beside each other come in any order
+            assert sorted(masked(shown + found).splitlines()) == sorted(whole.splitlines()), cut
+    for served in servers:
+        served.assert_idle()
+
+
+def test_the_time_is_the_routers(servers: tuple[Served, Served]) -> None:
+    """Also that of a template, in the router's time zone: no other clock is read."""
+    path, body = WISHES["dated"]
+    _, answer = asked(servers[0], path, body | {"stream": True, "return_token_ids": True})
+    first = json.loads(pieces_of(answer)[0][1].splitlines()[0].removeprefix(b"data: "))
+    assert first["created"] == CREATED.timestamp()
+    ids = first["prompt_token_ids"]
+    assert servers[0].llm.tokenizer.decode(ids).startswith("2031-12-31 23:59:59 ")
+
+
+@pytest.mark.parametrize("change", ["token", "prompt", "server"])
+def test_what_would_not_be_the_same_is_not_gone_on_with(
+    servers: tuple[Served, Served], change: str
+) -> None:
+    path, body = WISHES["chat"]
+    body = body | {"stream": True, "max_tokens": 8}
+    pieces = pieces_of(asked(servers[0], path, body)[1])
+    head, *entries = b"".join(line for line, _ in pieces).splitlines(keepends=True)[:4]
+    if change == "token":
+        last = json.loads(entries[-1])
+        last[2] = (last[2] + 1) % 400
+        entries[-1] = json.dumps(last).encode() + b"\n"
+    elif change == "server":
+        head = json.dumps([json.loads(head)[0], "fp_other"]).encode() + b"\n"
+    else:
+        body["messages"] = [{"role": "user", "content": "Hello!"}]
+    status, rest = asked(servers[1], path, body, b"".join([head, *entries]))
+    assert status == 200  # the stream has begun: its end is an event of it
+    ((lines, shown),) = [piece for piece in pieces_of(rest) if piece[1]]
+    assert lines == DIVERGED
+    assert b"the server that goes on" in shown
+    assert b"[DONE]" not in shown
+    servers[1].assert_idle()
+
+
+def test_strangers_are_refused(servers: tuple[Served, Served]) -> None:
+    path, body = WISHES["chat"]
+    assert asked(servers[0], path, body, key="guess")[0] == 403
+    for lines in (b"{", b"[]\n[0]\n", b"[]\n[0,0,-1,3]\n", b'[]\n["0",0,1,""]\n', b"[]\n{}\n"):
+        assert asked(servers[0], path, body | {"stream": True}, lines)[0] == 400, lines
+    for header in ("", "[]", "{}", '{"key": 1}', "null", '{"key":"a key","seed":-1}'):
+        status, error, _ = servers[0].call(path, body, **{HEADER.decode(): header})
+        assert status == 400, error
+    servers[0].assert_idle()
+
+
+def test_a_server_without_a_router_answers_as_ever(model: Path) -> None:
+    path, body = WISHES["chat"]
+    with serving(model) as served:
+        status, answer = asked(served, path, body | {"stream": True, "max_tokens": 3})
+        assert status == 200
+        assert answer.startswith(b"data: {")
+        assert answer.endswith(b"data: [DONE]\n\n")
