@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -15,9 +16,14 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 import torch
 
+from ridgeline.backends import cuda
 from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure.cases import CASES, EXACT
 from ridgeline.backends.cuda.measure.part import Part
-from ridgeline.backends.cuda.measure.parts import correct
+from ridgeline.backends.cuda.measure.parts import smoke
+from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
+from ridgeline.backends.cuda.step import graphs as graphs_
+from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.bench.gpu.parts import PARTS
 from ridgeline.machine import DeviceLost
 
@@ -32,7 +38,8 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     ends = {one["part"]: one["code"] for one in found if one["what"] == "end"}
     assert ends == dict.fromkeys(PARTS, 0)
     told = {part: {one["what"] for one in found if one["part"] == part} for part in PARTS}
-    assert "tokens, graphs True, ahead True" in told["smoke"]
+    assert "tiny f32 tokens, graphs True, ahead True" in told["smoke"]
+    assert "states f32 graphs" in told["smoke"]
     assert "experts 40, second" in told["correct"]
     assert "tiny attention, tokens 1299 to 1300 alone" in told["bits"]
     assert "tiny int4 decode 4 x 32, graphs and ahead" in told["engine"]
@@ -42,13 +49,52 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "skipped" in told["peer"] or any("warm" in what for what in told["peer"])
 
 
-def test_a_kernel_that_is_wrong_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_operation_is_asked_whether_it_is_right_and_keeps_its_bits() -> None:
+    assert CASES.keys() == set(twins.__all__) == set(kernels_by_name())
+    assert set(", ".join(CLAIMS).split(", ")) == CASES.keys() - EXACT
+
+
+def kernels_by_name() -> list[str]:
+    """Return the names of all kernels, without Triton."""
+    tree = ast.parse(Path(cuda.__file__).with_name("kernels").joinpath("__init__.py").read_text())
+    (names,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
+    found: list[str] = ast.literal_eval(names)
+    return found
+
+
+def test_the_smallest_models_need_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set()
+
+    def counted(name: str, op: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            called.add(name)
+            return op(*given, **more)
+
+        return call
+
+    for name in twins.__all__:
+        monkeypatch.setattr(twins, name, counted(name, getattr(twins, name)))
+    smoke.measure(Part("smoke", 600))
+    assert called == set(twins.__all__)
+
+
+@pytest.mark.parametrize("name", twins.__all__)
+def test_an_operation_that_is_wrong_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A result that is a little off, or what it writes."""
+
+    def off(*given: Any, **more: Any) -> Any:
+        made = getattr(twins, name)(*given, **more)
+        if made is None:  # it writes into its first argument
+            given[0][-1] += 1
+            return None
+        if isinstance(made, tuple):
+            return (made[0] + 1, *made[1:])
+        return made * 1.001
+
     part = Part("correct", 60)
-    part.ops = SimpleNamespace(**vars(twins))
-    part.ops.gate = lambda inner, *given: twins.gate(inner, *given) * 1.001
-    correct.measure(part)
-    wrong = {one["what"].split()[0] for one in findings(capsys) if not one.get("ok", True)}
-    assert wrong == {"gate"}
+    part.ops = SimpleNamespace(**vars(twins) | {name: off})
+    part.run(CASES[name](part))
+    assert any(not one.get("ok", True) for one in findings(capsys))
 
 
 def test_a_case_that_fails_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,5 +122,82 @@ def test_a_device_that_is_lost_ends_the_part(capsys: pytest.CaptureFixture[str])
     assert not first["ok"]
 
 
+def test_a_launch_that_is_refused_loses_no_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: invalid configuration argument")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)  # it still answers
+    part = Part("products", 60)
+    part.run([("first", fail), ("second", lambda: part.say("second"))])
+    first, second = findings(capsys)
+    assert "invalid configuration" in first["failed"]
+    assert second["what"] == "second"
+
+
+def test_a_device_that_is_lost_within_a_case_of_a_case_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The outer case has not ended: a new process goes on within it."""
+
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    part = Part("engine", 60)
+    with pytest.raises(DeviceLost):
+        part.run([("outer", lambda: part.run([("inner", fail)]))])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one.get("ends") for one in lines if "ends" in one] == ["inner"]
+    assert [one["what"] for one in lines if "what" in one] == ["inner"]
+    again = Part("engine", 60, skip=["inner"])
+    again.run([("outer", lambda: again.run([("inner", fail), ("next", lambda: None)]))])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["ends"] for one in lines if "ends" in one] == ["next", "outer"]
+
+
+def test_workers_share_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    for worker in range(2):
+        part = Part("correct", 60, worker=worker, workers=2)
+        part.run([(f"{i}", lambda i=i, part=part: part.say(f"{i}")) for i in range(5)])
+    assert [one["what"] for one in findings(capsys)] == ["0", "2", "4", "1", "3"]
+
+
+class _Refusing:
+    """Stands for a driver that captures graphs of some sizes alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(graphs_, "captured", self.captured)
+
+    def captured(self, call: Any, pool: Any) -> Any:
+        hidden = call()
+        if len(hidden) > 2:
+            raise torch.AcceleratorError("CUDA error: operation not permitted when stream is ...")
+        graph = SimpleNamespace(replay=lambda: None, pool=lambda: "pool")
+        return graph, hidden
+
+
+def test_what_cannot_be_captured_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says so once; what can be captured is."""
+    _Refusing(monkeypatch)
+    runs, said = list[tuple[int, bool]](), list[str]()
+
+    def run(size: int, variant: Variant, is_captured: bool) -> torch.Tensor:
+        runs.append((size, is_captured))
+        return torch.ones(size)
+
+    graphs = Graphs(run, torch.device("cuda"), 8)
+    graphs.say = said.append
+    for size in (2, 4, 8, 4, 2):
+        assert len(graphs.run(size, Variant(False, True))) == size
+    captures = [(size, True) for size in (2, 2, 4, 4)]
+    assert runs == [*captures, (4, False), (8, True), (8, True), (8, False), (4, False)]
+    assert len(graphs.failures) == 2
+    assert said == [graphs.failures[0]]
+    assert said[0].startswith("a step of 4 tokens has no CUDA graph and is slower: CUDA error")
+
+
 def findings(capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return [one for one in lines if "what" in one]

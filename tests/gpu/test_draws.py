@@ -12,11 +12,12 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 
 from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure.inputs.draws import asks_of, logits_of
 from ridgeline.backends.cuda.step import draws as draws_
 from ridgeline.backends.cuda.step.draws import Draws
 from ridgeline.backends.cuda.step.ranks import keys_of, likeliest
+from ridgeline.backends.sampler.rule import uniform_bits
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, answered
-from tests.gpu.kernels.asks import asks_of, logits_of, needs_the_rule
 
 
 def draws() -> Draws:
@@ -33,6 +34,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[LogitsRequest]:
 
     monkeypatch.setattr(draws_, "answered", answer)
     return copied
+
+
+def needs_the_rule(ask: LogitsRequest) -> bool:
+    """Whether only the rule itself can answer an ask, of a whole row of logits."""
+    if not ask.draws:
+        return False
+    params, rules = ask.draws[0].sampling.params, ask.draws[0].sampling.tokens
+    acts = [
+        uniform_bits(row.seed, row.position, stream=1) < params.xtc_probability * 2.0**53
+        for row in ask.draws
+    ]
+    return bool(params.typical_p < 1 or params.top_n_sigma > 0 or rules.texts or any(acts))
 
 
 @pytest.mark.parametrize("vocabulary", [90, 1003])

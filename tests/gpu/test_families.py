@@ -1,4 +1,4 @@
-"""Every family's tiny model: its logits are the reference's, or what is missing is named."""
+"""Every family's tiny model: its logits are the reference's."""
 
 from __future__ import annotations
 
@@ -59,13 +59,7 @@ def test_logits_are_the_references(
     name: str, tmp_path: Path, computed: dict[str, Computed]
 ) -> None:
     arch = load_checkpoint(write_family(tmp_path / "model", name)).arch
-    if what := missing(arch):
-        with pytest.raises(
-            ValueError, match=r"--backend cuda has no .* yet: use --backend cpu"
-        ) as e:
-            runners(tmp_path, name)
-        assert what in str(e.value)
-        return
+    assert missing(arch) is None
     mine, plain, _ = runners(tmp_path, name)
     wanted = logits_of(plain)
     greatest = np.abs(wanted).max()
@@ -78,9 +72,9 @@ def test_logits_are_the_references(
 
 
 def test_most_families_are_computed(computed: dict[str, Computed]) -> None:
-    assert len(computed) >= 95
+    assert len(computed) >= 96
     assert sum(found.has_experts for found in computed.values()) >= 27
-    assert sum(found.is_near for found in computed.values()) >= 90
+    assert sum(found.is_near for found in computed.values()) >= 91
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995), ("int4", 0.85)])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("kernels run in Triton's interpreter: make test-gpu", allow_module_level=True)
+pytest.importorskip("tests.gpu.kernels.interpreted")
+
+import numpy as np
 
 from ridgeline.backends.cuda import kernels
 from ridgeline.backends.cuda.model.weights import load
@@ -18,12 +16,9 @@ from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.gpu.engines import IDS, answers, engine_over, runners
+from tests.gpu.kernels.interpreted import MARKS
 
-# The interpreter turns arrays of one element into numbers. Rows of a step's padding hold anything.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt-oss"])

@@ -90,7 +90,8 @@ class BackendContext(NamedTuple):
             that need one.
         progress: told how many of how many bytes of the model's file are read.
         announce: called before something that takes seconds, such as a compilation.
-        say: told in a line what is wrong with a file that was kept, and is made again.
+        say: told in a line what is wrong and can be done without: a file that was kept and is made
+            again, a graph that a device cannot capture.
     """
 
     home: Callable[[], Path]

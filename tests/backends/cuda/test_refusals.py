@@ -39,6 +39,7 @@ def test_latents_are_computed_up_to_a_width(arch: ModelArch) -> None:
 def test_query_heads_of_a_key_head_are_shared_out_equally(heads: int, shared: int) -> None:
     assert HeadSpec(heads, 1, 64, 32, 1.0).shared == shared
     assert HeadSpec(128, 1, 576, 32, 1.0, value_at=64).shared == 16
+    assert HeadSpec(32, 1, 512, 32, 1.0).shared == 16  # so wide that programs have few rows
 
 
 @pytest.mark.parametrize("arch", RECURRENT.values(), ids=list(RECURRENT))
@@ -49,7 +50,7 @@ def test_recurrent_layers_are_computed(arch: ModelArch) -> None:
 @pytest.mark.parametrize(
     ("facts", "what"),
     [
-        ({"head_dim": 512}, "heads of 512 channels"),
+        ({"head_dim": 1024}, "heads of 1024 channels"),
         ({"norm_turned": True, "qk_norm": "width"}, "normed behind rope"),
     ],
 )

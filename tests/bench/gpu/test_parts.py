@@ -9,15 +9,99 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ridgeline.bench.gpu.parts import run
 
 _FINDING = {"part": "smoke", "what": "logits", "ok": True}
 
 
-def findings_of(command: list[str], seconds: float = 60.0) -> list[Any]:
+# A part with three cases, the second of which holds two: each says a number, or does what is given
+# for it. As it would on a device, it skips what is known and takes its worker's share.
+_PART = """
+import json, os, signal, sys, time
+def option(name): return sys.argv[sys.argv.index(name) + 1]
+skip, ways = json.loads(option("--skip")), json.loads(sys.argv[1])
+def say(**what): print(json.dumps({"part": "smoke", **what}), flush=True)
+def case(name, inner=()):
+    if name in skip: return
+    say(begins=name)
+    for one in inner: case(one)
+    way = ways.get(name, "")
+    if way == "abort": os.write(2, b"an illegal memory access\\n"); os.abort()
+    if way == "hang": time.sleep(86398)
+    if way == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if way == "lost": say(what=name, failed="the GPU failed", ok=False); say(ends=name); os._exit(5)
+    say(what=name, worker=int(option("--worker")), ok=True)
+    say(ends=name)
+if "--worker" in sys.argv and int(option("--worker")) and ways: sys.exit()
+case("a"); case("b", ("b1", "b2")); case("c")
+"""
+
+
+def findings_of(command: list[str], seconds: float = 60.0, **more: Any) -> list[Any]:
     found: list[Any] = []
-    run("smoke", command, seconds, os.environ, found.append)
+    run("smoke", command, seconds, os.environ, found.append, **more)
     return found
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("abort", "its process ended with -6: an illegal memory access"),
+        ("kill", "its process ended with -9: "),
+        ("lost", "the GPU failed"),
+    ],
+)
+@pytest.mark.parametrize("case", ["a", "b1", "c"])
+def test_others_go_on_behind_a_case_that_ends_its_process(case: str, way: str, why: str) -> None:
+    """The case is named with the reason, once; all others are measured, once."""
+    command = [sys.executable, "-c", _PART, json.dumps({case: way})]
+    *found, end = findings_of(command)
+    failed = [one for one in found if not one["ok"]]
+    assert [(one["what"], one["failed"]) for one in failed] == [(case, why)]
+    assert [one["what"] for one in found if one["ok"]] == [
+        name for name in ("a", "b1", "b2", "b", "c") if name != case
+    ]
+    assert (end["what"], end["code"]) == ("end", 0)
+
+
+def test_a_case_that_is_silent_for_too_long_is_killed_and_others_go_on() -> None:
+    command = [sys.executable, "-c", _PART, '{"b1": "hang"}']
+    *found, end = findings_of(command, silent_s=3.0)
+    assert [one["what"] for one in found] == ["a", "b1", "b2", "b", "c"]
+    assert found[1]["failed"] == "silent for too long, killed."
+    assert end["code"] == 0
+
+
+def test_a_part_whose_cases_all_end_it_is_over_when_they_are() -> None:
+    ways = dict.fromkeys(("a", "b1", "b2", "b", "c"), "kill")
+    *found, end = findings_of([sys.executable, "-c", _PART, json.dumps(ways)])
+    assert [one["what"] for one in found] == list(ways)
+    assert end["code"] == 0
+
+
+def test_what_a_deadline_cuts_off_is_named_and_nothing_begins_anew() -> None:
+    *found, end = findings_of([sys.executable, "-c", _PART, '{"b2": "hang"}'], seconds=1.5)
+    assert [one["what"] for one in found] == ["a", "b1", "b2"]
+    assert found[-1]["failed"] == "no time was left, killed."
+    assert end["code"] is None
+
+
+def test_workers_are_side_by_side_and_have_one_end() -> None:
+    found = findings_of([sys.executable, "-c", _PART, "{}"], workers=3)
+    assert sorted(one["worker"] for one in found if one["what"] == "a") == [0, 1, 2]
+    assert [one["what"] for one in found].count("end") == 1
+
+
+def test_who_is_interrupted_leaves_nobody_behind() -> None:
+    def interrupt(finding: Any) -> None:
+        raise KeyboardInterrupt
+
+    command = [sys.executable, "-c", _PART, '{"c": "hang"}']
+    with pytest.raises(KeyboardInterrupt):
+        run("smoke", command, 60.0, os.environ, interrupt, workers=2)
+    assert not any("time.sleep(86398)" in "".join(words) for words in command_lines())
 
 
 def python(*lines: str) -> list[str]:

@@ -7,31 +7,25 @@ to ask; that nothing else has an order that a batch decides is asked here.
 
 from __future__ import annotations
 
-import os
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
-pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("kernels are interpreted with TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("tests.gpu.kernels.interpreted")
 
 import numpy as np
 import torch
 from triton.runtime import interpreter
 
 from ridgeline.backends.cuda import kernels, packed, tiles
-from tests.gpu.kernels.cases import attention_case, near
-from tests.gpu.kernels.test_kernels import met_of, normal
+from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
+from tests.gpu.kernels.cases import attention_case, near, normal, small_part, stated
+from tests.gpu.kernels.interpreted import MARKS
 
+pytestmark = MARKS
 F32, F16 = torch.float32, torch.float16
-# The interpreter computes rows that nobody has too, and turns arrays of one number into numbers.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +54,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_has_the_same_bits_however_a_text_is_cut(how: dict[str, Any]) -> None:
     whole = attention_case(F16, (4, 2, 16), [(0, 100)], **how)
     wanted = kernels.attend(*whole.given(64))
-    near(wanted, whole.stated(), 2e-3)
+    near(wanted, stated(whole), 2e-3)
     for rows in (16, 64):  # the instance for single tokens, and that for prompts
         for start, end in ((99, 100), (90, 100), (20, 60), (31, 34)):
             cut = whole.piece(start, end)
@@ -74,7 +68,7 @@ def test_attention_has_the_same_bits_however_a_text_is_cut(how: dict[str, Any]) 
 def test_attention_s_own_tiles_give_the_same_bits_in_both_instances(D: int) -> None:
     whole = attention_case(F16, (8, 2, D), [(590, 620)], window=0)
     wanted = kernels.attend(*whole.given(tiles.PROMPT_ROWS))
-    near(wanted, whole.stated(), 2e-3)
+    near(wanted, stated(whole), 2e-3)
     for at in (590, 619):
         alone = whole.piece(at, at + 1)
         for shares in (True, False):
@@ -87,10 +81,23 @@ def test_attention_has_the_same_bits_beside_any_others() -> None:
     case = attention_case(F32, (4, 2, 16))
     together = kernels.attend(*case.given(16))
     for row, (token, count, _) in enumerate(case.spans):
-        alone = attention_case(F32, (4, 2, 16))
-        alone.pieces, alone.tables = [case.pieces[row]], case.tables[row : row + 1]
-        alone.q = case.q[token : token + count]
-        assert torch.equal(kernels.attend(*alone.given(64)), together[token : token + count])
+        alone = kernels.attend(*case.alone(row).given(64))
+        assert torch.equal(alone, together[token : token + count])
+
+
+# They take minutes here, and are asked in this file of small tiles and matrices.
+_ASKED_ABOVE = {"attend", "product", "packed_product"}
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in _ASKED_ABOVE])
+def test_what_the_bench_asks_of_a_card_is_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    part = small_part()
+    part.ops = kernels
+    part.run(CLAIMS[name](part))
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ours = [one for one in found if "same_bits" in one and "ok" in one]
+    assert ours
+    assert [one for one in ours if not one["same_bits"]] == []
 
 
 @pytest.mark.parametrize("is_wide", [False, True])
@@ -141,19 +148,3 @@ def test_a_part_of_a_packed_matrix_gives_the_bits_of_the_whole(
     of_whole = replace(part, num_outputs=128)
     assert torch.equal(kernels.packed_product(x, of_whole, None), wanted)
     assert not torch.equal(kernels.packed_product(x, part, None), wanted)
-
-
-def test_a_token_s_experts_have_the_same_bits_alone_and_among_others() -> None:
-    chosen = torch.stack([(torch.arange(2) + t) % 5 for t in range(70)]).sort(1).values
-    x, weight, bias = normal(70, 72), normal(5, 80, 72, seed=2), normal(5, 80, seed=3)
-    down = normal(5, 72, 80, seed=4)
-
-    def made(tokens: slice, rows: int) -> torch.Tensor:
-        met = met_of(chosen[tokens], 5, rows)
-        inner = kernels.grouped_product(x[tokens], weight, bias, met, True)
-        return kernels.grouped_product(inner, down, None, met, False)
-
-    together = made(slice(None), 64)
-    for token in (0, 33, 69):
-        alone = made(slice(token, token + 1), 16)
-        assert torch.equal(alone, together[2 * token : 2 * token + 2])

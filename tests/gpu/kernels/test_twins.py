@@ -16,15 +16,13 @@ from gguf.quants import dequantize, quantize
 
 from ridgeline.backends.cuda import packed, twins
 from ridgeline.backends.cuda.layer_spec import HeadSpec
+from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs
+from ridgeline.backends.cuda.measure.inputs.draws import DRAWS
 from ridgeline.backends.reference import parts
 from ridgeline.core.params import SamplingParams
-from tests.gpu.kernels.cases import DRAWS, attention_case, draw_case, heads_case, near
+from tests.gpu.kernels.cases import attention_case, draw_case, near, normal, small_part, stated
 
 F32 = torch.float32
-
-
-def normal(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
@@ -61,7 +59,7 @@ def test_activations_are_the_reference_backend_s(activation: Any) -> None:
 @pytest.mark.parametrize("qk_norm", [0, 1, 2])
 @pytest.mark.parametrize("own", [True, False])
 def test_heads_are_normed_and_rotated_as_in_the_reference_backend(qk_norm: int, own: bool) -> None:
-    given = heads_case(F32, HeadSpec(4, 2, 12, 4, 1.0, qk_norm=qk_norm, own=own))
+    given = heads_inputs(small_part(), HeadSpec(4, 2, 12, 4, 1.0, qk_norm=qk_norm, own=own))
     heads = given["qkv"].numpy().reshape(7, -1, 12)
     at = given["positions"].numpy()
     cos, sin = (given[name].numpy()[at, None] for name in ("cos", "sin"))
@@ -88,7 +86,9 @@ def test_heads_are_normed_and_rotated_as_in_the_reference_backend(qk_norm: int, 
 
 
 def test_values_may_be_keys_before_they_turn_and_have_a_norm() -> None:
-    given = heads_case(F32, HeadSpec(4, 2, 12, 6, 1.0, qk_norm=1, v_norm=True, v_is_k=True))
+    given = heads_inputs(
+        small_part(), HeadSpec(4, 2, 12, 6, 1.0, qk_norm=1, v_norm=True, v_is_k=True)
+    )
     twins.rope_and_cache(**given)
     raw = given["qkv"].numpy().reshape(7, -1, 12)[3, 4:6]
     wanted = parts.rms_norm(raw, None, 1e-5)
@@ -108,9 +108,7 @@ def test_values_may_be_keys_before_they_turn_and_have_a_norm() -> None:
 )
 def test_attention_is_what_its_definition_says(how: dict[str, Any]) -> None:
     case = attention_case(F32, (4, 2, 8), **how)
-    plan = SimpleNamespace(spans=case.spans, row_of=range(len(case.pieces)))
-    found = twins.attend(case.q, case.cache, case.tables, plan, case.slopes, case.sinks, case.spec)
-    near(found, case.stated())
+    near(twins.attend(*case.given()), stated(case))
 
 
 def test_a_product_adds_its_bias_and_leaves_as_the_type_that_is_asked_for() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
-pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("kernels are interpreted with TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("tests.gpu.kernels.interpreted")
 
 import numpy as np
 
@@ -18,12 +14,9 @@ from ridgeline.backends.cuda import kernels
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
 from tests.gpu.engines import IDS, answers, engine_over, runners
+from tests.gpu.kernels.interpreted import MARKS
 
-# The interpreter computes rows that nobody has too, and turns arrays of one number into numbers.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
-]
+pytestmark = MARKS
 # Windows and sinks; soft caps and heads of their own norms; experts; slopes.
 MORE = ("gpt-oss", "gemma2", "mixtral", "bloom")
 

@@ -11,7 +11,8 @@ from ridgeline.arch.cache_groups import CacheGroup
 from ridgeline.arch.model import Attention, Layer, ModelArch
 from ridgeline.arch.recurrent import Ssm
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+MANY_CHANNELS = 256  # of a value, above which programs have few rows
 MAX_LATENT = 512  # channels of a latent, which is key and value of many heads
 MAX_SHARED_HEADS = 64  # query heads of one key head: the rows of a program
 
@@ -57,9 +58,14 @@ class HeadSpec:
         return self.D - self.value_at
 
     @property
+    def is_wide(self) -> bool:
+        """Whether values are too wide for programs of many rows, as latents are."""
+        return self.value_at > 0 or self.D > MANY_CHANNELS
+
+    @property
     def shared(self) -> int:
         """Query heads of a key head that a program attends together."""
-        return shared_heads(self.H // self.K, 16 if self.value_at else MAX_SHARED_HEADS)
+        return shared_heads(self.H // self.K, 16 if self.is_wide else MAX_SHARED_HEADS)
 
 
 def shared_heads(heads: int, most: int) -> int:
@@ -100,8 +106,6 @@ def missing(arch: ModelArch) -> str | None:
     """Return what of a model this backend cannot compute, in words; None if it can all of it."""
     if arch.is_encoder or arch.reads_whole or arch.scores:
         return "models that read texts whole (encoders)"
-    if arch.input_size:
-        return "inputs of each layer's own (Gemma 3n, Gemma 4 E)"
     return next(filter(None, map(_missing_of, arch.layers)), None)
 
 

@@ -62,6 +62,7 @@ def load_rank(
     ranks = meet(device)
     scorer = behind_pooling(checkpoint)
     runner = CudaRunner(share.arch, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
+    runner.graphs.say = surroundings.say
     if setup.fills_device and not on_cpu:
         _fill(runner, setup, ranks)
     return runner, ranks

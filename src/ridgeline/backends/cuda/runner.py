@@ -362,6 +362,15 @@ class CudaRunner:
         raise ValueError("the cuda backend counts no cycles: use --backend cpu")
 
 
+def _is_alive() -> bool:
+    """Return whether the device still works: what ends a context fails every call from then on."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
 @contextmanager
 def errors_named() -> Iterator[None]:
     """Turn torch's errors of a device into those that others know."""
@@ -376,6 +385,8 @@ def errors_named() -> Iterator[None]:
     except RuntimeError as error:
         first, *_ = [*str(error).splitlines(), ""]
         if not isinstance(error, torch.AcceleratorError) and not first.startswith(_BY_TRITON):
+            raise
+        if _is_alive():  # a launch was refused, and nothing else is wrong
             raise
         raise DeviceLost(
             f"the GPU failed, and this process cannot use it again: {first}"

@@ -39,9 +39,9 @@ def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> i
     """Return in how many bits a tensor is packed, by its canonical name; 0 if it is not.
 
     A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. The
-    embedding, of which few rows are read, routers and matrices of odd widths are not packed.
+    embedding and the table of layers' inputs, of which few rows are read, routers and matrices of odd widths are not packed.
     """
-    kept = name in ("embed", "positions") or name.rpartition(".")[2] in _WIDE
+    kept = name in ("embed", "positions", "inputs") or name.rpartition(".")[2] in _WIDE
     if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
         return 0
     return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
@@ -62,7 +62,7 @@ def weights_bytes(checkpoint: Checkpoint, dtype: str, ranks: int = 1) -> Mapping
 
 
 def _part_of(name: str, num_axes: int) -> str:
-    if name in ("embed", "positions"):
+    if name in ("embed", "positions", "inputs", "inputs_proj"):
         return "embedding"
     if num_axes < 2:
         return "norms"
@@ -83,7 +83,9 @@ def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     kv_size = max((mixer.num_kv_heads * mixer.key_dim for mixer in arch.attentions), default=0)
     inner = max(map(_inner_size, (layer.ffn for layer in arch.layers)))
     of_token = 12 * arch.hidden_size + wide * (4 * arch.hidden_size + 4 * q_size + 2 * kv_size)
-    of_token += wide * 3 * inner + 4 * 6 * _recurrent_size(arch)
+    of_token += (
+        4 * 4 * arch.num_layers * arch.input_size + wide * 3 * inner + 4 * 6 * _recurrent_size(arch)
+    )
     # Made, copied where penalties change them; and keys of 64 rows, by which they are ranked.
     logits = (3 * 4 * max_draws(setup.max_num_seqs) + 32 * 64) * arch.vocab_size
     step_bytes = setup.max_num_batched_tokens * of_token + 4 * attention_room(arch)[1] + logits

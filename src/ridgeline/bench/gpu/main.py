@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ridgeline.backends import cuda
 from ridgeline.bench.gpu.decisions import is_wrong
@@ -16,7 +18,7 @@ from ridgeline.bench.gpu.table import table
 from ridgeline.engine_setup.home import default_home
 from ridgeline.planner.catalogue import cards_here
 
-SECONDS = 580.0  # for all parts: machines are often lent for ten minutes
+SECONDS = 570.0  # for all parts: machines are often lent for ten minutes
 _LEAST_S = 12.0  # for a part to be begun
 
 
@@ -44,7 +46,11 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
     """
     end_s = time.monotonic() + seconds
     findings: list[Finding] = []
+    machine = _machine(is_tiny)
+    device = None if is_tiny else next(iter(cards_here()), None)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, before)
         file = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
 
         def take(finding: Finding) -> None:
@@ -54,20 +60,40 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
             if file is not None:
                 print(line, file=file, flush=True)
 
-        take({"part": "all", "what": "machine", **_machine(is_tiny)})
-        home = str(default_home() / "kernels" / "triton")
-        for part in parts:
-            left_s = end_s - time.monotonic()
-            if left_s < _LEAST_S and not is_tiny:
-                take({"part": part, "what": "left out", "cases": ["all of it"]})
-                continue
-            measure(part, left_s=left_s, is_tiny=is_tiny, home=home, take=take)
-            if findings[-1]["code"] == NO_DEVICE:
-                raise ValueError(findings[-1]["tail"][-1])
-    device = None if is_tiny else next(iter(cards_here()), None)
+        take({"part": "all", "what": "machine", **machine})
+        try:
+            _measure(parts, end_s, is_tiny=is_tiny, take=take)
+        except KeyboardInterrupt:
+            take({"part": "all", "what": "interrupted", "failed": "before its end", "ok": False})
     shown = table(findings, device, decides=not is_tiny)
-    print(f"\n{', '.join(_machine(is_tiny).values())}\n{shown}", flush=True)
+    print(f"\n{', '.join(machine.values())}\n{shown}", flush=True)
     return not any(map(is_wrong, findings))
+
+
+def _measure(
+    parts: Sequence[str], end_s: float, *, is_tiny: bool, take: Callable[[Finding], None]
+) -> None:
+    """Run parts one after another until ``end_s``; ValueError if there is nothing to compute on."""
+    home = str(default_home() / "kernels" / "triton")
+    last: dict[str, Any] = {}
+
+    def note(finding: Finding) -> None:
+        last.update(finding)
+        take(finding)
+
+    for part in parts:
+        left_s = end_s - time.monotonic()
+        if left_s < _LEAST_S and not is_tiny:
+            take({"part": part, "what": "left out", "cases": ["all of it"]})
+            continue
+        measure(part, left_s=left_s, is_tiny=is_tiny, home=home, take=note)
+        if last["code"] == NO_DEVICE:
+            raise ValueError(last["tail"][-1])
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Let the table be printed of what is known: whoever ends us would like to read it."""
+    raise KeyboardInterrupt
 
 
 def _machine(is_tiny: bool) -> dict[str, str]:

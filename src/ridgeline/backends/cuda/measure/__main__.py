@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 
 from ridgeline.backends.cuda import device as devices
+from ridgeline.machine import DeviceLost
 
-_NO_DEVICE = 3  # status, with a line that says why
+_NO_DEVICE, _LOST = 3, 5  # statuses: nothing to compute on, with a line that says why; not any more
 
 
 def main() -> None:
@@ -18,6 +20,9 @@ def main() -> None:
     parser.add_argument("part")
     parser.add_argument("--seconds", type=float, required=True, help="when no more cases begin")
     parser.add_argument("--tiny", action="store_true", help="small shapes, by twins on the CPU")
+    parser.add_argument("--skip", type=json.loads, default=(), help="cases that are known: JSON")
+    parser.add_argument("--worker", type=int, default=0, help="which of --workers this one is")
+    parser.add_argument("--workers", type=int, default=1, help="that share a part's cases")
     args = parser.parse_args()
     if args.tiny:
         os.environ[devices.TWINS] = "1"
@@ -29,7 +34,11 @@ def main() -> None:
     from ridgeline.backends.cuda.measure.part import Part
 
     of_part = importlib.import_module(f"ridgeline.backends.cuda.measure.parts.{args.part}")
-    of_part.measure(Part(args.part, args.seconds))
+    try:
+        of_part.measure(Part(args.part, args.seconds, args.skip, args.worker, args.workers))
+    except DeviceLost:  # said already
+        sys.stdout.flush()
+        os._exit(_LOST)  # to free what lies on the device would fail, or wait
 
 
 if __name__ == "__main__":

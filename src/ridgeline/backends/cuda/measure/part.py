@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +14,19 @@ from torch import Tensor
 from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.runner import errors_named
+from ridgeline.backends.cuda.step.graphs import captured
 from ridgeline.machine import DeviceLost
 
 Case = tuple[str, Callable[[], None]]  # what it is called, and what measures it
+# Of numbers beside those in float64, as a share of their length.
+_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 class Part:
-    """A part under way.
+    """A part under way, or a worker's share of it.
+
+    Each case is announced as it begins and ends: if this process is lost, another one can go on
+    behind it (``bench.gpu.parts``).
 
     Attributes:
         is_tiny: shapes are small, and all is computed by twins on the CPU.
@@ -30,9 +37,26 @@ class Part:
         processors: that programs can be spread over.
     """
 
-    def __init__(self, name: str, seconds: float) -> None:
-        """Begin a part in which no case starts after ``seconds``."""
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        skip: Collection[str] = (),
+        worker: int = 0,
+        workers: int = 1,
+    ) -> None:
+        """Begin a part in which no case starts after ``seconds``.
+
+        Args:
+            name: of the part.
+            seconds: from now on.
+            skip: cases that are known already.
+            worker: which of ``workers`` this one is; they take cases by turns.
+            workers: that share the cases.
+        """
         self.name, self._end_s = name, time.monotonic() + seconds
+        self._skip, self._worker, self._workers = frozenset(skip), worker, workers
+        self._depth, self._is_lost = 0, False
         self.is_tiny = devices.uses_twins()
         self.device = torch.device("cpu" if self.is_tiny else "cuda:0")
         self.dtype = torch.float32 if self.is_tiny else torch.bfloat16
@@ -54,11 +78,21 @@ class Part:
         known = {name: value for name, value in values.items() if value is not None}
         print(json.dumps({"part": self.name, "what": what, **known}), flush=True)
 
-    def near(self, what: str, found: Tensor, wanted: Tensor, most: float) -> None:
-        """Check that two arrays differ by at most a share of the second one's length."""
+    def near(self, what: str, found: Tensor, wanted: Tensor, most: float | None = None) -> None:
+        """Check that two arrays differ by at most a share of the second one's length.
+
+        By default it is what the type of ``found`` rounds.
+        """
+        most = _ERROR[found.dtype] if most is None else most
         length = wanted.double().norm().clamp(min=1e-30)
         error = float((found.double() - wanted.double()).norm() / length)
         self.say(what, error=error, most=most, ok=error <= most)
+
+    def equal(self, what: str, found: Tensor | Sequence[Tensor], wanted: Any) -> None:
+        """Check that arrays are equal; what is not a number is equal to what is not either."""
+        pairs = [(found, wanted)] if torch.is_tensor(found) else zip(found, wanted, strict=True)
+        bad = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in pairs)
+        self.say(what, ok=not bad, bad=bad or None)
 
     def same_bits(self, what: str, is_same: bool, **values: Any) -> None:
         """Check that bits are equal; of twins it is only told, as torch's sums follow the batch."""
@@ -67,24 +101,43 @@ class Part:
     def run(self, cases: Iterable[Case], need_s: float = 3.0, *, are_ours: bool = True) -> None:
         """Measure cases one after another while there is time; one that fails ends nothing else.
 
-        What others cannot is no failure of ours.
+        What others cannot is no failure of ours. A case may run cases itself.
         """
         left_out = []
-        for name, measure in cases:
+        for i, (name, measure) in enumerate(cases):
+            is_mine = self._depth or i % self._workers == self._worker
+            if not is_mine or name in self._skip:
+                continue
             if self._end_s - time.monotonic() < need_s and not self.is_tiny:
                 left_out.append(name)
                 continue
-            try:
-                with errors_named(), torch.inference_mode():
-                    measure()
-            except DeviceLost as reason:
-                self.say(name, failed=str(reason), ok=False)
-                raise
-            except Exception as reason:
-                why = f"{type(reason).__name__}: {reason}"[:300]
-                self.say(name, failed=why, ok=False if are_ours else None)
+            self._tell(begins=name)
+            self._measure(name, measure, are_ours=are_ours)
+            self._tell(ends=name)
         if left_out:
             self.say("left out", cases=left_out)
+
+    def _measure(self, name: str, measure: Callable[[], None], *, are_ours: bool) -> None:
+        """Measure a case with random numbers of its own; a device that is lost is said once."""
+        torch.manual_seed(zlib.crc32(name.encode()))
+        self._depth += 1
+        try:
+            with errors_named(), torch.inference_mode():
+                measure()
+        except DeviceLost as reason:
+            if not self._is_lost:
+                self._is_lost = True
+                self.say(name, failed=str(reason)[:300], ok=False)
+                self._tell(ends=name)
+            raise
+        except Exception as reason:
+            why = f"{type(reason).__name__}: {reason}"[:300]
+            self.say(name, failed=why, ok=False if are_ours else None)
+        finally:
+            self._depth -= 1
+
+    def _tell(self, **what: str) -> None:
+        print(json.dumps({"part": self.name, **what}), flush=True)
 
     def seconds(self, call: Callable[[], Any], calls: int = 1, repeats: int = 10) -> float:
         """Return the median time of one of the ``calls`` that ``call`` makes, in a CUDA graph."""
@@ -93,10 +146,7 @@ class Part:
             begin_s = time.perf_counter()
             call()
             return (time.perf_counter() - begin_s) / calls
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
+        graph, _ = captured(call)
         times_ms = []
         for _ in range(repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Attention, Layer, Mlp, ModelArch
+from ridgeline.arch.latent import Latent
+from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.arch.rope import Rope
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.model.weights import build
@@ -58,10 +60,24 @@ class Shape(NamedTuple):
         return ModelArch(layers, self.hidden, self.vocab, 131072, 1e-5)
 
 
+def _small(*layers: Layer) -> ModelArch:
+    return ModelArch(layers, hidden_size=128, vocab_size=1000, max_position=131072, norm_eps=1e-5)
+
+
 TINY = {
     "tiny": Shape(
         hidden=128, inner=256, heads=8, kv_heads=2, head_dim=16, layers=2, vocab=1000, qkv_bias=True
     )
+}
+_ATTENTION = Attention(8, 2, 16, Rope(1e4, 16))
+_LATENT = Attention(8, 1, 48, Rope(1e4, 16), scale=0.15, latent=Latent(64, 64, 32, 32))
+_RECURRENT = (Ssm(8, 32, 16, 2, 4), Delta(2, 4, 32, 32, 4), Conv(3))
+_MIXTURE = Experts(8, 2, 64, shared=Mlp(64))
+# Small models that together need every operation there is.
+SMALL_ARCHS = {
+    "tiny": TINY["tiny"].arch(),
+    "latents and experts": _small(Layer(_LATENT, Mlp(256)), Layer(_LATENT, _MIXTURE)),
+    "states": _small(*(Layer(one, Mlp(256)) for one in (*_RECURRENT, _ATTENTION))),
 }
 MODELS = {
     "llama3-8b": Shape(

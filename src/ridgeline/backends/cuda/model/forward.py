@@ -82,7 +82,7 @@ class Model:
             if mixer.slopes
         }
         self.kinds = {
-            i: Kind(group_of[i], spec.shared, spec.window, is_wide=spec.value_at > 0)
+            i: Kind(group_of[i], spec.shared, spec.window, is_wide=spec.is_wide)
             for i, spec in self._specs.items()
         }
 
@@ -96,6 +96,7 @@ class Model:
         arch, x = self.arch, self._first(given)
         delta: Tensor | None = None  # what the part before added, not yet in the stream,
         post: Norm | None = None  # and the norm that it goes through first
+        own = self._own_inputs(x, given.tokens)
         for i, (layer, w) in enumerate(zip(arch.layers, self.weights.layers, strict=True)):
             norms, replaces = w.norms, layer.norms == "within"
             x, row = self._enter(x, delta, post, norms.get("attn_norm"), replaces)
@@ -107,6 +108,9 @@ class Model:
             else:
                 x, row = self._enter(x, mixed, post, norms.get("mlp_norm"), replaces)
             delta, post = self._feed_forward(x, row, w, layer.ffn), norms.get("mlp_post_norm")
+            if own is not None:
+                x = x if delta is None else self._enter(x, delta, post, None)[0]
+                x, delta = self._with_input(x, own[:, i], w, layer.ffn.activation), None
             if w.out_scale is not None:
                 x = x if delta is None else self._enter(x, delta, post, None)[0]
                 x, delta = x * w.out_scale, None
@@ -134,6 +138,33 @@ class Model:
         if w.positions is not None:
             x = x + w.positions[given.positions.long() + arch.position_offset]
         return x
+
+    def _own_inputs(self, x: Tensor, tokens: Tensor) -> Tensor | None:
+        """Return all layers' own inputs, ``[T, layers, size]`` float32, of scaled embeddings ``x``.
+
+        ``ModelArch.input_scales`` says what is added up; None in a model without.
+        """
+        arch, inputs = self.arch, self.weights.inputs
+        if inputs is None:
+            return None
+        of_row, of_product, of_sum = arch.input_scales
+        shape = len(x), arch.num_layers, arch.input_size
+        made = self._product(x.to(self.dtype), inputs.proj, None, torch.float32) * of_product
+        made = self.ops.norm(
+            made.reshape(shape), inputs.norm, None, arch.norm_eps, "rms", torch.float32
+        )
+        rows = inputs.table[tokens.long()].float().reshape(shape)
+        out: Tensor = (made + rows * of_row) * of_sum
+        return out
+
+    def _with_input(self, x: Tensor, own: Tensor, w: LayerWeights, activation: str) -> Tensor:
+        """Return the residual stream with what a layer makes of its own input, ``[T, size]``."""
+        weights: Any = w.inputs
+        gates = self._product(x.to(self.dtype), weights["input_gate"], None, None)
+        inner = torch.cat([gates, own.to(self.dtype)], 1)
+        inner = self.ops.gate(inner, activation, True, 1.0)
+        made = self._product(inner, weights["input_proj"], None, None)
+        return x + self._normed(made, w.norms["input_post_norm"], torch.float32)
 
     def _product(
         self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None

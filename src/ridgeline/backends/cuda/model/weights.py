@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,19 @@ from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, N
 from ridgeline.models.tensors import Checkpoint
 
 _BF16 = torch.bfloat16
+_OF_INPUTS = ("inputs", "inputs_proj", "inputs_norm")
 DTYPES = {"f32": torch.float32, "bf16": _BF16, "int8": _BF16, "int4": _BF16}  # of activations
+
+
+class LayerInputs(NamedTuple):
+    """What makes every layer's own input of a token: see ``ModelArch.input_scales``.
+
+    ``table`` has a row of all layers' for each token, ``[vocabulary, layers * size]``.
+    """
+
+    table: Tensor
+    proj: Tensor | Packed
+    norm: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +48,20 @@ class Weights:
     norm: Norm
     head: Tensor | Packed
     head_bias: Tensor | None
+    inputs: LayerInputs | None
 
     def by_name(self) -> dict[str, list[Tensor]]:
         """Return all tensors by what they belong to."""
         layers = [layer.arrays() for layer in self.layers]
         norms = [self.norm, *([self.embed_norm] if self.embed_norm else [])]
-        outer = [self.head_bias, *(array for norm in norms for array in (norm.weight, norm.bias))]
+        inputs = self.inputs or (None, None, None)
+        outer = [
+            self.head_bias,
+            inputs[2],
+            *(array for norm in norms for array in (norm.weight, norm.bias)),
+        ]
         found: dict[str, list[Any]] = {
-            "embedding": [self.embed, self.positions],
+            "embedding": [self.embed, self.positions, *inputs[:2]],
             "attention": [array for layer in layers for array in layer["attention"]],
             "mlp": [array for layer in layers for array in layer["mlp"]],
             "norms": [*outer, *(array for layer in layers for array in layer["norms"])],
@@ -134,6 +152,7 @@ def build(
         norm=norm("norm", has_bias=arch.norm_bias),
         head=embed if arch.tied_embeddings else on_device("head"),
         head_bias=on_device("head_bias") if arch.head_bias else None,
+        inputs=LayerInputs(*map(on_device, _OF_INPUTS)) if arch.input_size else None,
     )
 
 

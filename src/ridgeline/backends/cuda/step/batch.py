@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         group: of its block table.
         shared: query heads of each key head.
         window: tokens that a token sees; 0 for all.
-        is_wide: values are too wide for programs of many rows: latents.
+        is_wide: values are too wide for programs of many rows (``HeadSpec.is_wide``).
     """
 
     group: int

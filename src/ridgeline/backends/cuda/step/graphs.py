@@ -32,7 +32,14 @@ class Variant(NamedTuple):
 
 
 class Graphs:
-    """Runs layers, on a GPU by graphs that are captured when they are first met."""
+    """Runs layers, on a GPU by graphs that are captured when they are first met.
+
+    Attributes:
+        pads: whether steps are padded.
+        sizes: of graphs.
+        failures: a line for each graph that could not be captured.
+        say: told the first of them.
+    """
 
     def __init__(
         self,
@@ -51,9 +58,11 @@ class Graphs:
             pads: whether steps are padded; by default on a GPU.
         """
         self._run, self._device = run, device
+        self.failures: list[str] = []
+        self.say: Callable[[str], None] = lambda line: None
         self.pads = device.type == "cuda" if pads is None else pads
         self.sizes: list[int] = [size for size in SIZES if size <= most]
-        self._captured: dict[tuple[int, Variant], tuple[Any, torch.Tensor]] = {}
+        self._captured: dict[tuple[int, Variant], tuple[Any, Any]] = {}
         self._pool: Any = None
 
     def padded(self, num_tokens: int) -> int:
@@ -67,22 +76,49 @@ class Graphs:
         if self._device.type != "cuda" or not self.pads or size > self.sizes[-1]:
             return self._run(size, variant, False)
         if (size, variant) not in self._captured:
-            self.capture(size, variant)
+            self._captured[size, variant] = self._capture(size, variant)
         graph, hidden = self._captured[size, variant]
+        if graph is None:
+            return self._run(size, variant, False)
         graph.replay()
         return hidden
 
-    def capture(self, size: int, variant: Variant) -> None:
-        """Capture one graph; all share the memory of the largest so far."""
-        self._run(size, variant, True)  # compiles what a capture cannot
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            hidden = self._run(size, variant, True)
+    def _capture(self, size: int, variant: Variant) -> tuple[Any, Any]:
+        """Capture one graph; all share the memory of the largest so far.
+
+        What cannot be captured runs without a graph from then on: slower, and as right.
+        """
+        self._run(size, variant, True)  # compiles and loads what a capture cannot
+        try:
+            graph, hidden = captured(lambda: self._run(size, variant, True), self._pool)
+        except RuntimeError as error:
+            torch.cuda.synchronize()  # raises if more is lost than a graph
+            why = f"a step of {size} tokens has no CUDA graph and is slower: {error}"
+            self.failures.append(why.splitlines()[0])
+            if len(self.failures) == 1:
+                self.say(self.failures[0])
+            return None, None
         self._pool = self._pool or graph.pool()
-        self._captured[size, variant] = graph, hidden
+        return graph, hidden
 
     def forget(self) -> None:
         """Drop all graphs: what they read has moved."""
         self._captured.clear()
         self._pool = None
+
+
+def captured(call: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
+    """Return a CUDA graph of a call that ran before, and what the call returned.
+
+    Only calls of this thread can spoil it: others may ask the driver for whatever they like.
+    Raises what the call raised, or RuntimeError if the driver cannot capture it.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            made = call()
+    except RuntimeError as error:  # that the capture is void, or why
+        raise error.__context__ or error from None
+    finally:
+        torch.cuda.set_stream(stream)  # a capture that failed leaves its own
+    return graph, made

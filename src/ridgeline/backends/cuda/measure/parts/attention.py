@@ -7,7 +7,7 @@ from functools import partial
 
 import torch.nn.functional as F
 
-from ridgeline.backends.cuda.measure.inputs import texts
+from ridgeline.backends.cuda.measure.inputs.attention import texts
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import Shape, models
 
@@ -34,7 +34,7 @@ def _decode(part: Part, what: str, shape: Shape, batch: int, context: int) -> No
     num_bytes = 2 * shape.kv_heads * shape.head_dim * context * batch * part.dtype.itemsize
     layers = 2 if part.is_tiny else min(16, max(2, _BEYOND_CACHE_BYTES // num_bytes))
     of = texts(part, shape.of_heads, [(context - 1, context)] * batch, layers=layers)
-    given = [of.given(layer) for layer in range(layers)]
+    given = [of.given(layer=layer) for layer in range(layers)]
     took_s = part.seconds(lambda: [part.ops.attend(*one) for one in given], layers)
     keys, values = of.contiguous()
     q = of.q[:, :, None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.backends.cuda.measure.inputs import experts
+from ridgeline.backends.cuda.measure.inputs.layers import experts
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import models
 from ridgeline.backends.cuda.packed import pack

@@ -1,4 +1,4 @@
-"""Inputs of kernels, made on the device: attention over a paged cache, draws, experts."""
+"""Inputs of attention over a paged cache, and of what fills it, made on the device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from ridgeline.backends.cuda import tiles, twins
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE
-from ridgeline.backends.cuda.model.experts import meet
 from ridgeline.backends.cuda.step.batch import Cut, Kind, Span, cut_items
 from ridgeline.backends.cuda.step.plan import AttentionPlan
-from ridgeline.backends.sampler.rule import rule
-from ridgeline.core.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,9 @@ class Texts:
     """Queries of pieces of texts, whose keys and values lie in the caches of some layers.
 
     Attributes:
-        q: ``[tokens, H, D]``.
+        q: ``[tokens, H, channels of a key]``.
         caches: of each layer.
-        tables: of each text.
+        tables: of each text; -1 behind its end.
         pieces: of each text, the first token that asks and the end.
     """
 
@@ -41,15 +38,35 @@ class Texts:
     slopes: Tensor | None
     sinks: Tensor | None
 
+    @property
+    def spans(self) -> list[Span]:
+        """Of each piece its first token in ``q``, number of tokens, first position."""
+        counts = [end - start for start, end in self.pieces]
+        firsts = np.cumsum([0, *counts]).tolist()
+        starts = [start for start, _ in self.pieces]
+        return list(zip(firsts, counts, starts, strict=False))
+
     def piece(self, start: int, end: int) -> Texts:
         """Return some tokens of the only text alone; those before them are in the cache."""
         begin = self.pieces[0][0]
         return replace(self, q=self.q[start - begin : end - begin].clone(), pieces=[(start, end)])
 
-    def given(self, layer: int = 0, cache: Tensor | None = None) -> tuple[Any, ...]:
-        """Return the arguments of ``attend``, its work cut as a step's."""
-        cache = self.caches[layer] if cache is None else cache
-        return self.q, cache, self.tables, self.plan(), self.slopes, self.sinks, self.spec
+    def alone(self, row: int) -> Texts:
+        """Return one of the texts."""
+        first, count, _ = self.spans[row]
+        q, tables = self.q[first : first + count], self.tables[row : row + 1]
+        return replace(self, q=q, tables=tables, pieces=[self.pieces[row]])
+
+    def given(self, rows: int = 0, *, shares: bool = True, layer: int = 0) -> tuple[Any, ...]:
+        """Return the arguments of ``attend``, its work cut as a step's.
+
+        Args:
+            rows: of queries in a program; 0 for as many as a step of these pieces has.
+            shares: contexts of single queries are shared out among programs.
+            layer: whose cache is read.
+        """
+        plan = self.plan(rows, shares=shares)
+        return self.q, self.caches[layer], self.tables, plan, self.slopes, self.sinks, self.spec
 
     def exact(self) -> Tensor:
         """Return attention in float64, a text at a time."""
@@ -66,19 +83,14 @@ class Texts:
         )
         return keys, values
 
-    def plan(self) -> AttentionPlan:
-        """Return the work list that a step of these pieces would have."""
-        spec, device = self.spec, self.part.device
-        counts = [end - start for start, end in self.pieces]
-        firsts = np.cumsum([0, *counts]).tolist()
-        spans: list[Span] = [
-            (first, count, start)
-            for first, count, (start, _) in zip(firsts, counts, self.pieces, strict=False)
-        ]
-        rows = tiles.rows_of(spec.shared, singles=max(counts) == 1)
+    def plan(self, rows: int = 0, *, shares: bool = True) -> AttentionPlan:
+        """Return the work list of a step; where partial results lie is nothing yet."""
+        spec, device, spans = self.spec, self.part.device, self.spans
+        singles = all(count == 1 for _, count, _ in spans)
+        rows = rows or tiles.rows_of(spec.shared, singles=singles or spec.is_wide)
         row_of = list(range(len(spans)))
-        kind = Kind(0, spec.shared, spec.window)
-        items, folds = cut_items(spans, row_of, kind, Cut(rows, tiles.SPLIT))
+        cut = Cut(rows, tiles.SPLIT) if shares else Cut(rows, tiles.SPLIT, most_slots=0)
+        items, folds = cut_items(spans, row_of, Kind(0, spec.shared, spec.window), cut)
         num_slots = max(int(folds[:, 2].sum()), 1)
 
         def there(array: Any) -> Tensor:
@@ -89,8 +101,8 @@ class Texts:
             num_items=there([len(items)]),
             folds=there(folds) if len(folds) else there([[0, 0, 0]]),
             num_folds=there([len(folds)]),
-            part_a=torch.zeros(num_slots * spec.H * spec.D, device=device),
-            part_ml=torch.zeros(num_slots * spec.H * 2, device=device),
+            part_a=torch.full((num_slots * spec.H * spec.value_dim,), float("nan"), device=device),
+            part_ml=torch.full((num_slots * spec.H * 2,), float("nan"), device=device),
             programs=tiles.PROGRAMS_PER_PROCESSOR[rows] * self.part.processors,
             rows=rows,
             folds_at_most=len(folds),
@@ -109,22 +121,28 @@ def texts(
     softcap: float = 0.0,
     has_sinks: bool = False,
     has_slopes: bool = False,
+    block_size: int = BLOCK_SIZE,
+    value_at: int = 0,
 ) -> Texts:
-    """Return random texts of H query heads, K key heads and D channels, blocks in random order."""
+    """Return random texts of H query heads, K key heads and D channels, blocks in random order.
+
+    ``value_at`` makes values a part of keys, as of latents.
+    """
     H, K, D = heads
-    need = [-(-end // BLOCK_SIZE) for _, end in pieces]
+    need = [-(-end // block_size) for _, end in pieces]
     order = np.random.default_rng(7).permutation(sum(need)).astype(np.int32)
-    tables = np.zeros((len(pieces), max(need)), np.int32)
+    tables = np.full((len(pieces), max(need)), -1, np.int32)
     for row, ids in enumerate(np.split(order, np.cumsum(need)[:-1])):
         tables[row, : len(ids)] = ids
     by_head = torch.rand(H, device=part.device)
+    kinds = 1 if value_at else 2
     return Texts(
         part=part,
         q=part.normal(sum(end - start for start, end in pieces), H, D),
-        caches=[part.normal(sum(need), 2, K, BLOCK_SIZE, D) for _ in range(layers)],
+        caches=[part.normal(sum(need), kinds, K, block_size, D) for _ in range(layers)],
         tables=torch.from_numpy(tables).to(part.device),
         pieces=pieces,
-        spec=HeadSpec(H=H, K=K, D=D, half=D // 2, scale=D**-0.5, window=window, softcap=softcap),
+        spec=HeadSpec(H, K, D, D // 2, D**-0.5, window, softcap, value_at=value_at),
         slopes=by_head * 0.1 if has_slopes else None,
         sinks=by_head * 4 - 1 if has_sinks else None,
     )
@@ -133,8 +151,11 @@ def texts(
 def heads_inputs(part: Part, spec: HeadSpec) -> dict[str, Any]:
     """Return arguments of ``rope_and_cache``: token 2 is not finite, token 6 is padding."""
     T, (H, K, D) = 7, (spec.H, spec.K, spec.D)
-    qkv = part.normal(T, (H + 2 * K) * D)
-    qkv[2, H * D + 3] = float("inf")
+    kinds = 1 if spec.value_at else 2
+    num_own = (1 if spec.v_is_k else kinds) * K if spec.own else 0
+    qkv = part.normal(T, (H + num_own) * D)
+    if spec.own:
+        qkv[2, H * D + 3] = float("inf")
     angles = part.normal(32, spec.half, dtype=torch.float32)
     q_norm, k_norm = (part.normal(D, dtype=torch.float32) + 1 for _ in range(2))
 
@@ -143,46 +164,14 @@ def heads_inputs(part: Part, spec: HeadSpec) -> dict[str, Any]:
 
     return {
         "qkv": qkv,
-        "cache": torch.zeros((9, 2, K, BLOCK_SIZE, D), dtype=part.dtype, device=part.device),
+        "cache": torch.zeros((9, kinds, K, BLOCK_SIZE, D), dtype=part.dtype, device=part.device),
         "tables": integers([[3, 4], [8, 1]]),
         "positions": integers([0, 1, 17, 31, 5, 6, 0]),
         "table_rows": integers([0, 0, 0, 1, 1, 1, -1]),
-        "cos": torch.cos(angles),
-        "sin": torch.sin(angles),
+        "cos": torch.cos(angles) if spec.half else None,
+        "sin": torch.sin(angles) if spec.half else None,
         "q_norm": q_norm if spec.qk_norm else None,
-        "k_norm": k_norm if spec.qk_norm else None,
+        "k_norm": k_norm if spec.qk_norm and spec.own else None,
         "poison": torch.zeros(T, dtype=torch.int32, device=part.device),
         "spec": spec,
     }
-
-
-def draws(part: Part, params: SamplingParams, count: int, vocabulary: int) -> tuple[Tensor, ...]:
-    """Return arguments of ``draw`` for as many rows, all drawn alike; some logits are equal."""
-    random, how = np.random.default_rng(4), rule(params)
-    logits = part.normal(count, vocabulary, scale=3.0, dtype=torch.float32)
-    logits[:, vocabulary // 3] = logits[:, vocabulary // 5]
-
-    def longs(values: Any) -> Tensor:
-        return torch.from_numpy(np.array(values, np.uint64).view(np.int64)).to(part.device)
-
-    return (
-        logits,
-        longs(random.permutation(count)),
-        torch.full((count,), how.factor, dtype=torch.float64, device=part.device),
-        longs([how.top_k] * count),
-        longs([how.share] * count),
-        torch.full((count,), how.least, dtype=torch.int64, device=part.device),
-        longs(random.integers(0, 1 << 63, count, np.uint64) * 2 + 1),
-        longs(random.integers(0, 1 << 20, count)),
-    )
-
-
-def experts(part: Part, num_tokens: int) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """Return rows, matrices of experts, and who meets whom: Qwen3-30B-A3B's shapes."""
-    num, each, hidden, size = (8, 2, 64, 64) if part.is_tiny else (128, 8, 2048, 768)
-    x = part.normal(num_tokens, hidden)
-    gate_up = part.normal(num, 2 * size, hidden, scale=hidden**-0.5)
-    down = part.normal(num, hidden, 2 * size, scale=size**-0.5)
-    wanted = torch.rand(num_tokens, num, device=part.device)
-    chosen = wanted.topk(each, 1).indices.sort(1).values
-    return x, gate_up, down, meet(chosen, num)

@@ -1,0 +1,85 @@
+"""Products: plain, packed, of experts, and of heads that have a matrix each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure.inputs.layers import experts
+from ridgeline.backends.cuda.measure.part import Case, Part
+from ridgeline.backends.cuda.model.experts import meet_heads
+from ridgeline.backends.cuda.packed import pack
+
+F32 = torch.float32
+
+
+def plain(part: Part) -> Iterator[Case]:
+    """Yield a product of each tile."""
+    for rows in (1, 40, 70, 130, 300, 600) if part.is_tiny else (1, 7, 16, 64, 100, 256, 300, 2048):
+        for N in (70,) if part.is_tiny else (2048, 28672):
+            yield f"product {rows} x {N}", partial(_plain, part, rows, N)
+
+
+def _plain(part: Part, rows: int, N: int) -> None:
+    K, what = 136 if part.is_tiny else 4096, f"product {rows} x {N}"
+    weight, x = part.normal(N, K, scale=K**-0.5), part.normal(rows, K)
+    bias = part.normal(N, dtype=F32)
+    exact = x.double() @ weight.double().T
+    part.near(what, part.ops.product(x, weight, None), exact)
+    wide = part.ops.product(x, weight, bias, F32)
+    part.near(f"{what}, bias, float32", wide, exact + bias.double())
+    odd, narrow = x[:, 1:100], weight[:, 1:100]  # the copy engine takes neither
+    exact = odd.double() @ narrow.double().T
+    part.near(f"{what}, odd places", part.ops.product(odd, narrow, None), exact)
+
+
+def packed(part: Part) -> Iterator[Case]:
+    """Yield products with 8 and 4 bits, their inputs in one part and in several."""
+    for bits in (8, 4):
+        for rows in (1, 70) if part.is_tiny else (1, 7, 16, 64, 100, 300, 2048):
+            for N, K in ((70, 1216), (70, 192)) if part.is_tiny else ((4096, 4096), (28672, 4096)):
+                what = f"int{bits} product {rows} x {N} x {K}"
+                yield what, partial(_packed, part, what, (rows, N, K), bits)
+
+
+def _packed(part: Part, what: str, shape: tuple[int, int, int], bits: int) -> None:
+    rows, N, K = shape
+    matrix = pack(part.normal(N, K, scale=K**-0.5), bits)
+    x, bias = part.normal(rows, K), part.normal(N, dtype=F32)
+    exact = x.double() @ matrix.wide().to(part.dtype).double().T
+    part.near(what, part.ops.packed_product(x, matrix, bias), exact + bias.double())
+    wide = part.ops.packed_product(x, matrix, None, F32)
+    part.near(f"{what}, float32", wide, exact)
+
+
+def grouped(part: Part) -> Iterator[Case]:
+    """Yield products of experts, and of latents' heads."""
+    for tokens in (3, 40) if part.is_tiny else (1, 64, 700):
+        yield f"experts {tokens}", partial(_experts, part, tokens)
+        yield f"matrices of heads {tokens}", partial(_heads, part, tokens)
+
+
+def _experts(part: Part, num_tokens: int) -> None:
+    x, gate_up, down, met = experts(part, num_tokens)
+    bias = part.normal(*gate_up.shape[:2], dtype=F32)
+    inner = part.ops.grouped_product(x, gate_up, bias, met, True)
+    wanted = twins.grouped_product(x.double(), gate_up.double(), bias, met, True)
+    part.near(f"experts {num_tokens}, first", inner, wanted)
+    made = part.ops.grouped_product(inner, down, None, met, False)
+    wanted = twins.grouped_product(inner.double(), down.double(), None, met, False)
+    part.near(f"experts {num_tokens}, second", made, wanted)
+
+
+def _heads(part: Part, num_tokens: int) -> None:
+    heads, outputs, inputs = (6, 20, 12) if part.is_tiny else (128, 512, 128)
+    x, weight = part.normal(num_tokens * heads, inputs), part.normal(heads, outputs, inputs)
+    met = meet_heads(num_tokens, heads, part.device)
+    found = part.ops.grouped_product(x, weight, None, met, False)
+    wanted = twins.grouped_product(x.double(), weight.double(), None, met, False)
+    part.near(f"matrices of heads {num_tokens}", found, wanted)
+
+
+CASES = {"product": plain, "packed_product": packed, "grouped_product": grouped}
