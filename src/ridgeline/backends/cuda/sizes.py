@@ -38,8 +38,8 @@ _PACKED_BYTES = {8: 1 + 2 / 32, 4: 1 / 2 + 4 / 32}  # of a weight, with its part
 def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> int:
     """Return in how many bits a tensor is packed, by its canonical name; 0 if it is not.
 
-    A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. The
-    embedding and the table of layers' inputs, of which few rows are read, routers and matrices of odd widths are not packed.
+    A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. Tables
+    of which few rows are read, routers and matrices of odd widths are not packed.
     """
     kept = name in ("embed", "positions", "inputs") or name.rpartition(".")[2] in _WIDE
     if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
