@@ -28,15 +28,16 @@ def _norm(part: Part, what: str, kind: str, has_bias: bool) -> None:
     x = part.normal(rows, width, dtype=F32)
     weight, bias = part.normal(width, dtype=F32), part.normal(width, dtype=F32)
     of_row = (weight, bias if has_bias else None)
-    forms: dict[str, tuple[Any, Any]] = {
+    forms: dict[str, tuple[Any, tuple[Any, Any]]] = {
         "rows": (x, of_row),
         "no weight": (x, (None, None)),
         "parts of rows": (x[:, 8:24], (weight[:16], None)),
         "heads": (x.reshape(rows, -1, 8), (None, None)),
     }
-    for form, (given, weights) in forms.items():
-        found = part.ops.norm(given, *weights, 1e-5, kind, part.dtype)
-        part.near(f"{what}, {form}", found, twins.norm(given.double(), *weights, 1e-5, kind, F64))
+    for form, (given, (factor, added)) in forms.items():
+        found = part.ops.norm(given, factor, added, 1e-5, kind, part.dtype)
+        wanted = twins.norm(given.double(), factor, added, 1e-5, kind, F64)
+        part.near(f"{what}, {form}", found, wanted)
 
 
 def sums(part: Part) -> Iterator[Case]:
@@ -53,10 +54,12 @@ def _sum(part: Part, what: str, kind: str | None, has_post: bool, has_bias: bool
     weight, bias = part.normal(width, dtype=F32), part.normal(width, dtype=F32)
     some_bias = bias if has_bias else None
     post = (weight + 1, some_bias) if has_post else None
-    of_norm = (weight, some_bias, 1e-5, kind) if kind else (None, None, 1e-5, "rms")
+    factor, added = (weight, some_bias) if kind else (None, None)
+    how = 1e-5, kind or "rms"
     ours, exact = x.clone(), x.double()
-    found = part.ops.add_norm(ours, delta, 0.5, post, *of_norm, part.dtype)
-    part.near(what, found, twins.add_norm(exact, delta.double(), 0.5, post, *of_norm, F64))
+    found = part.ops.add_norm(ours, delta, 0.5, post, factor, added, *how, part.dtype)
+    wanted = twins.add_norm(exact, delta.double(), 0.5, post, factor, added, *how, F64)
+    part.near(what, found, wanted)
     part.near(f"{what}, residual", ours, exact, 1e-5)
 
 

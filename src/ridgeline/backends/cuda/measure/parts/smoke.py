@@ -26,7 +26,7 @@ from ridgeline.backends.cuda.model.weights import load
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.core.cache.states import States
+from ridgeline.core.cache.states import StateSlots
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import SplitFuse
@@ -132,7 +132,7 @@ def _tokens(part: Part, model: _Model) -> None:
 
 # Answers of the longest prompts go on when others have ended: their contexts are cut in splits.
 def _answers(runner: CudaRunner) -> list[tuple[Any, ...]]:
-    states = States(_NUM_SEQS, _NUM_STATES - _NUM_SEQS) if runner.states.are_there else None
+    states = StateSlots(_NUM_SEQS, _NUM_STATES - _NUM_SEQS) if runner.states.are_there else None
     kv = KVCache(_NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True, states=states)
     scheduler = Scheduler(
         kv,
