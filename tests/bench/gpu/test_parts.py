@@ -7,11 +7,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ridgeline.bench.gpu.parts import run
+from ridgeline.bench.gpu import parts
+from ridgeline.bench.gpu.parts import _Process, run
 
 _FINDING = {"part": "smoke", "what": "logits", "ok": True}
 
@@ -39,7 +41,7 @@ case("a"); case("b", ("b1", "b2")); case("c")
 """
 
 
-def findings_of(command: list[str], seconds: float = 60.0, **more: Any) -> list[Any]:
+def findings_of(command: list[str], seconds: float = 600.0, **more: Any) -> list[Any]:
     found: list[Any] = []
     run("smoke", command, seconds, os.environ, found.append, **more)
     return found
@@ -66,9 +68,15 @@ def test_others_go_on_behind_a_case_that_ends_its_process(case: str, way: str, w
     assert (end["what"], end["code"]) == ("end", 0)
 
 
-def test_a_case_that_is_silent_for_too_long_is_killed_and_others_go_on() -> None:
+def test_a_case_that_is_silent_for_too_long_is_killed_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def left_s(self: Any, end_s: float, silent_s: float) -> float:
+        return 0.0 if self._under_way[-1:] == ["b1"] else silent_s
+
+    monkeypatch.setattr(_Process, "_left_s", left_s)
     command = [sys.executable, "-c", _PART, '{"b1": "hang"}']
-    *found, end = findings_of(command, silent_s=3.0)
+    *found, end = findings_of(command, silent_s=600.0)
     assert [one["what"] for one in found] == ["a", "b1", "b2", "b", "c"]
     assert found[1]["failed"] == "silent for too long, killed."
     assert end["code"] == 0
@@ -81,10 +89,24 @@ def test_a_part_whose_cases_all_end_it_is_over_when_they_are() -> None:
     assert end["code"] == 0
 
 
-def test_what_a_deadline_cuts_off_is_named_and_nothing_begins_anew() -> None:
-    *found, end = findings_of([sys.executable, "-c", _PART, '{"b2": "hang"}'], seconds=1.5)
-    assert [one["what"] for one in found] == ["a", "b1", "b2"]
-    assert found[-1]["failed"] == "no time was left, killed."
+def test_what_a_deadline_cuts_off_is_named_and_nothing_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, later_s = list[Any](), 0.0
+
+    def take(finding: Any) -> None:
+        nonlocal later_s
+        found.append(finding)
+        later_s += 1e6 * (finding["what"] == "b1")
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+    monkeypatch.setattr(parts, "time", clock)
+    command = [sys.executable, "-c", _PART, '{"b2": "hang"}']
+    run("smoke", command, 600.0, os.environ, take)
+    assert [one["what"] for one in found[:2]] == ["a", "b1"]
+    cut, end = found[2:]
+    assert cut["what"] in ("b", "b1", "b2")  # whichever had begun
+    assert cut["failed"] == "no time was left, killed."
     assert end["code"] is None
 
 

@@ -59,7 +59,7 @@ def attention(name: str, H: int, K: int, D: int, **how: Any) -> Iterator[tuple[s
     spec = HeadSpec(H, K, D, D // 2, D**-0.5, **how)
     cache = numbers(64, 2, K, 16, D)
     integers = numbers(64, dtype=I32)
-    for rows in (tiles.DECODE_ROWS, tiles.PROMPT_ROWS):
+    for rows in (tiles.DECODE_ROWS,) if spec.is_wide else (tiles.DECODE_ROWS, tiles.PROMPT_ROWS):
         plan = SimpleNamespace(
             items=integers, num_items=integers, folds=integers, num_folds=integers,
             part_a=numbers(64, dtype=F32), part_ml=numbers(64, dtype=F32), programs=264,
@@ -196,6 +196,7 @@ def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
     if is_full:
         yield from attention("Qwen2.5-7B", 28, 4, 128)
         yield from attention("Gemma-3-4B", 8, 4, 256, window=1024)
+        yield from attention("heads of 512, as of Gemma 4", 8, 1, 512)
         yield from attention("Gemma-2-9B", 16, 8, 256, softcap=50.0)
         yield from attention("SmolLM2-1.7B", 32, 32, 64)
         yield from attention("MPT-7B", 32, 32, 128, slopes=True)

@@ -27,6 +27,7 @@ PRODUCTS = {"attend_kernel", "product_kernel", "streamed_kernel", "packed_kernel
 NARROW = {
     ("attend_kernel", 2), ("product of 16 x 32 x 128", 4),
     ("latents DeepSeek-V3", 8), ("latents DeepSeek-V2-Lite", 8),
+    ("attend heads of 512, as of Gemma 4, 16 rows", 8),
 }  # fmt: skip
 DRAWS = {"survey_kernel", "tally_kernel", "limit_kernel", "weigh_kernel", "pick_kernel"}
 

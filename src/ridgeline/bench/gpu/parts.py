@@ -24,13 +24,13 @@ Finding = Mapping[str, Any]
 
 # Seconds that each may take on a GPU, in the order of what must be known first.
 PARTS: Mapping[str, float] = {
-    "smoke": 90, "correct": 80, "bits": 70, "engine": 150, "roof": 20, "products": 45,
-    "attention": 45, "peer": 60,
+    "smoke": 110, "correct": 80, "bits": 65, "engine": 150, "roof": 20, "products": 45,
+    "attention": 40, "peer": 60,
 }  # fmt: skip
 # Processes side by side, where nothing is timed but what decides nothing: they compile together.
 _WORKERS: Mapping[str, int] = {"correct": 4, "bits": 4}
 _TINY_S = 600.0  # of a part on a CPU, however busy the machine is
-_SILENT_S = 45.0  # of a case on a GPU: the first of a part compiles
+_SILENT_S = 60.0  # of a case on a GPU: the first of a part compiles
 _REPORT_S = 8.0  # before its deadline a part begins nothing new
 _LEAST_S = 12.0  # for a process to be begun
 _TAIL = 4  # lines of what else a part printed, as of an error

@@ -19,6 +19,7 @@ from ridgeline.machine import DeviceLost
 
 Case = tuple[str, Callable[[], None]]  # what it is called, and what measures it
 # Of numbers beside those in float64, as a share of their length.
+_ERROR_OF_SUM = 1e-3  # in the matrix unit, which rounds sums towards zero
 _ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
@@ -81,9 +82,11 @@ class Part:
     def near(self, what: str, found: Tensor, wanted: Tensor, most: float | None = None) -> None:
         """Check that two arrays differ by at most a share of the second one's length.
 
-        By default it is what the type of ``found`` rounds.
+        By default it is what the type of ``found`` rounds, or a sum of products of narrow numbers.
         """
-        most = _ERROR[found.dtype] if most is None else most
+        if most is None:
+            is_narrow = self.dtype != torch.float32 and found.dtype == torch.float32
+            most = _ERROR_OF_SUM if is_narrow else _ERROR[found.dtype]
         length = wanted.double().norm().clamp(min=1e-30)
         error = float((found.double() - wanted.double()).norm() / length)
         self.say(what, error=error, most=most, ok=error <= most)

@@ -118,7 +118,8 @@ def captured(call: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             made = call()
     except RuntimeError as error:  # that the capture is void, or why
-        raise error.__context__ or error from None
+        first = error.__context__
+        raise first if isinstance(first, RuntimeError) else error from None
     finally:
         torch.cuda.set_stream(stream)  # a capture that failed leaves its own
     return graph, made
