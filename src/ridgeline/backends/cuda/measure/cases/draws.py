@@ -38,7 +38,7 @@ def _draw(part: Part, what: str, hows: list[dict[str, Any]], vocabulary: int) ->
 
 
 def _time(part: Part, what: str, vocabulary: int, call: Callable[[], Any]) -> None:
-    if part.is_tiny or vocabulary > 100_000:
+    if vocabulary > 100_000 or (part.is_tiny and vocabulary < 1000):
         part.say(f"{what}, speed", us=1e6 * part.seconds(call, repeats=3))
 
 
