@@ -39,7 +39,7 @@ NO_DEVICE = 3  # its status where there is nothing to compute on; its last line 
 LOST = 5  # its status where a device failed for good, in a case that it named
 
 
-class Ended(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How a process ended.
 
     Attributes:
@@ -142,7 +142,7 @@ def _work(
     take: Callable[[Finding], None],
     silent_s: float,
     worker: int,
-) -> Ended:
+) -> ProcessEnd:
     """Run a worker's process, and new ones behind each case in which one is lost."""
     known: list[str] = []
     while True:
@@ -150,7 +150,7 @@ def _work(
         given = ["--worker", f"{worker}", "--seconds", f"{left_s - _REPORT_S:.1f}"]
         process = team.start([*command, *given, "--skip", json.dumps(known)], env)
         if process is None:
-            return Ended(None, [], known)
+            return ProcessEnd(None, [], known)
         ended = process.follow(end_s, silent_s, take)
         known += ended.known
         if ended.lost:
@@ -162,7 +162,7 @@ def _work(
             return ended
 
 
-def _why(ended: Ended, *, is_late: bool) -> str:
+def _why(ended: ProcessEnd, *, is_late: bool) -> str:
     last = (ended.tail or [""])[-1]
     if ended.code is not None:
         return f"its process ended with {ended.code}: {last}"
@@ -190,7 +190,7 @@ class _Process:
         self._known: list[str] = []
         self._tail: list[str] = []
 
-    def follow(self, end_s: float, silent_s: float, take: Callable[[Finding], None]) -> Ended:
+    def follow(self, end_s: float, silent_s: float, take: Callable[[Finding], None]) -> ProcessEnd:
         """Hand on its findings until it ends; kill it at its end, or when it is silent."""
         code: int | None = None
         try:
@@ -202,7 +202,7 @@ class _Process:
             self.kill()
             self._reader.join(_REPORT_S)
         lost = self._under_way[-1] if self._under_way and code not in (0, LOST) else ""
-        return Ended(code, self._tail, self._known, lost)
+        return ProcessEnd(code, self._tail, self._known, lost)
 
     def kill(self) -> None:
         """Kill it, and all that it started."""

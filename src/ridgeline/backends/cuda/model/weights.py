@@ -23,7 +23,7 @@ _OF_INPUTS = ("inputs", "inputs_proj", "inputs_norm")
 DTYPES = {"f32": torch.float32, "bf16": _BF16, "int8": _BF16, "int4": _BF16}  # of activations
 
 
-class LayerInputs(NamedTuple):
+class InputWeights(NamedTuple):
     """What makes every layer's own input of a token: see ``ModelArch.input_scales``.
 
     ``table`` has a row of all layers' for each token, ``[vocabulary, layers * size]``.
@@ -48,7 +48,7 @@ class Weights:
     norm: Norm
     head: Tensor | Packed
     head_bias: Tensor | None
-    inputs: LayerInputs | None
+    inputs: InputWeights | None
 
     def by_name(self) -> dict[str, list[Tensor]]:
         """Return all tensors by what they belong to."""
@@ -152,7 +152,7 @@ def build(
         norm=norm("norm", has_bias=arch.norm_bias),
         head=embed if arch.tied_embeddings else on_device("head"),
         head_bias=on_device("head_bias") if arch.head_bias else None,
-        inputs=LayerInputs(*map(on_device, _OF_INPUTS)) if arch.input_size else None,
+        inputs=InputWeights(*map(on_device, _OF_INPUTS)) if arch.input_size else None,
     )
 
 
