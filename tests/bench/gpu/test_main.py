@@ -18,7 +18,7 @@ from ridgeline.bench.gpu.parts import PARTS
 def test_parts_are_run_in_our_order() -> None:
     assert chosen_parts(None) == list(PARTS)
     assert chosen_parts("roof, smoke") == ["smoke", "roof"]
-    with pytest.raises(ValueError, match="--parts speed: there are smoke, correct"):
+    with pytest.raises(ValueError, match="--parts speed is not one of smoke, correct"):
         chosen_parts("smoke,speed")
 
 
@@ -61,4 +61,4 @@ def test_flags_are_those_of_the_command_line() -> None:
     command = [sys.executable, "-m", "ridgeline.bench.gpu", "--parts", "speed", "--seconds", "9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("--parts speed: there are smoke")
+    assert done.stderr.startswith("--parts speed is not one of smoke")
