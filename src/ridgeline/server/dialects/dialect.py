@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -72,6 +72,17 @@ def _pattern(name: str) -> str:
     begin = "^" if name.startswith("^") else r"(?<![\w.])" if name[0].isalpha() else ""
     end = r"(?!\w)" if name[-1].isalnum() else ""
     return begin + re.escape(name.removeprefix("^")) + end
+
+
+class HasText(Protocol):
+    """A part of a message: text."""
+
+    text: str
+
+
+def text_of(content: str | Sequence[HasText]) -> str:
+    """Return a message's text; each part of several stands on a line of its own."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 OPENAI = Dialect()

@@ -153,6 +153,11 @@ def wrong(code: LiteralString, field: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError(code, "{problem}", {"field": field, "problem": problem})
 
 
+def bad_value(param: str, why: str) -> ApiError:
+    """Return an error about a field whose value cannot be used."""
+    return ApiError(400, f"{param} is wrong: {why}", param=param, code="invalid_value")
+
+
 def contradiction(param: str, why: str) -> ApiError:
     """Return an error about a field that another one excludes."""
     return ApiError(400, f"{param} contradicts the rest: {why}", param=param, code="invalid_value")

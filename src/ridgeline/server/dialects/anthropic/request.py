@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.server.dialects.anthropic.protocol import (
@@ -16,9 +16,10 @@ from ridgeline.server.dialects.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from ridgeline.server.dialects.dialect import Dialect
+from ridgeline.server.dialects.dialect import Dialect, text_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.request_model import bad_value
 
 ANTHROPIC = Dialect(
     names={
@@ -41,7 +42,7 @@ def chat_request(asked: Conversation) -> ChatRequest:
     goes_on = asked.messages[-1].role == "assistant"  # the answer continues it
     if goes_on and "tool_calls" in messages[-1]:
         why = "the last message calls a tool: its result must follow"
-        raise ApiError(400, f"messages is wrong: {why}", param="messages", code="invalid_value")
+        raise bad_value("messages", why)
     config, choice = asked.output_config, asked.tool_choice
     fields: dict[str, Any] = {
         "messages": messages,
@@ -69,8 +70,7 @@ def _format(form: dict[str, Any]) -> dict[str, Any]:
         case {"type": "json_schema", "schema": {**schema}}:
             wanted = {"name": "answer", "schema": schema, "strict": True}
             return {"type": "json_schema", "json_schema": wanted}
-    message = 'output_config.format is wrong: send {"type": "json_schema", "schema": {...}}'
-    raise ApiError(400, message, param="output_config.format", code="invalid_value")
+    raise bad_value("output_config.format", 'send {"type": "json_schema", "schema": {...}}')
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
 
 def _messages(asked: Conversation) -> Iterator[dict[str, Any]]:
     if asked.system:
-        yield {"role": "system", "content": _text(asked.system)}
+        yield {"role": "system", "content": text_of(asked.system)}
     for message in asked.messages:
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
@@ -132,7 +132,7 @@ def _others(message: InputMessage) -> Iterator[dict[str, Any]]:
                 if texts:
                     yield {"role": message.role, "content": "\n".join(texts)}
                     texts = []
-                content = _text(block.content or "")
+                content = text_of(block.content or "")
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
             case ToolResultBlock():
                 raise _misplaced(block.type, "user")
@@ -143,9 +143,4 @@ def _others(message: InputMessage) -> Iterator[dict[str, Any]]:
 
 
 def _misplaced(kind: str, role: str) -> ApiError:
-    message = f"messages is wrong: {kind} belongs into a message whose role is {role}"
-    return ApiError(400, message, param="messages", code="invalid_value")
-
-
-def _text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return bad_value("messages", f"{kind} belongs into a message whose role is {role}")

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ridgeline.core.structured import KINDS, StructuredOutputsParams
-from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.request_model import bad_value
 
 _NAMES = {
     "guided_json": "json", "guided_json_object": "json_object", "guided_regex": "regex",
@@ -45,11 +45,12 @@ def wanted_form(form_fields: dict[str, Any]) -> ResponseFormat | None:
         return None
     (param, values), *others = forms
     if others:
-        raise _bad(others[0][0], f"{param} already asks for another form: leave one of them out")
+        why = f"{param} already asks for another form: leave one of them out"
+        raise bad_value(others[0][0], why)
     try:
         return ResponseFormat(StructuredOutputsParams(**values), param)
     except ValueError as error:
-        raise _bad(param.split(".")[0], str(error)) from None
+        raise bad_value(param.split(".")[0], str(error)) from None
 
 
 def _forms_in(form_fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -58,12 +59,12 @@ def _forms_in(form_fields: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
         yield from _of_openai(form)
     if form := form_fields.get("format"):
         if isinstance(form, str) and form != "json":
-            raise _bad("format", "it must be json, or a JSON schema")
+            raise bad_value("format", "it must be json, or a JSON schema")
         yield "format", {"json_object": True} if form == "json" else {"json": form}
     if (form := form_fields.get("structured_outputs")) is not None:
         for key in form:
             if key not in _KEYS:
-                raise _bad(f"structured_outputs.{key}", f"it is not one of {', '.join(_KEYS)}")
+                raise bad_value(f"structured_outputs.{key}", f"it is not one of {', '.join(_KEYS)}")
         values = {key: value for key, value in form.items() if value is not None}
         kinds = [kind for kind in KINDS if kind in values]
         yield f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs", values
@@ -78,13 +79,13 @@ def _of_openai(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what ``response_format`` asks for, if it is not plain text."""
     kind, schema = form.get("type"), form.get("json_schema")
     if kind not in ("text", "json_object", "json_schema"):
-        raise _bad("response_format.type", "it must be text, json_object or json_schema")
+        raise bad_value("response_format.type", "it must be text, json_object or json_schema")
     for key in form:
         if key not in ("type", _WHERE.get(kind)):
-            raise _bad(f"response_format.{key}", f"it is not a field of type {kind}")
+            raise bad_value(f"response_format.{key}", f"it is not a field of type {kind}")
     if kind == "json_object" and (wanted := form.get("schema")) is not None:  # as llama.cpp has it
         if not isinstance(wanted, dict | bool):
-            raise _bad("response_format.schema", "it must be a JSON schema")
+            raise bad_value("response_format.schema", "it must be a JSON schema")
         yield "response_format.schema", {"json": wanted}
     elif kind == "json_object":
         yield "response_format", {"json_object": True}
@@ -92,18 +93,14 @@ def _of_openai(form: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     where = "response_format.json_schema"
     if not isinstance(schema, dict):
-        raise _bad(where, "it must be an object with a schema")
+        raise bad_value(where, "it must be an object with a schema")
     for key in schema:
         if key not in _SCHEMA_KEYS:
-            raise _bad(f"{where}.{key}", f"it is not one of {', '.join(_SCHEMA_KEYS)}")
+            raise bad_value(f"{where}.{key}", f"it is not one of {', '.join(_SCHEMA_KEYS)}")
     if not isinstance(schema.get("name"), str | None):  # llama.cpp's clients send none
-        raise _bad(f"{where}.name", "it must be text")
+        raise bad_value(f"{where}.name", "it must be text")
     if not isinstance(schema.get("strict"), bool | None):
-        raise _bad(f"{where}.strict", "it must be true or false")
+        raise bad_value(f"{where}.strict", "it must be true or false")
     if not isinstance(schema.get("schema"), dict | bool):
-        raise _bad(f"{where}.schema", "it must be a JSON schema")
+        raise bad_value(f"{where}.schema", "it must be a JSON schema")
     yield f"{where}.schema", {"json": schema["schema"]}
-
-
-def _bad(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param} is wrong: {why}", param=param, code="invalid_value")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.decoding.messages.tools import Tool, ToolUse
-from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.request_model import bad_value
 
 _MODES = ("none", "auto", "required")
 
@@ -26,7 +26,7 @@ def wanted_tools(
     names = [tool.name for tool in tools]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise _bad(f"tools[{i}].function.name", f"{name!r} is there twice")
+            raise bad_value(f"tools[{i}].function.name", f"{name!r} is there twice")
     if choice is None:
         choice = "auto" if tools else "none"
     allowed, mode = list(tools), choice
@@ -34,11 +34,11 @@ def wanted_tools(
         allowed, mode = _chosen(choice, tools)
         is_parallel = is_parallel and choice.get("type") != "function"
     if mode not in _MODES:
-        raise _bad("tool_choice", f"it must be one of {', '.join(_MODES)}, or an object")
+        raise bad_value("tool_choice", f"it must be one of {', '.join(_MODES)}, or an object")
     if mode == "none" or (mode == "auto" and not tools):
         return None
     if not allowed:
-        raise _bad("tool_choice", "it requires a call, but there are no tools")
+        raise bad_value("tool_choice", "it requires a call, but there are no tools")
     return ToolUse(tuple(allowed), mode == "required", is_parallel)
 
 
@@ -55,9 +55,9 @@ def _chosen(choice: dict[str, Any], tools: Sequence[Tool]) -> tuple[list[Tool], 
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*some]}}:
             where = "tool_choice.allowed_tools"
             if mode not in ("auto", "required"):
-                raise _bad(f"{where}.mode", "it must be auto or required")
+                raise bad_value(f"{where}.mode", "it must be auto or required")
             return [_named(_name(one), tools, f"{where}.tools") for one in some], mode
-    raise _bad(
+    raise bad_value(
         "tool_choice",
         'an object must be {"type": "function", "function": {"name": ...}} or '
         '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
@@ -75,8 +75,4 @@ def _named(name: Any, tools: Sequence[Tool], where: str) -> Tool:
     for tool in tools:
         if tool.name == name:
             return tool
-    raise _bad(where, f"there is no tool {name!r:.80}")
-
-
-def _bad(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param} is wrong: {why}", param=param, code="invalid_value")
+    raise bad_value(where, f"there is no tool {name!r:.80}")

@@ -6,10 +6,10 @@ answer as items again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgeline.server.dialects.dialect import Dialect
+from ridgeline.server.dialects.dialect import Dialect, text_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.responses.protocol import (
     LOGPROBS,
@@ -20,7 +20,6 @@ from ridgeline.server.dialects.responses.protocol import (
     NamedFunction,
     ReasoningItem,
     ResponsesRequest,
-    ResponsesText,
 )
 
 RESPONSES = Dialect(
@@ -73,12 +72,12 @@ def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
             case ReasoningItem():
                 if own:
                     yield _assistant(own)
-                own = {"reasoning_content": _text(item.content or "")}
+                own = {"reasoning_content": text_of(item.content or "")}
             case MessageItem(role="assistant"):
                 if "content" in own or "tool_calls" in own:
                     yield _assistant(own)
                     own = {}
-                own["content"] = _text(item.content)
+                own["content"] = text_of(item.content)
             case _:
                 if own:
                     yield _assistant(own)
@@ -95,12 +94,8 @@ def _assistant(said: dict[str, Any]) -> dict[str, Any]:
 def _other(item: MessageItem | CallOutputItem) -> dict[str, Any]:
     """Return the message of an item that is not the assistant's."""
     if isinstance(item, CallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    return {"role": item.role, "content": _text(item.content)}
-
-
-def _text(content: str | Sequence[ResponsesText]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+    return {"role": item.role, "content": text_of(item.content)}
 
 
 def _chat_choice(choice: str | NamedFunction | AllowedTools | None) -> str | dict[str, Any] | None:
