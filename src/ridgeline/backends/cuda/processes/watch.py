@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ class Processes:
 
     def tell(self, what: Any) -> None:
         """Send all ranks the same."""
-        message = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
+        message = ForkingPickler.dumps(what)  # once; ``Connection.send`` would do it for each rank
         for pipe in self._pipes:
             with suppress(OSError):  # the thread finds out why
                 pipe.send_bytes(message)
