@@ -241,7 +241,7 @@ def test_what_is_wrong_is_named(kept: Served) -> None:
     file_id = uploaded(client, requests(1))
     body = {"input_file_id": file_id, "endpoint": URL, "completion_window": "24h"}
     for change, reason in (
-        ({"endpoint": "/v1/audio"}, "endpoint is no route for batches"),
+        ({"endpoint": "/v1/audio"}, "endpoint is not a route for batches"),
         ({"input_file_id": None}, "input_file_id is missing"),
         ({"metadata": {"a": 1}}, "metadata"),
     ):
