@@ -66,7 +66,9 @@ class Lexicon:
         for field, tokens in taken.items():
             left = {token: None for token in left if token not in tokens}
             if not left:
-                raise ValueError(f"allowed_token_ids has only tokens that {field} excludes: allow more")
+                raise ValueError(
+                    f"allowed_token_ids has only tokens that {field} excludes: allow more"
+                )
 
     def _spellings(self, texts: Iterable[str]) -> list[Ids]:
         """Return the tokens of texts, each as it begins a text and as it follows a space."""
