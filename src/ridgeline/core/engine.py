@@ -16,7 +16,7 @@ from ridgeline.core import fold
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Search, Text
-from ridgeline.core.scheduling.policies import ALONE, Load
+from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
 from ridgeline.core.structured import StructuredOutputsParams
@@ -141,7 +141,7 @@ class Engine:
         """Whether any request is alive and not paused."""
         return self.scheduler.queues.has_work()
 
-    def step(self, load: Load = ALONE) -> list[Event]:
+    def step(self, load: Load = Load()) -> list[Event]:
         """Run one step; return the events of its sequences.
 
         ``load`` tells the policy about the world outside the engine. An exception of the runner

@@ -246,6 +246,28 @@ def test_a_step_has_as_many_of_an_owner_as_of_all_others() -> None:
     assert len(wished(policy, many, newcomer)) == 8 + 1
 
 
+def prompts_of(owner: str, first_id: int, count: int, *, length: int) -> list[Sequence]:
+    asked = (request_of(i, [1] * length, owner=owner) for i in range(first_id, first_id + count))
+    return [seq for request in asked for seq in request.sequences]
+
+
+@pytest.mark.parametrize("load", [Load(), Load(num_outside=1000), Load(is_read=False)])
+def test_beside_another_owner_many_prompts_count_as_one(load: Load) -> None:
+    """So a step of an answer is about twice as long at most, however many texts another sends."""
+    policy, (answer,) = SplitFuse(least=8), decoding("v", 0, 1)
+    flood = prompts_of("a", 10, 50, length=20)
+    found = list(policy.wishes([answer], flood, load, 2000))
+    assert found[0] == (answer, 1)
+    assert sum(count for _, count in found[1:]) == 8
+
+
+def test_another_owners_prompt_does_not_wait_behind_shorter_ones_of_the_flood() -> None:
+    policy, (answer,) = SplitFuse(least=8), decoding("v", 0, 1)
+    flood, (newcomer,) = prompts_of("a", 10, 50, length=4), prompts_of("v", 90, 1, length=30)
+    granted = dict(policy.wishes([answer], [*flood, newcomer], Load(), 2000))
+    assert granted == {answer: 1, flood[0]: 4, newcomer: 12}  # of 16 for two owners
+
+
 def test_all_of_an_owner_decode_in_turn() -> None:
     policy, many, other = SplitFuse(least=8), decoding("a", 0, 40), decoding("v", 50, 1)
     for _ in range(39):

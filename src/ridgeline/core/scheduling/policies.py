@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol
 from ridgeline.core.request import Sequence
 
 _num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_surplus", "request.due_s")
-_due_s_and_length = attrgetter("is_surplus", "request.due_s", "num_pending")
 Queue = Listing[Sequence]  # in the order of ``queues.by_rank``
 Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
 
@@ -31,9 +30,6 @@ class Load(NamedTuple):
 
     num_outside: int = 0
     is_read: bool = True
-
-
-ALONE = Load()
 
 
 class Policy(Protocol):
@@ -55,10 +51,12 @@ class Policy(Protocol):
         """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
 
 
-def _in_turn(decoding: list[Sequence], prompts: Queue, least: int) -> list[Sequence]:
-    """Return who decodes now: of each owner the first, and others one after another."""
-    if len(decoding) <= least or len({s.request.owner for s in (*decoding, *prompts)}) < 2:
-        return decoding
+def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence], bool]:
+    """Return who decodes now, of each owner the first and others in turn; and if owners share."""
+    decoding = [seq for seq in running if seq.num_pending == 1]
+    is_shared = len({seq.request.owner for seq in (*decoding, *prompts)}) > 1
+    if len(decoding) <= least or not is_shared:
+        return decoding, is_shared
     of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
     for seq in decoding:
         of_owner.setdefault(seq.request.owner, []).append(seq)
@@ -66,7 +64,7 @@ def _in_turn(decoding: list[Sequence], prompts: Queue, least: int) -> list[Seque
         most = max(least, len(decoding) - 1 - len(others))
         at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
         chosen += (first, *(others[at:] + others[:at])[: most - 1])
-    return chosen
+    return chosen, is_shared
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ class SplitFuse:
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
     steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
-    along, the first prompt leaves up to half of that to shorter ones. Due ones go first. For
-    the same reason an owner decodes in a step as many as all others, or ``least``, beside them.
+    along, the first prompt leaves up to half of that to shorter ones. Due ones go first. Beside
+    others an owner decodes as many as all of them, or ``least``, and its prompts count as one.
     """
 
     name: str = "splitfuse"
@@ -86,26 +84,26 @@ class SplitFuse:
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield single tokens first, then the first prompt, then the others, short ones first."""
-        prompts = [*[seq for seq in running if seq.num_pending > 1], *waiting]
-        prompts.sort(key=_due_s)
-        now = _in_turn([seq for seq in running if seq.num_pending == 1], prompts, self.least)
+        prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
+        now, is_shared = _in_turn(running, prompts, self.least)
         yield from ((seq, 1) for seq in now)
-        decoding = len(now)
-        left, kept, is_held_up = budget - decoding, 0, load.is_read and decoding > 0
-        if load.is_read and prompts:
+        decoding, is_read = len(now), load.is_read or is_shared  # others must not wait
+        left, kept, is_held_up = budget - decoding, 0, is_read and decoding > 0
+        if is_read and prompts:
             if is_held_up:
-                share = self.least * (len(prompts) + load.num_outside)
-                left = min(left, max(decoding, self.least, share // decoding))
-            first, *others = prompts
-            prompts = [first, *sorted(others, key=_due_s_and_length)]
+                owners = {s.id if s.request.due_s < inf else s.request.owner for s in prompts}
+                num = len(owners) if is_shared else len(prompts) + load.num_outside
+                left = min(left, max(decoding, self.least, self.least * num // decoding))
+            first, own, others = prompts[0], prompts[0].request.owner, prompts[1:]
+            others.sort(key=lambda s: (*_due_s(s), s.request.owner == own, s.num_pending))
+            prompts = [first, *others]
             alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
             shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
             kept = min(sum(shorter), left // 2)
         for seq in prompts:
             ranks = seq.request.params.prompt_logprobs is not None
             cost = 2 if ranks and is_held_up else 1  # ranking a token takes as long as reading it
-            wanted = min(seq.num_pending, max(1, (left - kept) // cost))
-            kept = 0
+            wanted, kept = min(seq.num_pending, max(1, (left - kept) // cost)), 0
             if left > 0:
                 yield seq, wanted
                 left -= cost * min(seq.num_pending, wanted)

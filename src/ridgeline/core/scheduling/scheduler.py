@@ -23,7 +23,7 @@ from math import inf
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.request import Request, Sequence, Status
 from ridgeline.core.scheduling.admission import Room
-from ridgeline.core.scheduling.policies import ALONE, Load, Policy
+from ridgeline.core.scheduling.policies import Load, Policy
 from ridgeline.core.scheduling.queues import Queues, by_rank
 from ridgeline.core.scheduling.speculate import Speculation, max_draws
 from ridgeline.core.step import SeqId, Step, Wait, Work
@@ -157,7 +157,7 @@ class Scheduler:
             inside=inside,
         )
 
-    def schedule(self, load: Load = ALONE) -> Step:
+    def schedule(self, load: Load = Load()) -> Step:
         """Decide the next step. Nothing is final until it is committed; only blocks are taken."""
         queues, kv = self.queues, self.queues.kv
         granted: list[Sequence] = []
