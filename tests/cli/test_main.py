@@ -445,7 +445,7 @@ def test_chat_keeps_the_conversation_and_ctrl_c_stops_an_answer() -> None:
         terminal.type('2+2?"""\n')
         terminal.wait_for("complete]|length]")
         terminal.type("/sow\n")
-        terminal.wait_for("/sow is no command here")
+        terminal.wait_for("there is no command /sow")
         assert "0/?" not in terminal.seen
         terminal.type("/exit\n")
         assert terminal.status() == 0

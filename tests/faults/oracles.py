@@ -222,7 +222,7 @@ def joined(chunks: list[dict[str, Any]]) -> str:
     """Return the first answer's text in a stream."""
     choices = [choice for chunk in chunks for choice in chunk["choices"] if not choice["index"]]
     return "".join(
-        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
         for choice in choices
     )
 

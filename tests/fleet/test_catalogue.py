@@ -58,7 +58,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         Catalogue(["smollm2"], tmp_path / "no")
     with pytest.raises(ValueError, match="there is no model in --models-dir"):
         Catalogue([], tmp_path)

@@ -458,8 +458,8 @@ def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_for_one_model_alone_is_refused(tmp_path: Path) -> None:
     for flags, words in (
-        (("a", "b", "--trace", "t"), "--trace is for one model"),
-        (("a", "b", "--served-model-name", "t"), "--served-model-name is for one model"),
+        (("a", "b", "--trace", "t"), "--trace works with one model only"),
+        (("a", "b", "--served-model-name", "t"), "--served-model-name works with one model only"),
         ((), "name a model, or several"),
         (("--models-dir", str(tmp_path)), "there is no model in --models-dir"),
         (("a", "b", "--keep-alive", "soon"), "--keep-alive: 'soon' is not a time"),

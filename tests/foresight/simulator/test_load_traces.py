@@ -71,8 +71,11 @@ def test_our_own_traces_give_each_answer_its_request() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "t, line 1: not a trace.*TIMESTAMP,ContextTokens.*BurstGPT.*Mooncake.*serve --trace"),
-        ("when,in,out\n1,2,3\n", "t, line 1: not a trace"),
+        (
+            "",
+            "t, line 1: not a known trace.*TIMESTAMP,ContextTokens.*BurstGPT.*Mooncake.*serve --trace",
+        ),
+        ("when,in,out\n1,2,3\n", "t, line 1: not a known trace"),
         (AZURE, "t: the trace has no requests"),
         (AZURE + "1,2,3\nyesterday,2,3\n", "t, line 3: TIMESTAMP is 'yesterday'; expected seconds"),
         (AZURE + "1,2\n", "t, line 2: GeneratedTokens is missing; expected a whole number"),

@@ -90,9 +90,12 @@ def test_a_decision_that_was_not_made_so_is_named(trace: list[Json]) -> None:
 
 
 def test_a_trace_that_ends_early_is_served_as_far_as_it_goes(trace: list[Json]) -> None:
-    found = serve_again(trace[: len(trace) // 2])
+    end = len(trace) // 2
+    while trace[end - 1].get("num_outside") != 0:  # else the trace lacks a prompt that waited
+        end -= 1
+    found = serve_again(trace[:end])
     assert found.difference is None
-    assert 0 < found.num_steps < len(trace) // 2
+    assert 0 < found.num_steps < end
 
 
 def test_a_trace_with_deadlines_is_decided_again_the_same(

@@ -92,7 +92,7 @@ def _measure(
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Let the table be printed of what is known: whoever ends us would like to read it."""
+    """Print the table of what is known: the sender of the signal would like to read it."""
     raise KeyboardInterrupt
 
 

@@ -86,7 +86,7 @@ class LocalClient:
                 "note": {},
                 "request_id": asked.request_id,
                 "arrived_s": time.monotonic(),
-                "created": datetime.now().astimezone(),
+                "created": datetime.fromtimestamp(time.time()).astimezone(),
                 "path": asked.url,
                 "tenant": self._tenant,
                 "is_operator": False,

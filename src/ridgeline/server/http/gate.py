@@ -126,7 +126,9 @@ class Gate:
             await send(message)
 
         scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
-        scope["state"]["created"] = datetime.now().astimezone()  # what an answer says of time
+        scope["state"]["created"] = datetime.fromtimestamp(
+            time.time()
+        ).astimezone()  # what an answer says of time
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         scope["state"]["path"] = scope["path"]  # as the client wrote it

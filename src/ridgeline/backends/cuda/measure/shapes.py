@@ -71,7 +71,11 @@ TINY = {
 }
 _ATTENTION = Attention(8, 2, 16, Rope(1e4, 16))
 _LATENT = Attention(8, 1, 48, Rope(1e4, 16), scale=0.15, latent=Latent(64, 64, 32, 32))
-_RECURRENT = (Ssm(8, 32, 16, 2, 4), Delta(2, 4, 32, 32, 4), Conv(3))
+_RECURRENT = (
+    Ssm(num_heads=8, head_dim=32, state_dim=16, num_groups=2, kernel=4),
+    Delta(num_key_heads=2, num_value_heads=4, key_dim=32, value_dim=32, kernel=4),
+    Conv(3),
+)
 _MIXTURE = Experts(8, 2, 64, shared=Mlp(64))
 # Small models that together need every operation there is.
 SMALL_ARCHS = {

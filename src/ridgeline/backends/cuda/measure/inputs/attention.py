@@ -142,7 +142,16 @@ def texts(
         caches=[part.normal(sum(need), kinds, K, block_size, D) for _ in range(layers)],
         tables=torch.from_numpy(tables).to(part.device),
         pieces=pieces,
-        spec=HeadSpec(H, K, D, D // 2, D**-0.5, window, softcap, value_at=value_at),
+        spec=HeadSpec(
+            H=H,
+            K=K,
+            D=D,
+            half=D // 2,
+            scale=D**-0.5,
+            window=window,
+            softcap=softcap,
+            value_at=value_at,
+        ),
         slopes=by_head * 0.1 if has_slopes else None,
         sinks=by_head * 4 - 1 if has_sinks else None,
     )

@@ -166,7 +166,7 @@ def _ropes(part: Part) -> Iterator[Case]:
 
 def _rope(part: Part, what: str, qk_norm: int) -> None:
     H, K, D = (4, 2, 12) if part.is_tiny else (32, 8, 128)
-    given = heads_inputs(part, HeadSpec(H, K, D, D // 2, 1.0, qk_norm=qk_norm))
+    given = heads_inputs(part, HeadSpec(H=H, K=K, D=D, half=D // 2, scale=1.0, qk_norm=qk_norm))
 
     def made(rows: Tensor) -> Tensor:
         count = len(rows)
