@@ -73,7 +73,7 @@ def test_our_own_traces_give_each_answer_its_request() -> None:
     [
         (
             "",
-            "t, line 1: not a known trace.*TIMESTAMP,ContextTokens.*BurstGPT.*Mooncake.*serve --trace",
+            "t, line 1: .*TIMESTAMP,ContextTokens.*BurstGPT.*Mooncake.*serve --trace",
         ),
         ("when,in,out\n1,2,3\n", "t, line 1: not a known trace"),
         (AZURE, "t: the trace has no requests"),
