@@ -10,31 +10,31 @@ from collections.abc import Iterator
 from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, Family
 
 _NORMS = {
-    "behind": "norms behind",
-    "around": "norms around",
-    "beside": "attention beside the MLP",
-    "beside, own": "attention beside the MLP",
-    "within": "norms that replace what they norm",
+    "behind": "post-norm",
+    "around": "norms before and after attention and MLP",
+    "beside": "parallel attention and MLP",
+    "beside, own": "parallel attention and MLP",
+    "within": "post-norm residuals",
 }
 _WINDOWS = {
     "all": "a sliding window",
-    "switch": "a sliding window, if switched on",
-    "switch of all": "a sliding window, if switched on",
-    "pattern": "windows in turn",
+    "switch": "an optional sliding window",
+    "switch of all": "an optional sliding window",
+    "pattern": "sliding windows in some layers",
 }
 _RECURRENT = {
-    "conv": "short convolutions, which keep a state",
-    "delta": "the gated delta rule, which keeps a state",
-    "ssm": "state spaces, which keep a state",
+    "conv": "short convolutions (recurrent)",
+    "delta": "gated delta rule (recurrent)",
+    "ssm": "state space layers (recurrent)",
 }
 
 
 def families_table() -> str:
     """Return a markdown table of every family and what is special about it."""
-    rows = ["| in files | as | what is special |", "|---|---|---|"]
+    rows = ["| architecture | format | features |", "|---|---|---|"]
     for kind, families in (("safetensors", HF_FAMILIES), ("GGUF", GGUF_FAMILIES)):
         rows += [
-            f"| `{name}` | {kind} | {', '.join(_specials(family)) or 'nothing'} |"
+            f"| `{name}` | {kind} | {', '.join(_specials(family)) or '-'} |"
             for name, family in families.items()
         ]
     return "\n".join(rows)
@@ -49,23 +49,23 @@ def _specials(family: Family) -> Iterator[str]:
         yield f"LayerNorm{' without weights' if family.plain_norms else ''}"
     normed = family.outcomes("mixer.qk_norm")
     for over in filter(None, normed):
-        behind = " behind rope" if True in family.outcomes("mixer.norm_turned") else ""
-        yield f"queries and keys{' of some' if '' in normed else ''} normed over the {over}{behind}"
+        behind = " after RoPE" if True in family.outcomes("mixer.norm_turned") else ""
+        yield f"QK norm over the {over}{behind}{' in some layers' if '' in normed else ''}"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
     if family.heads_by_layer:
-        yield "heads by layer"
+        yield "head sizes by layer"
     if "layer.input_size" in family.facts:
-        yield "an input per layer"
+        yield "per-layer embeddings"
     if "mixer.bias_buckets" in family.facts:
-        yield "scores with learnt biases by distance"
+        yield "relative position biases"
     if "mixer.slopes" in family.facts:
-        yield "scores that lose by distance (ALiBi)"
+        yield "ALiBi"
     elif family.ropes or family.heads_by_layer:
-        yield "learnt positions" if "positions" in family.outer else "rope by layer"
+        yield "learnt position embeddings" if "positions" in family.outer else "RoPE by layer"
     if "rope.turns" in family.facts:
         turns = True in family.outcomes("rope.turns")
-        yield "rope, if switched on" if turns else "no rope"
+        yield "optional RoPE" if turns else "no RoPE"
     if "mixer.sinks" in family.facts:
         yield "attention sinks"
     if "mixer.softcap" in family.facts:
@@ -73,7 +73,7 @@ def _specials(family: Family) -> Iterator[str]:
     if "residual_scale" in family.facts:
         yield "scaled embedding, residuals and logits"
     if family.by_halves:
-        yield "no rope"
+        yield "no RoPE"
     if family.outcomes("ffn.gated") == (False,) and not family.has_experts:
         yield "an MLP without gates"
     if "latent.kv_rank" in family.facts:
@@ -81,15 +81,15 @@ def _specials(family: Family) -> Iterator[str]:
     if True in family.outcomes("mixer.gated"):
         yield "gated attention"
     if family.recurrent:
-        yield f"{_RECURRENT[family.recurrent]}{', beside attention' if family.beside else ''}"
+        yield f"{_RECURRENT[family.recurrent]}{', parallel to attention' if family.beside else ''}"
     if family.has_experts:
         by_one = "sparsemixer" in family.outcomes("ffn.router")
-        yield f"a mixture of experts{', taken one by one' if by_one else ''}"
+        yield f"a mixture of experts{', chosen one after another' if by_one else ''}"
     if family.has_some("shared.size"):
-        one = "an expert that all tokens meet"
-        yield f"{one}, if any" if family.facts["shared.size"].how == "count" else one
+        is_optional = family.facts["shared.size"].how == "count"
+        yield "an optional shared expert" if is_optional else "a shared expert"
     if "dense.size" in family.facts:
         every_kind = family.experts_every or family.by_halves
-        yield f"{'also' if every_kind else 'first'} layers without experts"
+        yield "some dense layers" if every_kind else "first layers dense"
     if "beside.size" in family.facts:
-        yield "a dense network beside them"
+        yield "a dense MLP beside the experts"
