@@ -52,11 +52,12 @@ class Policy(Protocol):
 
 
 def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence], bool]:
-    """Return who decodes now, of each owner the first and others in turn; and if owners share."""
+    """Return who decodes now, of each owner the first and others in turn; and if prompts do."""
     decoding = [seq for seq in running if seq.num_pending == 1]
     is_shared = len({seq.request.owner for seq in (*decoding, *prompts)}) > 1
+    in_turn = is_shared and all(seq.request.due_s == inf for seq in prompts[:1])  # due ones first
     if len(decoding) <= least or not is_shared:
-        return decoding, is_shared
+        return decoding, in_turn
     of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
     for seq in decoding:
         of_owner.setdefault(seq.request.owner, []).append(seq)
@@ -64,7 +65,7 @@ def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence]
         most = max(least, len(decoding) - 1 - len(others))
         at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
         chosen += (first, *(others[at:] + others[:at])[: most - 1])
-    return chosen, is_shared
+    return chosen, in_turn
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class SplitFuse:
         left, kept, is_held_up = budget - decoding, 0, is_read and decoding > 0
         if is_read and prompts:
             if is_held_up:
-                owners = {s.id if s.request.due_s < inf else s.request.owner for s in prompts}
+                owners = {seq.request.owner for seq in prompts}
                 num = len(owners) if is_shared else len(prompts) + load.num_outside
                 left = min(left, max(decoding, self.least, self.least * num // decoding))
             first, own, others = prompts[0], prompts[0].request.owner, prompts[1:]
