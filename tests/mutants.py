@@ -342,7 +342,7 @@ MUTANTS = (
            "who is due does not go first"),
     Mutant(POLICIES, "key=lambda s: (*_due_s(s), ", "key=lambda s: (",
            "short prompts pass those that are due"),
-    Mutant(POLICIES, "len(owners) if is_shared else ", "",
+    Mutant(POLICIES, "len(owners) if is_divided else ", "",
            "a flood of prompts makes the steps of another owner's answer long"),
     Mutant(POLICIES, "s.request.owner == own, ", "",
            "a newcomer waits behind the shorter prompts of another owner's flood"),

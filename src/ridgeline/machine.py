@@ -1,7 +1,7 @@
 """What this machine gives to this process: memory, processors and files, also inside a container.
 
-Reads the kernel's own files and this process's limits, gives back memory that was freed, and puts
-files on the disk whole. What a system other than Linux lacks of these is missing here alone.
+Reads the kernel's own files and this process's limits, gives back memory that was freed, and reads
+and writes whole files. What a system other than Linux lacks of these is missing here alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import platform
 import tempfile
@@ -325,6 +326,12 @@ def lower_priority() -> None:
     """Let the thread that calls this give way to all others, where the system can do that."""
     with suppress(OSError, AttributeError):  # of this thread alone, on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(

@@ -1,9 +1,8 @@
-"""What equal answers hang on, as one short name: equal requests of servers with the same name have
-equal answers, bit for bit.
+"""The fingerprint of a server: with the same one, equal requests get equal answers, bit for bit.
 
-It is made of what things are, never of what they are called: contents of the model's files, the
-template in use, what is recommended of sampling, formats, our code, and the libraries that a token
-passes. Threads, processors, batches and caches do not count, as answers do not depend on them.
+It covers contents, not names: the model's files, the template in use, the recommended sampling
+parameters, formats, our code, and the libraries that tokens pass through. Threads, processors,
+batches and caches do not count, because answers do not depend on them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NUM_HEX = 16
 
 
 def fingerprint(contents: str, arch: ModelArch, config: EngineConfig, text: TextProcessor) -> str:
-    """Return the name of all that equal answers hang on.
+    """Return the fingerprint of all that an answer depends on.
 
     Args:
         contents: digest of the model's files.

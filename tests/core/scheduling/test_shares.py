@@ -261,6 +261,15 @@ def test_beside_another_owner_many_prompts_count_as_one(load: Load) -> None:
     assert sum(count for _, count in found[1:]) == 8
 
 
+def test_prompts_that_are_due_are_read_at_the_pace_that_promises_count_on() -> None:
+    policy, (answer,) = SplitFuse(least=8), decoding("v", 0, 1)
+    flood = prompts_of("a", 10, 50, length=20)
+    for seq in flood:
+        seq.request.due_s = 5.0
+    found = list(policy.wishes([answer], flood, Load(), 2000))
+    assert sum(count for _, count in found[1:]) == 8 * 50
+
+
 def test_another_owners_prompt_does_not_wait_behind_shorter_ones_of_the_flood() -> None:
     policy, (answer,) = SplitFuse(least=8), decoding("v", 0, 1)
     flood, (newcomer,) = prompts_of("a", 10, 50, length=4), prompts_of("v", 90, 1, length=30)

@@ -20,13 +20,13 @@ from tests.api.test_llm import write_model
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the files that are read through; all are worth keeping."""
-    found, read = list[str](), module._read
+    found, read = list[str](), module.sha256_of
 
     def noted(path: Path) -> str:
         found.append(path.name)
         return read(path)
 
-    monkeypatch.setattr(module, "_read", noted)
+    monkeypatch.setattr(module, "sha256_of", noted)
     monkeypatch.setattr(module, "_WORTH_KEEPING_BYTES", 0)
     return found
 

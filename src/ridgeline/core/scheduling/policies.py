@@ -52,12 +52,12 @@ class Policy(Protocol):
 
 
 def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence], bool]:
-    """Return who decodes now, of each owner the first and others in turn; and if prompts do."""
+    """Return who decodes now, and whether prompts take turns by owner (not behind a due one)."""
     decoding = [seq for seq in running if seq.num_pending == 1]
     is_shared = len({seq.request.owner for seq in (*decoding, *prompts)}) > 1
-    in_turn = is_shared and all(seq.request.due_s == inf for seq in prompts[:1])  # due ones first
+    is_divided = is_shared and not (prompts and prompts[0].request.due_s < inf)
     if len(decoding) <= least or not is_shared:
-        return decoding, in_turn
+        return decoding, is_divided
     of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
     for seq in decoding:
         of_owner.setdefault(seq.request.owner, []).append(seq)
@@ -65,7 +65,7 @@ def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence]
         most = max(least, len(decoding) - 1 - len(others))
         at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
         chosen += (first, *(others[at:] + others[:at])[: most - 1])
-    return chosen, in_turn
+    return chosen, is_divided
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class SplitFuse:
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield single tokens first, then the first prompt, then the others, short ones first."""
         prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
-        now, is_shared = _in_turn(running, prompts, self.least)
+        now, is_divided = _in_turn(running, prompts, self.least)
         yield from ((seq, 1) for seq in now)
-        decoding, is_read = len(now), load.is_read or is_shared  # others must not wait
+        decoding, is_read = len(now), load.is_read or is_divided  # others must not wait
         left, kept, is_held_up = budget - decoding, 0, is_read and decoding > 0
         if is_read and prompts:
             if is_held_up:
                 owners = {seq.request.owner for seq in prompts}
-                num = len(owners) if is_shared else len(prompts) + load.num_outside
+                num = len(owners) if is_divided else len(prompts) + load.num_outside
                 left = min(left, max(decoding, self.least, self.least * num // decoding))
             first, own, others = prompts[0], prompts[0].request.owner, prompts[1:]
             others.sort(key=lambda s: (*_due_s(s), s.request.owner == own, s.num_pending))

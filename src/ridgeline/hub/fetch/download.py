@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ridgeline.hub.fetch.index import IndexSource, without_login
-from ridgeline.hub.fetch.whole import sha256_of
+from ridgeline.machine import sha256_of
 from ridgeline.models.tensors import ModelFileError
 
 # Called with (bytes so far, bytes in all); the second is 0 where the server does not say.

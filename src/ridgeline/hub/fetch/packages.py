@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ridgeline.hub.fetch.download import Progress, download
 from ridgeline.hub.fetch.index import IndexSource
-from ridgeline.hub.fetch.whole import hidden, only_one, sha256_of
+from ridgeline.hub.fetch.whole import hidden, only_one
 from ridgeline.hub.short_names import WEIGHTS, PackagedModel, WheelPart
-from ridgeline.machine import rename
+from ridgeline.machine import rename, sha256_of
 from ridgeline.models.tensors import ModelFileError
 
 _CHUNK_BYTES = 1 << 20

@@ -33,12 +33,6 @@ def only_one(target: Path) -> Iterator[None]:
         yield
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def git_blob_of(path: Path) -> str:
     """Return the sha1 by which git, and so the hub, knows a file's bytes, in hex."""
     content = path.read_bytes()

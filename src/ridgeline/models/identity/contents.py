@@ -1,10 +1,10 @@
-"""What a model's files hold, as a digest: copies have the same one, and two files of one name not.
+"""The digest of a model's files: copies have the same digest, different files of one name do not.
 
 A file's digest is its SHA-256, as ``sha256sum`` and model hubs write it. It is taken once, in a
-thread beside a model's loading, and kept with what the system says of the file. The time when a
-file last changed in any way (ctime) can be set by nobody: so one that was replaced in place is
-noticed, though its size and its time of writing are those of the old one. Its inode does not
-count: mounted object stores number files anew each time.
+thread while the model loads, and kept with the file's size and times. No program can set the time
+of a file's last change (ctime). So a file that was replaced in place is noticed, even if its size
+and its time of writing are those of the old one. Inodes do not count, because mounted object stores
+number files differently each time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.machine import usable_cpus, write_whole
+from ridgeline.machine import sha256_of, usable_cpus, write_whole
 
 _WORTH_KEEPING_BYTES = 8 << 20  # reading less again takes a hundredth of a second
 _MOST_THREADS = 4
@@ -88,7 +88,7 @@ def _kept(path: Path, folder: Path) -> str | None:
     """
     facts = _facts(path)
     if facts["size"] < _WORTH_KEEPING_BYTES:
-        return _read(path)
+        return sha256_of(path)
     try:
         record = json.loads(_place(path, folder).read_bytes())
         digest = record.pop("sha256")
@@ -99,17 +99,12 @@ def _kept(path: Path, folder: Path) -> str | None:
 
 def _taken(path: Path, folder: Path) -> str:
     """Read a file; return its digest, which is kept if the file did not change meanwhile."""
-    before, digest = _facts(path), _read(path)
+    before, digest = _facts(path), sha256_of(path)
     if _facts(path) == before:
         with suppress(OSError):  # a later start reads it again
             record = json.dumps(before | {"sha256": digest}).encode()
             write_whole(_place(path, folder), lambda file: file.write(record))
     return digest
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _facts(path: Path) -> dict[str, Any]:

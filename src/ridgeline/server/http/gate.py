@@ -112,11 +112,10 @@ class Gate:
             if is_over:
                 return
             if message["type"] == "http.response.start":
-                if (
-                    message["status"] == 400 and scope["method"] == "OPTIONS"
-                ):  # a foreign page asked
-                    note.setdefault("error", _foreign(_first(scope)))  # starlette knows no flag
-                    message["status"] = 200  # as others answer: without a header it may not call
+                if message["status"] == 400 and scope["method"] == "OPTIONS":
+                    # A foreign page asked. Without the header of permission it may not call.
+                    note.setdefault("error", _foreign(_first(scope)))
+                    message["status"] = 200
                 status = message["status"]
                 left = scope["state"].get("left", dict)()
                 told = [(name.encode(), value.encode()) for name, value in left.items()]
@@ -126,9 +125,8 @@ class Gate:
             await send(message)
 
         scope["state"] |= {"note": note, "request_id": request_id.decode(), "arrived_s": start_s}
-        scope["state"]["created"] = datetime.fromtimestamp(
-            time.time()
-        ).astimezone()  # what an answer says of time
+        created = datetime.fromtimestamp(time.time()).astimezone()  # what an answer says of time
+        scope["state"]["created"] = created
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         scope["state"]["path"] = scope["path"]  # as the client wrote it
