@@ -232,6 +232,14 @@ def test_what_the_model_cannot_do_is_told_and_refused_where_all_must_hold(
     assert (status, param in words) == (400, True)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_options_of_a_stream_that_is_none(coder: Served, strict: Served, path: str) -> None:
+    wish = {"stream_options": {"include_usage": True}}
+    assert sent(coder, path, wish)[::2] == (200, ["stream_options"])
+    status, words, _ = sent(strict, path, wish)
+    assert (status, "stream_options contradicts the rest: it needs stream" in words) == (400, True)
+
+
 def test_the_document_is_made_of_the_table() -> None:
     made = runpy.run_path(str(ROOT / "tools" / "fields.py"))["document"]()
     assert (ROOT / "docs" / "fields.md").read_text() == made, "run tools/fields.py > docs/fields.md"

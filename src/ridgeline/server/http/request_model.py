@@ -97,7 +97,7 @@ class Strict(BaseModel):
         others = [name for name in values if name not in fields]
         dropped = [name for name in others if cls._drops(name, values, is_strict=is_strict)]
         model = make({name: value for name, value in values.items() if name in fields})
-        model._dropped = (*dropped, *skipped)
+        model._dropped += (*dropped, *skipped)  # a validator may have dropped others
         return model
 
     @classmethod

@@ -53,7 +53,6 @@ WRONG = [True, "5", [], {}, float("nan")]
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"repetition_penalty": 0.001}, "repetition_penalty"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -85,7 +84,6 @@ def test_what_is_wrong_is_named(
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_completion_tokens": 5}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -157,7 +155,7 @@ def test_what_is_wrong_in_a_completion(served: Served, fields: dict[str, Any]) -
     [
         (COMPLETE, {"stop": ["a"] * 65}, "stop asks for 65: this server allows at most 64"),
         (COMPLETE, {"min_tokens": 1 << 40}, f"min_tokens is {1 << 40}: "),
-        (CHAT, {"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens is "),
+        (CHAT, {"max_tokens": None, "max_completion_tokens": -2}, "max_completion_tokens is "),
         ("/tokenize", {"prompt": None}, "prompt is missing"),
         ("/tokenize", {"prompt": None, "messages": []}, "messages is wrong: "),
     ],
@@ -169,6 +167,16 @@ def test_a_refusal_names_what_was_sent(
     error = served.refused(path, body)[1]
     assert error["message"].startswith(message)
     assert error["param"] == message.split()[0]
+
+
+def test_a_chat_of_no_tokens_only_reads_its_prompt(served: Served) -> None:
+    ask = {"messages": [{"role": "user", "content": "Read this."}], "max_tokens": 0}
+    status, found, _ = served.call(CHAT, ask | {"logprobs": True, "max_completion_tokens": 0})
+    choice = found["choices"][0]
+    assert (status, choice["finish_reason"]) == (200, "length")
+    assert not choice["message"]["content"]
+    assert found["usage"]["completion_tokens"] == 0
+    assert found["usage"]["prompt_tokens"] > 0
 
 
 def test_many_stop_strings(served: Served) -> None:

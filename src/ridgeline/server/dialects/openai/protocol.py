@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Text
@@ -37,7 +45,7 @@ from ridgeline.server.dialects.openai.samplers import (
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.request_model import Strict, contradiction, wrong
+from ridgeline.server.http.request_model import STRICT, Strict, contradiction, wrong
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 
@@ -191,9 +199,11 @@ class _SamplingFields(Strict):
     format: str | dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self, info: ValidationInfo) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise contradiction("stream_options", "it needs stream: true")
+            if info.context == STRICT:
+                raise contradiction("stream_options", "it needs stream: true")
+            self._dropped += ("stream_options",)
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", "a stream does not show them")
         lengths = {length for name in LENGTHS if (length := getattr(self, name, None)) is not None}
@@ -332,8 +342,7 @@ class ChatRequest(Rendering, _SamplingFields):
     echo: bool | None = None  # the answer begins with the message that it continues
     include_reasoning: bool | None = None
     logprobs: bool | None = None
-    max_completion_tokens: Length | None = None
-    max_tokens: Length | None = None
+    max_completion_tokens: int | None = Field(None, ge=-1, lt=_INT64)
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
