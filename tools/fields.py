@@ -16,6 +16,7 @@ from ridgeline.server.dialects.llamacpp import infill
 from ridgeline.server.dialects.ollama import protocol as ollama
 from ridgeline.server.dialects.openai import conversation, embeddings, protocol
 from ridgeline.server.dialects.responses import protocol as responses
+from ridgeline.server.dialects.triton import protocol as triton
 from ridgeline.server.http.request_model import Extra, Strict
 
 HEAD = """\
@@ -59,6 +60,10 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
     "`/api/show`, `/api/embed`": (ollama.ShowAsked, ollama.EmbedAsked),
     "`/infill`, `/completion`": (
         *(infill.InfillRequest, infill.ExtraFile, infill.LlamaCppRequest),
+    ),
+    "`/v2/models`": (
+        *(triton.TritonRequest, triton.InferRequest, triton.TensorParameters),
+        *(triton.OutputParameters,),
     ),
     "`/v1/embeddings`, `/v1/rerank`, `/v1/score`": (
         *(embeddings.EmbeddingsRequest, embeddings.RerankRequest, embeddings.ScoreRequest),

@@ -53,6 +53,7 @@ PACKAGES = {  # what each client's environment has
         "opentelemetry-instrumentation-fastapi==0.66b2",
         str(ROOT),
     ],
+    "triton": ["tritonclient[grpc,http]==2.73.0", f"{ROOT}[grpc]"],
     "agents": [],  # npm has them; each is skipped alone if it cannot be installed
     "vllm": [],  # its environment is that of the peers: pip knows where its torch is
     "prometheus": [],

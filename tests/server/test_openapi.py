@@ -44,6 +44,11 @@ OPERATIONS = [
     ("POST", "/api/chat", 60),
     ("POST", "/api/generate", 60),
     ("POST", "/api/show", 10),
+    *(("POST", f"/v2/models/{{model}}/{name}", 20) for name in ("generate", "generate_stream")),
+    ("POST", "/v2/models/{model}/infer", 20),
+    ("POST", "/v2/repository/index", 3),
+    *(("GET", f"/v2{name}", 3) for name in ("", "/health/live", "/health/ready")),
+    *(("GET", f"/v2/models/{{model}}{name}", 5) for name in ("", "/ready", "/config")),
     ("POST", "/tokenize", 40),
     ("POST", "/detokenize", 40),
     ("GET", "/v1/models/{name}", 20),
@@ -65,7 +70,7 @@ UNKNOWN = ("{", "/v1/batches")  # they name what is not there
 
 def has_body(operation: tuple[str, str, int]) -> bool:
     method, path, _ = operation
-    return method == "POST" and not path.endswith("/cancel")
+    return method == "POST" and not path.endswith(("/cancel", "/index"))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,8 @@ def test_what_the_document_allows_and_forbids(
             if case.body.pop("model", None) is not None and re.search("/messages|/api/", path):
                 case.body["model"] = "tiny"
             case.body.pop("deadline", None)  # whether it can be kept, the document does not say
+            if "/v2/models" in path:
+                case.path_parameters["model"] = "tiny"
             for form in [name for name in FIELDS if case.body.get(name)][1:]:
                 del case.body[form]  # an answer has one form
         response = case.call(base_url=small.url)

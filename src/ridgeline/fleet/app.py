@@ -24,6 +24,7 @@ from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool, Slot
+from ridgeline.fleet.triton import add_triton
 from ridgeline.fleet.worker import STATUS_S
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
@@ -192,6 +193,14 @@ def new_app(router: Router) -> FastAPI:
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
         return PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
+    async def named(request: Request) -> Response:
+        """Pass on what names its model in its path."""
+        if router.is_draining:
+            raise ApiError(503, "the server is stopping", code="stopping")
+        name, model = router.chosen(request.path_params["model"])
+        use = partial(router.pool.use, name, model)
+        return PassedOn(router.pool, name, use, await request.body())
+
     async def live(request: Request) -> Response:
         """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
         name, _ = router.chosen(request.query_params.get("model") or router.last_used())
@@ -206,6 +215,7 @@ def new_app(router: Router) -> FastAPI:
             raise router.pool.refusal(slot)
         return PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
 
+    add_triton(app, router, named)
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info", "/props"):

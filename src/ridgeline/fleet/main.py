@@ -20,6 +20,7 @@ from ridgeline.server.http.listening import bind, bind_unix, certificate_setting
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 
 
 class RunningFleet:
@@ -34,7 +35,7 @@ class RunningFleet:
         log: LogWriter,
     ) -> None:
         """Put a router together."""
-        self.keys, self._log = keys, log
+        self.keys, self._log, self._options = keys, log, options
         catalogue.write = log.line
         self.pool = Pool(
             engine,
@@ -54,10 +55,11 @@ class RunningFleet:
 
     async def run(self, listener: socket.socket, announce: str) -> None:
         """Serve until a signal, or ``stop``, ends it."""
-        self.server.on_started = lambda: print(announce, flush=True)
         await self.pool.prepare()
         settle()
-        await self.server.serve_on(listener)
+        async with grpc_beside(self.server.gate, self._options) as also:
+            self.server.on_started = lambda: print(f"{announce}{also}", flush=True)
+            await self.server.serve_on(listener)
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -88,6 +90,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     """
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
+    check_grpc_port(options)
     catalogue = Catalogue(models, options.models_dir)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()

@@ -27,7 +27,16 @@ from ridgeline.server.main import TUNNEL_KEY
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
-    *("host", "port", "uds", "allowed_host", "root_path", "cors_origin", "shutdown_timeout"),
+    *(
+        "host",
+        "port",
+        "grpc_port",
+        "uds",
+        "allowed_host",
+        "root_path",
+        "cors_origin",
+        "shutdown_timeout",
+    ),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
     *("models_dir", "models_memory", "keep_alive"),
 )

@@ -41,6 +41,7 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape
+from ridgeline.server.dialects.triton.routes import add_triton
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.gate import check_operator, own_view
 from ridgeline.server.http.json_body import BodyRoute
@@ -74,6 +75,7 @@ def new_app(service: Service) -> FastAPI:
     add_explain(app, service)
     add_ollama(app, service)
     add_llamacpp(app, service)
+    add_triton(app, service)
     add_lora(app, service.loras, service.check_open)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]

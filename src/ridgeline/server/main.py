@@ -25,6 +25,7 @@ from ridgeline.server.http.listening import bind, bind_unix, certificate_setting
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.middleware import Tunnel
 
 TUNNEL_KEY = "RIDGELINE_TUNNEL_KEY"  # a variable, and no flag: only a router sets it
@@ -65,6 +66,7 @@ class Running:
             write,
             answering.metrics.count_http,
         )
+        self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
         self._lost: DeviceLost | None = None
         self.async_engine.on_lost = self._end_without_device
@@ -76,7 +78,8 @@ class Running:
         """
         self._answering.start()
         self.server.on_started = announce
-        await self.server.serve_on(listener)
+        async with grpc_beside(self.server.gate, self.options) as self.also:
+            await self.server.serve_on(listener)
         await self._answering.stop()
         if self._lost is not None:
             raise self._lost
@@ -128,6 +131,7 @@ def serve(
     """
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
+    check_grpc_port(options)
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
@@ -152,11 +156,11 @@ async def _main(
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):
         say(note)
-    await running.run(listener, lambda: _announce(name, listener, options))
+    await running.run(listener, lambda: _announce(name, listener, options, running.also))
 
 
-def _announce(name: str, listener: socket.socket, options: ServeOptions) -> None:
+def _announce(name: str, listener: socket.socket, options: ServeOptions, also: str) -> None:
     settle()
     url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve
-        print(f"{name} is ready at {url} (OpenAI API: {url}/v1)", flush=True)
+        print(f"{name} is ready at {url} (OpenAI API: {url}/v1{also})", flush=True)

@@ -147,8 +147,18 @@ class Service:
         is_named = not {name, name.removesuffix(":latest")}.isdisjoint(self.names)
         return is_named or self.options.any_model_name
 
-    async def complete(self, body: CompletionRequest, request: Request) -> Reply:
-        """Return the reply to prompts of OpenAI's; raises ApiError if there cannot be one."""
+    async def complete(
+        self,
+        body: CompletionRequest,
+        request: Request,
+        *,
+        new_shape: NewShape = OpenAiShape,
+        dialect: Dialect = OPENAI,
+    ) -> Reply:
+        """Return the reply to prompts that are continued as they stand.
+
+        Raises ApiError if there cannot be one.
+        """
         self.check_open(body.model)
         self.check_count(len(body.prompts))
         if body.suffix:
@@ -157,8 +167,15 @@ class Service:
         else:
             are_cut = body.truncate_prompt_tokens is not None
             prompts = await self.prompts.of_texts(body.prompts, are_cut=are_cut)
-        is_middle = bool(body.suffix)
-        return await self.reply(request, body, prompts, "prompt", is_middle=is_middle)
+        return await self.reply(
+            request,
+            body,
+            prompts,
+            "prompt",
+            is_middle=bool(body.suffix),
+            new_shape=new_shape,
+            dialect=dialect,
+        )
 
     async def reply_in(
         self,

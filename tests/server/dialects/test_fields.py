@@ -26,6 +26,7 @@ from tests.server.serving import Served, serving
 ROOT = Path(__file__).parents[3]
 CHAT, COMPLETE, RESPOND = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, TALK, GENERATE, EMBED = "/v1/messages", "/api/chat", "/api/generate", "/v1/embeddings"
+WRITE, INFER = "/v2/models/tiny/generate", "/v2/models/tiny/infer"
 NAME = {"model": "tiny"}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 NO_CALL = {"tool_choice": "none"}  # of tools the prompt has none then
@@ -40,6 +41,7 @@ BASES: dict[str, dict[str, Any]] = {
     GENERATE: NAME | {"prompt": "a", "stream": False, "options": {"num_predict": 1}},
     EMBED: {"input": "a"},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 1},
+    WRITE: {"text_input": "a", "max_tokens": 1},
     "/tokenize": {"prompt": "a"},
 }
 
@@ -116,6 +118,10 @@ PLACES: list[tuple[str, fields.Table, str, str, Any]] = [
     ("ollama show", fields.OLLAMA_SHOW, "/api/show", "", lambda one: NAME | one),
     ("ollama embed", fields.OLLAMA_EMBED, "/api/embed", "", lambda one: NAME | {"input": ""} | one),
     ("ollama embedding", fields.OLLAMA_EMBEDDING, "/api/embeddings", "", lambda one: NAME | one),
+    ("triton", fields.TRITON, WRITE, "", lambda one: one),
+    ("triton's tensor", fields.TRITON_TENSOR, INFER, "inputs.parameters.",
+     lambda one: {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1],
+                              "data": ["a"], "parameters": one}]}),
     ("vectors", fields.VECTORS, EMBED, "", lambda one: one),
     ("file", fields.TIME_OF_FILE, "/infill", "input_extra.",
      lambda one: {"input_extra": [{"text": "a"} | one]}),

@@ -161,6 +161,34 @@ INFILL: Table = {
     **_lost("OpenAI", "max_tokens", "send n_predict"),
 }
 
+TRITON: Table = {
+    **COMPLETION,
+    **_hint("OpenAI", "model", "the path names it"),
+    **_hint("OpenAI", "prompt", "send text_input"),
+    **_hint("OpenAI", "stream_options", "the answer has its form"),
+    **_hint("vLLM", "include_timings return_token_ids return_tokens_as_token_ids", "ask /v1"),
+    **_hint("llama.cpp", "timings_per_token verbose", "ask /v1"),
+    **_lost("OpenAI", "logprobs", "ask /v1/completions"),
+    **_lost("vLLM", "prompt_logprobs", "ask /v1/completions"),
+    **_lost("OpenAI", "echo", "send exclude_input_in_output: false", False),
+    **_refused("Triton", "image", _ONLY_TEXT, ""),
+    **_refused("Triton", "sequence_id", "no request follows another: send the whole text", 0, ""),
+    **_hint("Triton", "sequence_start sequence_end", "no request follows another"),
+    **_lost("Triton", "priority", "requests are served in fair order", 0),
+    **_lost("Triton", "timeout", "end the request yourself, or send deadline", 0),
+    **_lost("Triton", "return_cumulative_logprob", "ask /v1/completions", False),
+    **_refused("Triton", "stop_words", "send stop", "", []),
+    **_hint("Triton", "triton_enable_empty_final_response", "over gRPC it is honoured"),
+}
+TRITON_TENSOR: Table = {
+    **_refused(
+        "Triton",
+        "shared_memory_region shared_memory_byte_size shared_memory_offset",
+        "no memory is shared with clients: send the data",
+    ),
+    **_refused("Triton", "classification", "there are no classes", 0),
+}
+
 # Parts of conversations.
 CONTENT_PART: Table = _hint("Anthropic", "cache_control", _CACHED)
 MESSAGE: Table = {

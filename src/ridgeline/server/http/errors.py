@@ -1,4 +1,7 @@
-"""Errors as OpenAI's, Anthropic's and Ollama's clients expect them. It knows nothing of engines."""
+"""Errors as OpenAI's, Anthropic's, Ollama's and Triton's clients expect them.
+
+It knows nothing of engines.
+"""
 
 from __future__ import annotations
 
@@ -100,11 +103,16 @@ def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": fields, "request_id": request_id}
 
 
+def is_triton(path: str) -> bool:
+    """Whether a path belongs to the Open Inference Protocol; Cohere has one beside it."""
+    return path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")
+
+
 def body_at(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
     """Return an error in the form of the API that ``path`` belongs to, as the client wrote it."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error, request_id)
-    if path.startswith("/api/"):
+    if path.startswith("/api/") or is_triton(path):
         return {"error": str(error)}
     shown = error.body()
     if path in LLAMACPP_PATHS and error.code == "context_length_exceeded":

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -24,13 +25,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server.http.errors import SHORT, ApiError, body_at
+from ridgeline.server.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER
 
-OPEN_PATHS = frozenset({*FILES, "/health", "/ready"})  # no key: a static page, and two probes
+# No key: a static page, and probes.
+OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _FORM_BYTES = 1 << 14  # of a form, around a file
 OWN = "localhost"  # in place of an origin
@@ -258,6 +260,8 @@ class Gate:
             if len(body) > self._max_body_bytes:
                 raise self._too_large()
             has_more = message.get("more_body", False)
+        if is_triton(scope["path"]):
+            self._unpack(scope, headers, body)
         if body or not scope["path"].endswith("/cancel"):  # which has nothing to say
             self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -294,10 +298,11 @@ class Gate:
         """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         is_said = kind not in (b"", b"application/x-www-form-urlencoded") or b"origin" in headers
-        if not is_said and scope["path"].startswith("/api/"):  # as curl -d, and as litellm does
+        is_lax = scope["path"].startswith("/api/") or is_triton(scope["path"])
+        has_tensors = kind == b"application/octet-stream" and is_triton(scope["path"])
+        if has_tensors or (is_lax and not is_said):  # as curl -d, as litellm, and as tritonclient
             kind = b"application/json"
-            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-            scope["headers"] = [*others, (b"content-type", kind)]
+            _replace(scope, b"content-type", kind)
         if scope["method"] == "POST" and kind != b"application/json":
             problem = "the body must be JSON: send Content-Type: application/json"
         elif headers.get(b"content-encoding", b"identity") != b"identity":
@@ -306,6 +311,28 @@ class Gate:
             return
         if any(route.matches(scope)[0] is Match.FULL for route in self._routes):
             raise ApiError(415, problem)
+
+    def _unpack(self, scope: Scope, headers: dict[bytes, bytes], body: bytearray) -> None:
+        """Take gzip or deflate from a body, and let the headers say so.
+
+        Raises ApiError if it is broken, or longer than a body may be.
+        """
+        coding = headers.get(b"content-encoding", b"").lower()
+        if coding not in (b"gzip", b"deflate"):
+            return
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # it sees itself which of the two it is
+        try:
+            data = stream.decompress(body, self._max_body_bytes + 1)
+        except zlib.error:
+            stream, data = zlib.decompressobj(), b""
+        if len(data) > self._max_body_bytes:
+            raise self._too_large()
+        if not stream.eof:
+            raise ApiError(400, f"the body is not whole {coding.decode()}")
+        body[:] = data
+        del headers[b"content-encoding"]
+        _replace(scope, b"content-encoding", b"identity")
+        _replace(scope, b"content-length", str(len(data)).encode())
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is longer than {self._max_body_bytes} bytes (--max-body)")
@@ -346,6 +373,12 @@ async def refuse(send: Send, error: ApiError, shown: dict[str, Any]) -> None:
 def _first(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers; if one is repeated, the first counts."""
     return dict(reversed(scope["headers"]))
+
+
+def _replace(scope: Scope, name: bytes, value: bytes) -> None:
+    """Let a header have another value."""
+    others = [pair for pair in scope["headers"] if pair[0] != name]
+    scope["headers"] = [*others, (name, value)]
 
 
 def _foreign(headers: dict[bytes, bytes]) -> str:

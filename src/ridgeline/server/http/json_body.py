@@ -46,7 +46,7 @@ class BodyRoute(APIRoute):
         adapter = TypeAdapter[Any](kind)
 
         async def read_first(request: Request) -> Response:
-            data = await request.body()
+            data = await self.json_of(request)
             state = request.app.state
             is_strict = getattr(state, "is_strict", False)
             model = await in_turn(state.work, adapter, data, is_strict=is_strict)
@@ -55,6 +55,10 @@ class BodyRoute(APIRoute):
             return response
 
         return read_first
+
+    async def json_of(self, request: Request) -> bytes:
+        """Return the JSON of a request's body."""
+        return await request.body()
 
 
 def note_ignored(response: Response, names: Sequence[str]) -> None:

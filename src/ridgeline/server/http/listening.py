@@ -14,14 +14,14 @@ from typing import Any
 from ridgeline.server.http.options import ServeOptions
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, flag: str = "--port") -> socket.socket:
     """Take the address before anything slow begins. Raises OSError that says what to do."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _bound(socket.socket(family, kind), address)
     except OSError as error:
         why = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host}:{port} ({why}): try another --port") from error
+        raise OSError(f"cannot listen on {host}:{port} ({why}): try another {flag}") from error
 
 
 def _bound(listener: socket.socket, address: Any) -> socket.socket:

@@ -20,6 +20,9 @@ class ServeOptions:
 
     host: str = flag_field("127.0.0.1", "Address to listen on; 0.0.0.0 means all.")
     port: int = flag_field(8000, "Port to listen on; 0 chooses a free one.")
+    grpc_port: int | None = flag_field(
+        None, "Port for Triton's gRPC service on the same host, beside HTTP; 0 chooses a free one."
+    )
     uds: Path | None = flag_field(None, "Unix socket to listen on, instead of host and port.")
     allowed_host: list[str] | None = flag_field(
         None,
@@ -149,8 +152,9 @@ class ServeOptions:
             raise ValueError(
                 f"there is no reasoning parser {self.reasoning_parser!r}: use one of {known}"
             )
-        if not 0 <= self.port < 1 << 16:
-            raise ValueError(f"--port is {self.port}: it must be from 0 to 65535")
+        for name, port in (("--port", self.port), ("--grpc-port", self.grpc_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise ValueError(f"{name} is {port}: it must be from 0 to 65535")
         if self.shutdown_timeout < 0:
             raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it cannot be below 0")
         parse_bytes(self.max_body, "--max-body")

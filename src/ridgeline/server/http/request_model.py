@@ -90,7 +90,7 @@ class Strict(BaseModel):
     def _take(cls, data: Any, make: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         if not isinstance(data, dict):
             return make(data)
-        values = {name: value for name, value in data.items() if value is not None}
+        values = {name: value for name, value in cls._flat(data).items() if value is not None}
         is_strict = info.context == STRICT
         skipped = [] if is_strict else cls._skip_tools(values)
         fields = cls.model_fields.keys() - set(cls.absent)
@@ -99,6 +99,11 @@ class Strict(BaseModel):
         model = make({name: value for name, value in values.items() if name in fields})
         model._dropped += (*dropped, *skipped)  # a validator may have dropped others
         return model
+
+    @classmethod
+    def _flat(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body, those that stand deeper in it among them."""
+        return data
 
     @classmethod
     def _drops(cls, name: str, values: Mapping[str, Any], *, is_strict: bool) -> bool:

@@ -40,6 +40,7 @@ class WebServer(uvicorn.Server):
     """uvicorn without its signal handlers, and without its ten checks a second for the end.
 
     Attributes:
+        gate: the application behind its gate, for requests that do not come over HTTP.
         on_started: called once it listens.
         ended: set to end it.
     """
@@ -61,7 +62,7 @@ class WebServer(uvicorn.Server):
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        gate = Gate(
+        self.gate = gate = Gate(
             app,
             keys=keys,
             hosts=_hosts(options),

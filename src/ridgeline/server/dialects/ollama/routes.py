@@ -30,13 +30,11 @@ from ridgeline.server.dialects.ollama.request import (
     raw_request,
 )
 from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, time_of
-from ridgeline.server.dialects.openai.documented import documented, errors_of
+from ridgeline.server.dialects.openai.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.service import Service
 
-_TEXT = {"type": "string"}
-_ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": _TEXT}})
 _LINES = partial(documented, stream=answers.LINES, media=OllamaShape.stream_type)
 
 
@@ -48,7 +46,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post("/api/chat", responses=_ERRORS | _LINES(answers.ChatAnswered))
+    @app.post("/api/chat", responses=TEXT_ERRORS | _LINES(answers.ChatAnswered))
     async def chat(body: ChatAsked, request: Request) -> Response:
         """Answer a conversation, as Ollama does."""
         service.check_open(body.model)
@@ -57,7 +55,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         convert, shape = partial(chat_request, body), partial(OllamaShape, is_chat=True)
         return await service.reply_in(OLLAMA, request, convert, shape)
 
-    @app.post("/api/generate", responses=_ERRORS | _LINES(answers.GenerateAnswered))
+    @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(answers.GenerateAnswered))
     async def generate(body: GenerateAsked, request: Request) -> Response:
         """Answer a prompt, as Ollama does; with raw or a suffix, continue it or fill in."""
         service.check_open(body.model)
@@ -86,7 +84,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
 
 def _add_vectors(app: FastAPI, service: Service) -> None:
-    @app.post("/api/embed", responses=_ERRORS | {200: {"model": answers.Embedded}})
+    @app.post("/api/embed", responses=TEXT_ERRORS | {200: {"model": answers.Embedded}})
     async def embed(body: EmbedAsked, request: Request) -> Response:
         """Return the vectors of texts, as Ollama does."""
         service.check_open(body.model)
@@ -108,7 +106,7 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
         with OLLAMA.errors():
             return await vectors_of(service, request, body, body.texts, "input", answer)
 
-    @app.post("/api/embeddings", responses=_ERRORS | {200: {"model": answers.EmbeddedOne}})
+    @app.post("/api/embeddings", responses=TEXT_ERRORS | {200: {"model": answers.EmbeddedOne}})
     async def embeddings(body: EmbeddingAsked, request: Request) -> Response:
         """Return the vector of one text as the model makes it, as Ollama once did."""
         service.check_open(body.model)
@@ -138,19 +136,19 @@ def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
 def _add_models(app: FastAPI, service: Service) -> None:
     summary, text = service.summary, service.text
 
-    @app.get("/api/tags", responses=_ERRORS | {200: {"model": answers.ModelList}})
+    @app.get("/api/tags", responses=TEXT_ERRORS | {200: {"model": answers.ModelList}})
     async def tags() -> dict[str, Any]:
         """List the one model, as Ollama does."""
         return {"models": [models.entry(name, summary) for name in service.names]}
 
-    @app.get("/api/ps", responses=_ERRORS | {200: {"model": answers.LoadedList}})
+    @app.get("/api/ps", responses=TEXT_ERRORS | {200: {"model": answers.LoadedList}})
     async def ps() -> dict[str, Any]:
         """List it as loaded."""
         num_bytes = memory_of(os.getpid()).resident_bytes
         one = models.loaded(service.name, summary, num_bytes, service.max_model_len, None)
         return {"models": [one]}
 
-    @app.post("/api/show", responses=_ERRORS | {200: {"model": answers.Shown}})
+    @app.post("/api/show", responses=TEXT_ERRORS | {200: {"model": answers.Shown}})
     async def show(body: ShowAsked) -> dict[str, Any]:
         """Say what the model is and can."""
         service.check_open(body.model)

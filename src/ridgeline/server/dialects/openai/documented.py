@@ -470,6 +470,7 @@ _ERROR_SCHEMA = {
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
 ERRORS = errors_of(_ERROR_SCHEMA)  # in OpenAI's form
+TEXT_ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": TEXT}})
 _MESSAGE_ERROR_SCHEMA = {
     "type": "object",
     "required": ["type", "error", "request_id"],

@@ -31,7 +31,7 @@ from ridgeline.server.dialects.openai.documented import (
     documented,
 )
 from ridgeline.server.dialects.openai.protocol import EACH, TextOrIds
-from ridgeline.server.dialects.openai.reply import Reply
+from ridgeline.server.dialects.openai.reply import RawBody, Reply
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict
@@ -182,11 +182,13 @@ class VectorShape:
 
     stream_type, ping = "application/json", b""
 
-    def __init__(self, vectors: Vectors, make: Callable[[Vectors], dict[str, Any]]) -> None:
+    def __init__(
+        self, vectors: Vectors, make: Callable[[Vectors], dict[str, Any] | RawBody]
+    ) -> None:
         """Write what ``make`` makes of the vectors once all are there."""
         self._vectors, self._make = vectors, make
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any] | RawBody:
         """Return the whole answer."""
         return self._make(self._vectors)
 
@@ -307,7 +309,7 @@ async def vectors_of(
     body: Any,
     texts: list[str] | list[list[int]],
     param: str,
-    answer: Callable[[Vectors], dict[str, Any]],
+    answer: Callable[[Vectors], dict[str, Any] | RawBody],
 ) -> Reply:
     """Return the reply with what ``answer`` makes of the texts' vectors. Raises ApiError.
 
@@ -367,7 +369,7 @@ def _reply(
     request: Request,
     body: Any,
     prompts: list[Ids],
-    answer: Callable[[Vectors], dict[str, Any]],
+    answer: Callable[[Vectors], dict[str, Any] | RawBody],
 ) -> Reply:
     service.check_queue(len(prompts))
     params = SamplingParams(pool=service.text.pooling)

@@ -9,8 +9,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -45,7 +46,14 @@ _MANY_PROMPTS, _MANY_ENTRIES = 8, 1 << 10  # an answer with more takes milliseco
 _DEPTH = 5  # to a token of an answer's logprobs, or a text's vector
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: faster
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
-_CONTENT |= {"input", "query", "documents", "text_1", "text_2"}
+_CONTENT |= {"input", "text_input", "query", "documents", "text_1", "text_2"}
+
+
+class RawBody(NamedTuple):
+    """A whole answer that is not JSON."""
+
+    data: bytes
+    headers: dict[str, str]
 
 
 class ReplyShape(Protocol):
@@ -59,7 +67,7 @@ class ReplyShape(Protocol):
     stream_type: str
     ping: bytes  # says that a stream lives
 
-    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]] | RawBody:
         """Return the whole answer, or a list of those to several prompts."""
 
     def take(self, event: StreamEvent) -> list[bytes]:
@@ -308,15 +316,15 @@ class Reply(Response):
             for one in batch:
                 self._shape.take(one)
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
-        data = await self._turns.run(self._whole_in_pieces) if is_long else self._whole()
+        whole = partial(self._whole, in_pieces if is_long else _encode)
+        data, headers = await self._turns.run(whole) if is_long else whole()
         async with asyncio.timeout(self._stall_timeout_s):
-            await self._send(send, data, _JSON, more_body=False)
+            await self._send(send, data, headers, more_body=False)
 
-    def _whole(self) -> bytes:
-        return _encode(self._shape.whole()).encode()
-
-    def _whole_in_pieces(self) -> bytes:
-        return in_pieces(self._shape.whole()).encode()
+    def _whole(self, encode: Callable[[Any], str]) -> RawBody:
+        """Return the whole answer as it is sent."""
+        whole = self._shape.whole()
+        return whole if isinstance(whole, RawBody) else RawBody(encode(whole).encode(), _JSON)
 
     def _num_entries(self) -> int:
         """Return how much an answer tells at most: tokens, and those ranked in their places."""
@@ -395,7 +403,7 @@ class Reply(Response):
             self._note[name] = getattr(self._body, name, None)
         if self._log_content:
             asked = self._body.model_dump(include=_CONTENT, exclude_none=True)
-            self._note |= asked | {"response": self._content.decode()}
+            self._note |= asked | {"response": self._content.decode(errors="replace")}
 
 
 def sse(value: dict[str, Any]) -> bytes:

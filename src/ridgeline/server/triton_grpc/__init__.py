@@ -1,0 +1,1 @@
+"""Triton's gRPC service: it translates to the routes under /v2, and decides nothing."""

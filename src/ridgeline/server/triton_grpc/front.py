@@ -1,0 +1,278 @@
+"""The gRPC server in front of the application: one more way in, and no other path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from starlette.types import ASGIApp
+
+from ridgeline.server.dialects.triton.routes import STREAM
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.triton_grpc.local_http import Cut, LocalAnswer, asked
+from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.server.triton_grpc.translate import (
+    EMPTY_LAST,
+    infer_request,
+    infer_response,
+    last_response,
+    model_config,
+    path_of,
+)
+
+_MAX_STREAMS = 128  # calls on one connection at a time
+_GRACE_S = 2.0
+_DATA = b"data: "
+_PASSED = ("authorization", "x-api-key", "x-request-id", "traceparent")
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class _Failed(Exception):
+    """A request was refused, or its answer failed."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Translator:
+    """The calls of Triton's service, each a request of the application's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Ask ``app``, with its gate."""
+        self._app = app
+
+    def handlers(self) -> dict[str, Any]:
+        """Return the service's calls by name."""
+        named = (
+            ("ModelMetadata", "", lambda answer: CLASSES["ModelMetadataResponse"](**answer)),
+            ("ModelConfig", "/config", model_config),
+        )
+        unary: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            "ServerLive": self._probe("/v2/health/live", "live"),
+            "ServerReady": self._probe("/v2/health/ready", "ready"),
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelInfer": self._infer,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._manage("load"),
+            "RepositoryModelUnload": self._manage("unload"),
+        }
+        unary |= {name: self._about(ending, make) for name, ending, make in named}
+        found: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _aborting(call, f"{name}Request"), response_serializer=_serialized
+            )
+            for name, call in unary.items()
+        }
+        found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream_infer, response_serializer=_serialized
+        )
+        return found
+
+    def _probe(self, path: str, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(request: Any, context: Any) -> Any:
+            async with self._asked("GET", path, context) as answer:
+                response = CLASSES[f"Server{name.title()}Response"]
+                return response(**{name: answer.status == 200})
+
+        return call
+
+    async def _model_ready(self, request: Any, context: Any) -> Any:
+        path = path_of(request.name, request.version, "/ready")
+        async with self._asked("GET", path, context) as answer:
+            return CLASSES["ModelReadyResponse"](ready=answer.status == 200)
+
+    async def _server_metadata(self, request: Any, context: Any) -> Any:
+        return CLASSES["ServerMetadataResponse"](**await self._json("GET", "/v2", context))
+
+    async def _index(self, request: Any, context: Any) -> Any:
+        models = await self._json("POST", "/v2/repository/index", context)
+        return CLASSES["RepositoryIndexResponse"](models=models)
+
+    def _about(
+        self, ending: str, make: Callable[[Any], Any]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(request: Any, context: Any) -> Any:
+            path = path_of(request.name, request.version, ending)
+            return make(await self._json("GET", path, context))
+
+        return call
+
+    def _manage(self, action: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(request: Any, context: Any) -> Any:
+            path = f"/v2/repository/models/{request.model_name}/{action}"
+            return await self._json("POST", path, context)
+
+        return call
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        headers, body = _translated(request)
+        path = path_of(request.model_name, request.model_version, "/infer")
+        return infer_response(await self._json("POST", path, context, headers, body))
+
+    async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
+        """Yield the answers to all requests of a stream, side by side."""
+        responses: asyncio.Queue[Any] = asyncio.Queue(1)
+        made = CLASSES["ModelStreamInferResponse"]
+
+        async def answer(data: bytes) -> None:
+            request = CLASSES["ModelInferRequest"]()
+            try:
+                request = _parsed("ModelInferRequest", data)
+                async for response in self._answers(request, context):
+                    await responses.put(made(infer_response=response))
+            except (_Failed, Cut) as error:
+                failed = CLASSES["ModelInferResponse"](id=request.id)
+                await responses.put(made(error_message=str(error), infer_response=failed))
+
+        async def read() -> None:
+            async with asyncio.TaskGroup() as group:
+                async for request in requests:
+                    group.create_task(answer(request))
+            await responses.put(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (response := await responses.get()) is not None:
+                yield response
+        finally:
+            reading.cancel()
+
+    async def _answers(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Yield the answer to a request, in pieces if it wants a stream. Raises _Failed, Cut."""
+        headers, body = _translated(request)
+        headers["accept"] = STREAM
+        path = path_of(request.model_name, request.model_version, "/infer")
+        async with self._asked("POST", path, context, headers, body) as answer:
+            if answer.status != 200:
+                raise await _failure(answer)
+            if not answer.headers["content-type"].startswith(STREAM):
+                yield infer_response(json.loads(await answer.read()))
+            else:
+                async for event in _events(answer):
+                    if "error" in event:
+                        raise _Failed(grpc.StatusCode.INTERNAL, event["error"])
+                    yield infer_response(event)
+        if EMPTY_LAST in request.parameters and request.parameters[EMPTY_LAST].bool_param:
+            yield last_response(request)
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        context: Any,
+        headers: Mapping[str, str] = {},
+        body: bytes = b"",
+    ) -> Any:
+        async with self._asked(method, path, context, headers, body) as answer:
+            if answer.status != 200:
+                raise await _failure(answer)
+            return json.loads(await answer.read())
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        context: Any,
+        headers: Mapping[str, str] = {},
+        body: bytes = b"",
+    ) -> contextlib.AbstractAsyncContextManager[LocalAnswer]:
+        said = {name: value for name, value in context.invocation_metadata() if name in _PASSED}
+        return asked(self._app, method, path, {**said, **headers}, body)
+
+
+def _aborting(
+    call: Callable[[Any, Any], Awaitable[Any]], kind: str
+) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """Return a call that takes a message of this kind, and has a status where ``call`` raises."""
+
+    async def answer(data: bytes, context: Any) -> Any:
+        try:
+            return await call(_parsed(kind, data), context)
+        except _Failed as error:
+            await context.abort(error.code, str(error))
+        except Cut as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    return answer
+
+
+def _parsed(kind: str, data: bytes) -> Any:
+    try:
+        return CLASSES[kind].FromString(data)
+    except DecodeError:
+        message = f"the message is not a {kind}"
+        raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, message) from None
+
+
+def _serialized(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _translated(request: Any) -> tuple[dict[str, str], bytes]:
+    try:
+        return infer_request(request)
+    except ValueError as error:
+        raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+
+
+async def _failure(answer: LocalAnswer) -> _Failed:
+    code = _CODES.get(answer.status, grpc.StatusCode.INTERNAL)
+    return _Failed(code, json.loads(await answer.read())["error"])
+
+
+async def _events(answer: LocalAnswer) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of a stream; comments are passed over."""
+    unread = b""
+    async for piece in answer.pieces():
+        *lines, unread = (unread + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(_DATA):
+                yield json.loads(line.removeprefix(_DATA))
+
+
+@contextlib.asynccontextmanager
+async def serving_grpc(app: ASGIApp, options: ServeOptions) -> AsyncIterator[int]:
+    """Serve gRPC for as long as the block lasts; yield the port. Raises OSError if it is taken."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", _MAX_STREAMS),
+            ("grpc.max_receive_message_length", options.max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+        ]
+    )
+    handlers = Translator(app).handlers()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{host}:{options.grpc_port}"
+    try:
+        if options.ssl_certfile is None:
+            port = server.add_insecure_port(address)
+        else:
+            certificate = options.ssl_certfile.read_bytes()
+            key = (options.ssl_keyfile or options.ssl_certfile).read_bytes()
+            pair = grpc.ssl_server_credentials([(key, certificate)])
+            port = server.add_secure_port(address, pair)
+    except RuntimeError:
+        raise OSError(f"cannot listen on {address}: try another --grpc-port") from None
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(_GRACE_S)

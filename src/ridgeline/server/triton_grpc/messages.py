@@ -1,0 +1,131 @@
+"""The messages of Triton's gRPC service, made from this table as the program starts.
+
+There is no generated code, which would fit few versions of protobuf alone, and no pool of
+descriptors is shared, so that a program may use Triton's own client beside us. Only what is
+answered stands here, in the numbers of Triton's grpc_service.proto and model_config.proto; fields
+that are not known are skipped by protobuf itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+SERVICE = "inference.GRPCInferenceService"
+_PACKAGE = "inference"
+_SCALARS = {
+    "bool": Field.TYPE_BOOL,
+    "bytes": Field.TYPE_BYTES,
+    "double": Field.TYPE_DOUBLE,
+    "float": Field.TYPE_FLOAT,
+    "int32": Field.TYPE_INT32,
+    "int64": Field.TYPE_INT64,
+    "string": Field.TYPE_STRING,
+    "uint32": Field.TYPE_UINT32,
+    "uint64": Field.TYPE_UINT64,
+}
+# Name, number and type of each field; "*" is repeated, "%" a map from strings, "|" one of several.
+_NAMED = "name 1 string, version 2 string"
+_PARAMETERS = "%InferParameter"
+_TENSOR = f"name 1 string, datatype 2 string, shape 3 *int64, parameters 4 {_PARAMETERS}"
+_MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live 1 bool",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready 1 bool",
+    "ModelReadyRequest": _NAMED,
+    "ModelReadyResponse": "ready 1 bool",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name 1 string, version 2 string, extensions 3 *string",
+    "ModelMetadataRequest": _NAMED,
+    "TensorMetadata": "name 1 string, datatype 2 string, shape 3 *int64",
+    "ModelMetadataResponse": (
+        "name 1 string, versions 2 *string, platform 3 string, "
+        "inputs 4 *TensorMetadata, outputs 5 *TensorMetadata"
+    ),
+    "InferParameter": (
+        "bool_param 1 |bool, int64_param 2 |int64, string_param 3 |string, "
+        "double_param 4 |double, uint64_param 5 |uint64"
+    ),
+    "InferTensorContents": (
+        "bool_contents 1 *bool, int_contents 2 *int32, int64_contents 3 *int64, "
+        "uint_contents 4 *uint32, uint64_contents 5 *uint64, fp32_contents 6 *float, "
+        "fp64_contents 7 *double, bytes_contents 8 *bytes"
+    ),
+    "InferInputTensor": f"{_TENSOR}, contents 5 InferTensorContents",
+    "InferRequestedOutputTensor": f"name 1 string, parameters 2 {_PARAMETERS}",
+    "ModelInferRequest": (
+        f"model_name 1 string, model_version 2 string, id 3 string, parameters 4 {_PARAMETERS}, "
+        "inputs 5 *InferInputTensor, outputs 6 *InferRequestedOutputTensor, "
+        "raw_input_contents 7 *bytes"
+    ),
+    "InferOutputTensor": _TENSOR,
+    "ModelInferResponse": (
+        f"model_name 1 string, model_version 2 string, id 3 string, parameters 4 {_PARAMETERS}, "
+        "outputs 5 *InferOutputTensor, raw_output_contents 6 *bytes"
+    ),
+    "ModelStreamInferResponse": "error_message 1 string, infer_response 2 ModelInferResponse",
+    "ModelConfigRequest": _NAMED,
+    "ModelInput": "name 1 string, data_type 2 int32, dims 4 *int64, optional 8 bool",
+    "ModelOutput": "name 1 string, data_type 2 int32, dims 3 *int64",
+    "ModelTransactionPolicy": "decoupled 1 bool",
+    "ModelConfig": (
+        "name 1 string, platform 2 string, max_batch_size 4 int32, input 5 *ModelInput, "
+        "output 6 *ModelOutput, backend 17 string, "
+        "model_transaction_policy 19 ModelTransactionPolicy"
+    ),
+    "ModelConfigResponse": "config 1 ModelConfig",
+    "RepositoryIndexRequest": "repository_name 1 string, ready 2 bool",
+    "ModelIndex": "name 1 string, version 2 string, state 3 string, reason 4 string",
+    "RepositoryIndexResponse": "models 1 *ModelIndex",
+    "RepositoryModelLoadRequest": "repository_name 1 string, model_name 2 string",
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": "repository_name 1 string, model_name 2 string",
+    "RepositoryModelUnloadResponse": "",
+}
+# Of model_config.proto: the numbers of the types that the routes name.
+DATA_TYPES = {"TYPE_BOOL": 1, "TYPE_UINT32": 4, "TYPE_FP32": 11, "TYPE_STRING": 13}
+
+
+def _file() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="ridgeline/triton.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field in filter(None, fields.split(", ")):
+            _add_field(message, *field.split(" "))
+    return file
+
+
+def _add_field(message: Any, name: str, number: str, kind: str) -> None:
+    field = message.field.add(name=name, number=int(number), label=Field.LABEL_OPTIONAL)
+    mark, kind = (kind[0], kind[1:]) if kind[0] in "*%|" else ("", kind)
+    if mark:
+        field.label = Field.LABEL_OPTIONAL if mark == "|" else Field.LABEL_REPEATED
+    if mark == "|":
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice")
+        field.oneof_index = 0
+    if mark == "%":
+        entry = message.nested_type.add(name=f"{name.title()}Entry")
+        entry.options.map_entry = True
+        _add_field(entry, "key", "1", "string")
+        _add_field(entry, "value", "2", kind)
+        kind = f"{message.name}.{entry.name}"
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    else:
+        field.type, field.type_name = Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+
+
+def _classes() -> dict[str, Any]:
+    pool = DescriptorPool()
+    pool.Add(_file())
+    found = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
+    return {name: GetMessageClass(descriptor) for name, descriptor in found.items()}
+
+
+CLASSES = _classes()

@@ -1,0 +1,40 @@
+"""Whether there is a gRPC port, and what serves it. It imports gRPC only where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.types import ASGIApp
+
+from ridgeline.server.http.listening import bind
+from ridgeline.server.http.options import ServeOptions
+
+
+def check_grpc_port(options: ServeOptions) -> None:
+    """Check what ``--grpc-port`` needs, before a model is loaded.
+
+    Raises ValueError if gRPC is not installed or cannot have the certificate, and OSError if the
+    port is taken.
+    """
+    if options.grpc_port is None:
+        return
+    try:
+        import ridgeline.server.triton_grpc.front  # noqa: F401
+    except ImportError:
+        raise ValueError("--grpc-port needs gRPC: pip install 'ridgeline[grpc]'") from None
+    if options.ssl_keyfile_password:
+        raise ValueError("--grpc-port cannot read a key with --ssl-keyfile-password: store it bare")
+    bind(options.host, options.grpc_port, flag="--grpc-port").close()
+
+
+@contextlib.asynccontextmanager
+async def grpc_beside(app: ASGIApp, options: ServeOptions) -> AsyncIterator[str]:
+    """Serve gRPC, if that is wanted, for as long as the block lasts; yield what is said of it."""
+    if options.grpc_port is None:
+        yield ""
+        return
+    from ridgeline.server.triton_grpc.front import serving_grpc
+
+    async with serving_grpc(app, options) as port:
+        yield f"; Triton's gRPC: {options.host}:{port}"

@@ -1,0 +1,238 @@
+"""Triton's gRPC service over a real channel: calls, streams, codes, and clients that leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ridgeline.server.dialects.triton.tensors import pack, unpack
+from ridgeline.server.http.listening import bind
+from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.server.triton_grpc.port import check_grpc_port
+from tests.server.serving import Served, eventually, hold, serving
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+
+
+class Service:
+    """A server with a gRPC port, and a channel to it."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.channel = grpc.insecure_channel(served.running.also.split("gRPC: ")[1])
+
+    def call(self, name: str, request: Any = None, **metadata: str) -> Any:
+        answer = {"ModelMetadata": "ModelMetadataResponse", "ModelConfig": "ModelConfigResponse"}
+        found = self.channel.unary_unary(
+            f"/{SERVICE}/{name}",
+            lambda message: message.SerializeToString(),
+            CLASSES[answer.get(name, f"{name}Response")].FromString,
+        )
+        request = request or CLASSES[f"{name}Request"]()
+        return found(request, timeout=60, metadata=tuple(metadata.items()))
+
+    def stream(self, requests: Iterator[Any]) -> Any:
+        found = self.channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            lambda message: message.SerializeToString(),
+            CLASSES["ModelStreamInferResponse"].FromString,
+        )
+        return found(requests, timeout=60)
+
+    def completion(self, **fields: Any) -> str:
+        body = {"prompt": "one two"} | GREEDY | fields
+        return str(self.served.call("/v1/completions", body)[1]["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def service(model: Path) -> Iterator[Service]:
+    with serving(model, grpc_port=0, max_body="64KiB") as served:
+        found = Service(served)
+        yield found
+        found.channel.close()
+
+
+def infer(*, stream: bool = False, is_raw: bool = True, **parameters: Any) -> Any:
+    request = CLASSES["ModelInferRequest"](model_name="tiny", id=parameters.pop("id", ""))
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    request.inputs.add(name="stream", datatype="BOOL", shape=[1])
+    if is_raw:
+        request.raw_input_contents.extend([pack("BYTES", ["one two"]), pack("BOOL", [stream])])
+    else:
+        request.inputs[0].contents.bytes_contents.append(b"one two")
+        request.inputs[1].contents.bool_contents.append(stream)
+    for name, value in (GREEDY | parameters).items():
+        setattr(request.parameters[name], KINDS[type(value)], value)
+    return request
+
+
+def text(response: Any) -> str:
+    [found] = unpack("BYTES", response.raw_output_contents[0])
+    return str(found)
+
+
+def failed(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return error.value.code(), error.value.details()
+
+
+def test_what_a_server_and_a_model_are(service: Service) -> None:
+    assert service.call("ServerLive").live
+    assert service.call("ServerReady").ready
+    assert service.call("ServerMetadata").name == "ridgeline"
+    named = CLASSES["ModelReadyRequest"](name="tiny")
+    assert service.call("ModelReady", named).ready
+    assert not service.call("ModelReady", CLASSES["ModelReadyRequest"](name="nope")).ready
+    metadata = service.call("ModelMetadata", CLASSES["ModelMetadataRequest"](name="tiny"))
+    assert metadata.inputs[0].name == "text_input"
+    config = service.call("ModelConfig", CLASSES["ModelConfigRequest"](name="tiny")).config
+    assert (config.input[0].data_type, config.model_transaction_policy.decoupled) == (13, True)
+    assert service.call("RepositoryIndex").models[0].name == "tiny"
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_infer_is_a_completion(service: Service, is_raw: bool) -> None:
+    response = service.call("ModelInfer", infer(is_raw=is_raw, id="7"))
+    assert (text(response), response.id) == (service.completion(), "7")
+    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1])
+
+
+def test_a_stream_has_the_whole_answer_in_pieces(service: Service) -> None:
+    last = {"triton_enable_empty_final_response": True}
+    requests = [
+        infer(stream=True, id="a", **last),
+        infer(stream=True, id="b", temperature=1.0, seed=3, **last),
+        infer(id="c"),
+        infer(id="d", temperature=9.0),
+    ]
+    pieces: dict[str, list[str]] = {}
+    ended, errors = [], []
+    for one in service.stream(iter(requests)):
+        response = one.infer_response
+        if one.error_message:
+            errors.append((response.id, one.error_message))
+        elif response.parameters["triton_final_response"].bool_param:
+            ended.append(response.id)
+        else:
+            pieces.setdefault(response.id, []).append(text(response))
+    assert len(pieces["a"]) > 3
+    assert "".join(pieces["a"]) == service.completion()
+    assert "".join(pieces["b"]) == service.completion(temperature=1.0, seed=3)
+    assert pieces["c"] == [service.completion()]
+    assert sorted(ended) == ["a", "b"]
+    assert errors == [("d", "temperature is 9.0: it must be less than or equal to 2")]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_who_leaves_ends_the_request(service: Service, is_stream: bool) -> None:
+    served = service.served
+    go_on = hold(served, 2)
+    request = infer(stream=is_stream, max_tokens=400)
+    if is_stream:
+        call = service.stream(iter([request]))
+        next(call)
+        call.cancel()
+    else:
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(failed, lambda: service.call("ModelInfer", request))
+            eventually(lambda: served.valve.num_steps > 2 and served.llm.engine.requests)
+            service.channel.close()
+            assert waiting.result()[0] is grpc.StatusCode.CANCELLED
+        service.channel = Service(served).channel
+    go_on.set()
+    served.assert_idle()
+    assert text(service.call("ModelInfer", infer())) == service.completion()
+
+
+def test_a_step_that_fails_is_an_error_of_its_stream(service: Service) -> None:
+    first = service.served.valve.num_steps
+
+    def fail(step: Any) -> None:
+        if service.served.valve.num_steps > first + 3:
+            raise RuntimeError("broken")
+
+    service.served.valve.before = fail
+    found = list(service.stream(iter([infer(stream=True, id="a")])))
+    service.served.valve.before = lambda step: None
+    assert "".join(text(one.infer_response) for one in found[:-1])
+    assert (found[-1].error_message != "", found[-1].infer_response.id) == (True, "a")
+
+
+def test_status_codes(service: Service) -> None:
+    codes = grpc.StatusCode
+    code, said = failed(lambda: service.call("ModelInfer", infer(temperature=9.0)))
+    assert (code, "temperature is 9.0" in said) == (codes.INVALID_ARGUMENT, True)
+    code, said = failed(lambda: service.call("ModelInfer", infer(stream=True)))
+    assert (code, "infer answers once" in said) == (codes.INVALID_ARGUMENT, True)
+    request = infer()
+    request.model_name = "nope"
+    assert failed(lambda: service.call("ModelInfer", request))[0] is codes.NOT_FOUND
+    request = infer()
+    del request.raw_input_contents[1]
+    code, said = failed(lambda: service.call("ModelInfer", request))
+    assert (code, "has 1 tensors" in said) == (codes.INVALID_ARGUMENT, True)
+    request = infer(is_raw=False)
+    request.inputs[0].contents.bytes_contents[0] = b"\xff"
+    code, said = failed(lambda: service.call("ModelInfer", request))
+    assert (code, "not UTF-8" in said) == (codes.INVALID_ARGUMENT, True)
+    request = infer()
+    request.raw_input_contents[0] = pack("BYTES", ["x" * (65 << 10)])
+    assert failed(lambda: service.call("ModelInfer", request))[0] is codes.RESOURCE_EXHAUSTED
+    load = CLASSES["RepositoryModelLoadRequest"](model_name="tiny")
+    assert failed(lambda: service.call("RepositoryModelLoad", load))[0] is codes.INVALID_ARGUMENT
+    unknown = service.channel.unary_unary(f"/{SERVICE}/TraceSetting")
+    assert failed(lambda: unknown(b"", timeout=60))[0] is codes.UNIMPLEMENTED
+
+
+def test_broken_messages_are_refused_or_answered(service: Service) -> None:
+    call = service.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+    good = infer().SerializeToString()
+    flipped = (good[:i] + bytes([good[i] ^ 0x55]) + good[i + 1 :] for i in range(len(good)))
+    futures = [call.future(broken, timeout=60) for broken in flipped]
+    codes = {future.code() for future in futures}
+    known = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+    assert codes == known
+    [one] = service.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter([b"\xff"]))
+    answer = CLASSES["ModelStreamInferResponse"].FromString(one)
+    assert answer.error_message == "the message is not a ModelInferRequest"
+    service.served.assert_idle()
+
+
+def test_keys_are_sent_as_metadata(model: Path) -> None:
+    with serving(model, grpc_port=0, api_key=["secret"]) as served:
+        guarded = Service(served)
+        assert guarded.call("ServerLive").live
+        code, said = failed(lambda: guarded.call("ModelInfer", infer()))
+        assert (code, "API key" in said) == (grpc.StatusCode.UNAUTHENTICATED, True)
+        assert guarded.call("ModelInfer", infer(), authorization="Bearer secret").outputs
+        guarded.channel.close()
+
+
+def test_a_port_that_is_taken_and_grpc_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="try another --grpc-port"):
+            check_grpc_port(ServeOptions(grpc_port=port))
+    with pytest.raises(ValueError, match="--grpc-port is 70000"):
+        ServeOptions(grpc_port=70000)
+    monkeypatch.setitem(sys.modules, "ridgeline.server.triton_grpc.front", None)
+    with pytest.raises(ValueError, match=r"pip install 'ridgeline\[grpc\]'"):
+        check_grpc_port(ServeOptions(grpc_port=0))
+
+
+def test_nothing_of_grpc_is_imported_without_its_port() -> None:
+    code = "import ridgeline.server.main, ridgeline.fleet.main, sys; print(*sys.modules)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = seen.stdout.split()
+    assert not [name for name in names if name.split(".")[0] in ("grpc", "google")]
