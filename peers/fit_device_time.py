@@ -56,7 +56,7 @@ def cases() -> list[Case]:
             continue
         shape = shape_of_config(configs[point["model"]])
         kv_bytes = 1.0 if point["dtype"] == "fp8" else 2.0
-        device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"])
+        device, storage = devices()[point["device"]], storage_of_dtype(point["dtype"], shape)
         times = device_time(shape, storage, kv_bytes, device, constants(START, 2.0), point["tp"])
         pairs.append((point, times))
     return pairs

@@ -96,7 +96,7 @@ def test_a_fit_finds_the_constants_that_made_the_points(
     rows: list[dict[str, object]] = []
     for name, tp in (("llama-3.1-8b", 1), ("llama-3.1-70b", 4)):
         shape = shape_of_config(PUBLISHED[name]["config"])
-        times = device_time(shape, storage_of_dtype("bf16"), 2.0, device, truth, tp)
+        times = device_time(shape, storage_of_dtype("bf16", shape), 2.0, device, truth, tp)
         for clients in (1, 4, 16, 64):
             for prompt in (128, 2048):
                 tpot_ms = 1e3 * batch_seconds(times, clients, prompt, 64) / 64

@@ -173,10 +173,11 @@ def test_types_of_the_config() -> None:
 
 
 def test_a_format_that_is_asked_for_spares_the_head_and_the_norms() -> None:
-    storage = storage_of_dtype("int4")
+    shape = shape_of_config(PUBLISHED["llama-3.1-8b"]["config"])
+    storage = storage_of_dtype("int4", shape)
     assert storage.of("model.layers.0.self_attn.q_proj", MATRIX).name == "int4"
     assert storage.of("lm_head", Matrix("lm_head", "head", 8, 8)).name == "bf16"
-    assert storage_of_dtype("f32").plain.name == "f32"
+    assert storage_of_dtype("f32", shape).plain.name == "f32"
 
 
 @pytest.mark.parametrize(

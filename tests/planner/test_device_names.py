@@ -65,7 +65,9 @@ def test_a_name_of_too_many_or_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'rtx' is in the names of \d+ devices, such as rtx4090,"):
         find_devices("rtx")
     for typed in ("", "/", "NVIDIA", "banana", "l4,,t4"):
-        with pytest.raises(ValueError, match=r"there is no device .* `ridgeline plan --devices`"):
+        with pytest.raises(
+            ValueError, match=r"there is no device .* `ridgeline plan --list-devices`"
+        ):
             find_devices(typed)
 
 

@@ -39,5 +39,5 @@ def test_the_example_is_what_the_program_prints(tmp_path: Path) -> None:
 
 
 def test_the_table_of_devices_is_what_the_program_prints() -> None:
-    printed = ridgeline("plan", "--devices").stdout.strip()
+    printed = ridgeline("plan", "--list-devices").stdout.strip()
     assert (DOCS / "devices.md").read_text().endswith(f"\n\n{printed}\n")

@@ -89,12 +89,12 @@ def test_the_document_says_what_the_whole_model_takes_and_what_a_device(tp: int,
 def test_the_sentence_answers() -> None:
     found = plan(LLAMA, on="l4").best
     assert sentence(found) == (
-        f"fits on one NVIDIA L4 with {gib(found.ledger.spare_bytes)} to spare: 6 sequences of "
-        f"4,096 tokens, or one sequence of 27,136"
+        f"fits on one NVIDIA L4 with {gib(found.ledger.spare_bytes)} to spare: 7 sequences of "
+        f"4,096 tokens, or one sequence of 32,672"
     )
     large = plan(PUBLISHED["llama-3.1-70b"]["config"], on="h100-sxm").best
     assert sentence(large).startswith("does not fit on one NVIDIA H100 SXM5: ")
-    assert sentence(large).endswith("it would with --tensor-parallel-size 2 or --dtype int4")
+    assert sentence(large).endswith("it would with --tensor-parallel-size 2 or --dtype fp8")
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-70b", "phi-4", "mixtral-8x7b"])
@@ -155,7 +155,8 @@ def test_formats_and_caches_as_wished() -> None:
     linear = 8030261248 - outside
     assert weights(dtype="bf16") == 2 * 8030261248
     assert weights(dtype="fp8") == pytest.approx(linear + 2 * outside, rel=1e-5)
-    assert weights(dtype="q4_k") == pytest.approx(linear * 4.5 / 8 + 2 * outside, rel=1e-9)
+    assert weights(dtype="q4_k") == weights(dtype="Q4_K_M")
+    assert weights(dtype="q4_k_m") == pytest.approx(4.58 * 2**30, rel=0.01)  # the file's size
     assert plan(LLAMA, on="l4", kv_cache_dtype="fp8").best.ledger.kv_bytes == 4096 * 65536
     ours = plan(LLAMA, on="l4", kv_cache_dtype="int8-int4", engine="ridgeline")
     assert ours.best.ledger.kv_bytes == 4096 * 65536 * 3 // 4

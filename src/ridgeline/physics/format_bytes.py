@@ -1,17 +1,19 @@
 """What weights cost in bytes in each format that models are published in, scales and all.
 
 A format says how one matrix is stored. Which matrices a model converts stands in its
-``quantization_config``; norms, routers and embeddings mostly stay in the model's own type.
+``quantization_config``; norms, routers and embeddings mostly stay in the model's own type. The
+names that GGUF files go by are of mixes, which convert the embedding and the head as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.physics.module_names import NO_MODULES, Modules
-from ridgeline.physics.shapes import Matrix
+from ridgeline.physics.formats.gguf_mixes import MIX_NAMES, MIXES, Mix, mix_of
+from ridgeline.physics.formats.module_names import NO_MODULES, Modules
+from ridgeline.physics.shapes import Matrix, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ FORMATS: Mapping[str, Format] = {
 _NAMES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "half": "f16", "fp16": "f16",
     "fp32": "f32", "float": "f32", "f8": "fp8", "float8": "fp8", "w8a8": "int8",
-    "int8-row": "int8", "w4a16": "int4",
+    "int8-row": "int8", "w4a16": "int4", **MIX_NAMES,
 }  # fmt: skip
 # The formats that "the widest that fits" tries, from the widest to the narrowest.
 BY_WIDTH = ("bf16", "fp8", "int8", "int4")
@@ -88,15 +90,19 @@ class Storage:
         linear: of matrices that are.
         kept: modules that stay plain.
         only_experts: nothing but experts is converted.
+        mix: what each matrix is stored in, if that differs by its part in the model.
     """
 
     plain: Format
     linear: Format
     kept: Modules = NO_MODULES
     only_experts: bool = False
+    mix: Mix | None = None
 
     def of(self, full_name: str, matrix: Matrix) -> Format:
         """Return the format of a matrix."""
+        if self.mix is not None:
+            return FORMATS[self.mix.format_of(full_name, matrix)]
         is_converted = matrix.linear and not (self.only_experts and matrix.group != "experts")
         if not is_converted or full_name in self.kept:
             return self.plain
@@ -109,15 +115,18 @@ class Storage:
 
 
 def format_named(name: str) -> Format:
-    """Return a format by its name.
+    """Return a format by its name; of a mix that of most of its matrices, by the mix's name.
 
     Raises ValueError, with all names, if there is none of this name.
     """
     short = name.lower().removeprefix("torch.")
-    named_format = FORMATS.get(_NAMES.get(short, short))
-    if named_format is None:
-        raise ValueError(f"there is no format {name!r}: give one of {', '.join(FORMATS)}")
-    return named_format
+    short = _NAMES.get(short, short)
+    if short in MIXES:
+        return replace(FORMATS[MIXES[short]], name=short)
+    if short not in FORMATS:
+        known = dict.fromkeys((*FORMATS, *MIXES))
+        raise ValueError(f"there is no format {name!r}: give one of {', '.join(known)}")
+    return FORMATS[short]
 
 
 def kv_bytes_of(name: str) -> float:
@@ -137,10 +146,16 @@ def own_kv_dtype(dtype: str) -> str:
     return "f32" if dtype == "f32" else "int8"
 
 
-def storage_of_dtype(name: str) -> Storage:
-    """Return all matrices in one format, and the rest in 16 bits if that is narrower."""
+def storage_of_dtype(name: str, shape: ModelShape) -> Storage:
+    """Return a model's matrices in one format, and the rest in 16 bits if that is narrower.
+
+    Of a mix each matrix is in what llama.cpp's quantiser gives it.
+    """
     linear = format_named(name)
-    return Storage(linear if linear.bits >= 16 else FORMATS["bf16"], linear, Modules(("lm_head",)))
+    plain = linear if linear.bits >= 16 else FORMATS["bf16"]
+    if linear.name in MIXES:
+        return Storage(plain, linear, mix=mix_of(linear.name, shape))
+    return Storage(plain, linear, Modules(("lm_head",)))
 
 
 def storage_of_config(config: Mapping[str, Any], where: str = "config.json") -> Storage:

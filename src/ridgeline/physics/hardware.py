@@ -12,6 +12,16 @@ from dataclasses import dataclass, replace
 
 _OLD_DAYS = 90
 _MOST_RANKS = 1024  # of devices that a table sets no end
+_DEVICE_FIELDS = (
+    "id", "name", "kind", "generation", "year", "bf16_tflops", "fp16_tflops", "fp8_tflops",
+    "int8_tops", "fp4_tflops", "bf16_measured_tflops", "fp8_measured_tflops", "label_gb",
+    "usable_mib", "memory", "read_gb_per_s", "link", "link_gb_per_s", "pcie_gb_per_s", "tdp_w",
+    "max_ranks", "rented", "date", "source", "confidence", "note",
+)  # fmt: skip
+_DEVICE_NUMBERS = tuple(
+    name for name in _DEVICE_FIELDS
+    if name.endswith(("flops", "tops", "_s", "_w", "_gb", "_mib", "ranks"))
+)  # fmt: skip
 _PRICE_FIELDS = ("device", "provider", "region", "kind", "usd_per_hour", "date", "source",
                  "confidence")  # fmt: skip
 
@@ -207,6 +217,42 @@ def parse_devices(devices: str, slices: str) -> dict[str, Device]:
     return by_id
 
 
+def parse_own_devices(text: str, name: str) -> dict[str, Device]:
+    """Return the devices of a user's own CSV file by id, with any columns of ``devices.csv``.
+
+    A row needs an id, memory and bandwidth. Raises ValueError, with line and column, for damage.
+    """
+    by_id: dict[str, Device] = {}
+    for number, row in enumerate(_rows(text, name), start=2):
+        if unknown := [column for column in row if column not in _DEVICE_FIELDS]:
+            raise ValueError(
+                f"{name}: there is no column {unknown[0]!r}: give some of "
+                f"{','.join(_DEVICE_FIELDS)}"
+            )
+        row = {column: (row.get(column) or "").strip() for column in _DEVICE_FIELDS}
+        for column in _DEVICE_NUMBERS:
+            if row[column] and not 0 < _number(row[column]) < 1e12:
+                raise _wrong(name, number, row, column, "a number above 0")
+        if not row["id"] or "," in row["id"]:
+            raise _wrong(name, number, row, "id", "a name without commas")
+        if not row["read_gb_per_s"] or not (row["label_gb"] or row["usable_mib"]):
+            raise ValueError(
+                f"{name}, line {number}: {row['id']} needs read_gb_per_s, and label_gb or "
+                f"usable_mib"
+            )
+        row["name"], row["kind"] = row["name"] or row["id"], row["kind"] or "gpu"
+        device = _device(row)
+        by_id[device.id.lower()] = device
+    return by_id
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def parse_prices(text: str, name: str = "prices.csv") -> tuple[Price, ...]:
     """Return the prices of a CSV file. Raises ValueError, with line and field, for damage."""
     prices = []
@@ -291,7 +337,7 @@ def _device(row: Mapping[str, str]) -> Device:
         id=row["id"],
         name=row["name"],
         kind=row["kind"],
-        usable_bytes=int(mib) << 20 if mib else int(float(row["label_gb"]) * 1e9),
+        usable_bytes=int(float(mib)) << 20 if mib else int(float(row["label_gb"]) * 1e9),
         is_measured=bool(mib),
         memory=row["memory"],
         read_bytes_per_s=float(row["read_gb_per_s"]) * 1e9,
@@ -299,7 +345,7 @@ def _device(row: Mapping[str, str]) -> Device:
         measured_ops_per_s={k: float(row[v]) * 1e12 for k, v in measured.items() if row[v]},
         link=row["link"],
         link_bytes_per_s=float(row["link_gb_per_s"] or 0) * 1e9,
-        max_ranks=int(row["max_ranks"] or _MOST_RANKS),
+        max_ranks=int(float(row["max_ranks"] or _MOST_RANKS)),
         source=row["source"],
         date=row["date"],
         confidence=row["confidence"],

@@ -14,6 +14,7 @@ from datetime import date
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.api.calibration.kept import kept_roof
@@ -60,8 +61,10 @@ def offers() -> Mapping[str, Offer]:
     return parse_offers(_table("buy.csv"))
 
 
-def find_devices(ids: str) -> Chosen:
+def find_devices(ids: str, own: Mapping[str, Device] = MappingProxyType({})) -> Chosen:
     """Return the devices of a list of names with commas between; ``here``, ``all`` or ``shop``.
+
+    A name of the user's ``own`` devices (``planner.own_devices``) is taken first.
 
     A name is an id or a part of a device's name, such as "4090", "RTX 4090" or "h100/2g.20gb".
     Where it is of several, the likeliest is taken. Raises ValueError for what no device is called,
@@ -71,7 +74,9 @@ def find_devices(ids: str) -> Chosen:
     notes: list[str] = []
     for typed in (part.strip() for part in ids.split(",")):
         name = typed.lower()
-        if name == HERE:
+        if name in own:
+            chosen.append(own[name])
+        elif name == HERE:
             chosen += [this_machine(), *cards_here()]
         elif name == ALL:
             rented = [d for d in devices().values() if d.is_rented]
@@ -242,5 +247,6 @@ def _no_such(name: str, found: list[Device]) -> str:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return (
         f"there is no device {name!r}: {hint}give {HERE}, {ALL} (what can be rented), {SHOP} (what "
-        f"can be bought), or one that `ridgeline plan --devices` lists"
+        f"can be bought), or one that `ridgeline plan --list-devices` lists; or describe "
+        f"your own with --on mine --memory 24GiB --bandwidth 936 --tflops 71"
     )

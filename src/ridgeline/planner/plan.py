@@ -20,12 +20,13 @@ from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
-from ridgeline.planner.memory.flags import AUTO, PlanFlags
+from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
 from ridgeline.planner.memory.in_words import gib, sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place
+from ridgeline.planner.own_devices import own_devices
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 
@@ -133,8 +134,12 @@ def plan_for(
         load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
     usual = HERE if subject.checkpoint is not None else ALL
+    own = own_devices(wishes)
+    usual = ",".join(own) or usual
     on = wishes.on or (SHOP if asked is not None and asked.buy else usual)
-    devices, taken_for = find_devices(on)
+    devices, taken_for = find_devices(on, own)
+    if load is not None:
+        _check_speeds(devices)
     devices, left_out = _able(devices, wishes)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
@@ -190,6 +195,14 @@ def _able(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], l
     if len(unable) == len(devices):
         raise ValueError(f"--dtype bf16: {names} cannot compute bf16; --dtype f16 is as large")
     return [d for d in devices if d not in unable], [f"left out, as they have no bf16: {names}"]
+
+
+def _check_speeds(devices: Sequence[Device]) -> None:
+    """Raise ValueError for a device of which too little is known to say how long steps take."""
+    for device in (one for one in devices if one.id != HERE):
+        if not device.read_bytes_per_s or not (device.peak_ops_per_s or device.measured_ops_per_s):
+            how = "--bandwidth and --tflops" if device.id == MINE else "read_gb_per_s, bf16_tflops"
+            raise ValueError(f"{device.id}: a plan for a load needs its speed: give {how}")
 
 
 def _of_load(

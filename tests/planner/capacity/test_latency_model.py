@@ -39,8 +39,9 @@ def times_of(
 ) -> DeviceTime:
     found = devices()[device]
     kv_bytes = 1.0 if dtype == "fp8" and engine == OLDER else 2.0
+    shape = shape_of_config(CONFIGS[model])
     return device_time(
-        *(shape_of_config(CONFIGS[model]), storage_of_dtype(dtype), kv_bytes, found),
+        *(shape, storage_of_dtype(dtype, shape), kv_bytes, found),
         *(efficiency_of(found, engine, efficiencies()), tp, pp),
     )
 
@@ -160,7 +161,10 @@ def test_a_slice_reads_by_its_memory_and_computes_by_its_cores() -> None:
 
 
 def test_traps_of_sheets_are_not_stepped_into() -> None:
-    bf16, fp8, int4 = (storage_of_dtype(name) for name in ("bf16", "fp8", "int4"))
+    shape = shape_of_config(CONFIGS["llama-3.1-8b"])
+    bf16, fp8, int8, int4 = (
+        storage_of_dtype(name, shape) for name in ("bf16", "fp8", "int8", "int4")
+    )
     h100, l4, b300, mi300x, a100 = (
         devices()[name] for name in ("h100-sxm", "l4", "b300-sxm", "mi300x", "a100-80-sxm")
     )
@@ -168,7 +172,7 @@ def test_traps_of_sheets_are_not_stepped_into() -> None:
     assert ops_per_s(mi300x, bf16)[0] == pytest.approx(668.4e12)  # 51 % of its peak
     assert reached_ops_per_s(mi300x, "fp8") == pytest.approx(2615e12 * 668.4 / 1307)
     # Int8 units that are slower than bf16's are left alone; an A100 has none for fp8.
-    assert ops_per_s(b300, storage_of_dtype("int8"))[0] == ops_per_s(b300, bf16)[0]
+    assert ops_per_s(b300, int8)[0] == ops_per_s(b300, bf16)[0]
     assert ops_per_s(a100, fp8)[0] == ops_per_s(a100, bf16)[0]
     assert ops_per_s(h100, int4)[0] == ops_per_s(h100, bf16)[0]  # weights are widened
 

@@ -376,10 +376,9 @@ def test_this_machine_is_assumed_until_it_is_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
-    subject = ModelSpec(
-        "tiny", shape_of_arch(checkpoint(ARCHS["plain"]).arch, "llama"),
-        storage_of_dtype("bf16"), checkpoint=checkpoint(ARCHS["plain"]),
-    )  # fmt: skip
+    given = checkpoint(ARCHS["plain"])
+    shape = shape_of_arch(given.arch, "llama")
+    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     wishes = PlanFlags(on="here", context=64)
     asked = LoadFlags(prompt_tokens="20", new_tokens="10", request_rate=1.0)
     found = plan_for(subject, wishes, asked=asked, today=TODAY)
@@ -430,7 +429,7 @@ def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -
     """A device holds tens of millions of blocks of it, and lists of all took gigabytes."""
     given = checkpoint(ARCHS["plain"])
     shape = shape_of_arch(given.arch, "llama")
-    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16"), checkpoint=given)
+    subject = ModelSpec("tiny", shape, storage_of_dtype("bf16", shape), checkpoint=given)
     asked = LoadFlags(prompt_tokens="40:1", new_tokens="30:1", max_concurrency=300)
     found = plan_for(subject, PlanFlags(on="l4"), asked=asked, today=TODAY).choices[0]
     offered, bounds = load_of(asked), bounds_of(found.placement)

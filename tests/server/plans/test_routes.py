@@ -41,7 +41,7 @@ def ask(served: Served, **body: Any) -> Any:
 
 def test_fields_are_the_flags_of_the_command() -> None:
     ours = set(PlanRequest.model_fields) - {"model", "compare_published", "picture", "format"}
-    files = {"trace_file", "prices", "lora"}
+    files = {"trace_file", "prices", "lora", "devices"}
     assert ours == {one.name for kind in (PlanFlags, LoadFlags) for one in fields(kind)} - files
 
 

@@ -69,8 +69,8 @@ def plan_command(
     out: Annotated[Path | None, typer.Option(help="Also draw the plan to this .svg file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a web page for plans instead.")] = False,
     port: Annotated[int, typer.Option(help="Port of that page; 0 chooses a free one.")] = 8000,
-    devices: Annotated[
-        bool, typer.Option("--devices", help="List the known devices instead.")
+    list_devices: Annotated[
+        bool, typer.Option("--list-devices", help="List the known devices instead.")
     ] = False,
     *,
     wishes: PlanFlags,
@@ -83,7 +83,7 @@ def plan_command(
     if web:
         _serve(model, port)
         return
-    if devices:
+    if list_devices:
         print(devices_table())
         return
     if model is None:

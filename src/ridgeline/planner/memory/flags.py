@@ -9,6 +9,7 @@ from ridgeline.physics.format_bytes import format_named, kv_bytes_of
 from ridgeline.planner.memory.ledger import ENGINES
 
 AUTO = "auto"
+MINE = "mine"  # the device that --memory, --bandwidth and --tflops describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,22 @@ class PlanFlags:
     on: str | None = flag_field(
         None, "Devices, separated by commas: 4090, h100, m4-max, or a MIG slice such as "
             "h100-sxm/2g.20gb. Or here: this machine; all: every device that can be rented; shop: "
-            "every device that can be bought. Default: here for a model that runs here, else all.",
+            "every device that can be bought; mine: what --memory, --bandwidth and --tflops say. "
+            "Default: here for a model that runs here, else all; with --devices, its file.",
     )  # fmt: skip
+    devices: str | None = flag_field(
+        None, "A CSV file of your own devices, beside the catalogue's: id,label_gb,read_gb_per_s,"
+            "bf16_tflops, and what columns of its devices.csv you know.",
+    )  # fmt: skip
+    memory: str | None = flag_field(
+        None, "With --on mine: memory that programs can have on your device, such as 24GiB."
+    )
+    bandwidth: float | None = flag_field(
+        None, "With --on mine: GB/s that your device reads from its memory."
+    )
+    tflops: float | None = flag_field(
+        None, "With --on mine: dense TFLOPS of your device in 16 bits."
+    )
     tensor_parallel_size: str | None = flag_field(
         None, "Number of devices that share each layer, or auto. Default: 1; with several devices "
             "to choose from, auto.",
@@ -31,12 +46,15 @@ class PlanFlags:
     pipeline_parallel_size: str | None = flag_field(
         None, "Number of pipeline stages that share the layers, or auto. Default: 1."
     )
-    dtype: str = flag_field(AUTO, "Store the weights as bf16, fp8, int8, int4, mxfp4, q4_k, ...")
+    dtype: str = flag_field(AUTO, "Store the weights as bf16, fp8, int8, int4, mxfp4, q4_k_m, ...")
     kv_cache_dtype: str = flag_field(
         AUTO, "Keep keys and values as f32, bf16, f16, fp8, int8, or int8-int4 (ridgeline alone)."
     )
     block_size: int | None = flag_field(None, "Tokens per block of the KV cache.")
     max_num_batched_tokens: int | None = flag_field(None, "Tokens of the largest step.")
+    max_num_seqs: int | None = flag_field(
+        None, "Sequences that the engine runs at once. Default: 256, or 2048 for trtllm."
+    )
     engine: str | None = flag_field(
         None, "Engine whose memory rules apply: ridgeline, vllm, sglang or trtllm. Default: "
             "ridgeline on CPUs, else vllm.",
@@ -71,7 +89,9 @@ class PlanFlags:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which names the flag, for values that make no sense."""
-        for name in ("context", "concurrency", "block_size", "max_num_batched_tokens"):
+        for name in (
+            "context", "concurrency", "block_size", "max_num_batched_tokens", "max_num_seqs"
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value < 1 << 40):
                 raise ValueError(
@@ -92,6 +112,7 @@ class PlanFlags:
                     known(value)
                 except ValueError as error:
                     raise ValueError(f"{_flag(name)}: {error}") from None
+        self._check_mine()
         for name in ("weights_memory", "activation_memory", "overhead_memory", "kv_cache_memory"):
             self.size(name)
         if self.dtype != AUTO and self.weights_memory is not None:
@@ -101,6 +122,20 @@ class PlanFlags:
                 "--kv-cache-memory and --gpu-memory-utilization both say how large the cache is"
             )
         _ = self.of_adapters
+
+    def _check_mine(self) -> None:
+        """Raise ValueError for figures of a device that is not asked for, or that make no sense."""
+        given = [name for name in ("memory", "bandwidth", "tflops") if getattr(self, name)]
+        names = [] if self.on is None else [part.strip().lower() for part in self.on.split(",")]
+        if given and MINE not in names:
+            raise ValueError(f"{_flag(given[0])} is of your own device: give --on {MINE}")
+        if MINE in names and self.memory is None:
+            raise ValueError(f"--on {MINE}: say what it has with --memory, such as 24GiB")
+        self.size("memory")
+        for name in ("bandwidth", "tflops"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e9:
+                raise ValueError(f"{_flag(name)} is {value!r}: it must be above 0")
 
     @property
     def of_adapters(self) -> Options:

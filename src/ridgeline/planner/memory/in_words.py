@@ -29,7 +29,7 @@ def parts_of(ledger: Ledger) -> list[tuple[str, int]]:
         ("KV cache", ledger.kv_bytes),
         ("activations", ledger.activation_bytes),
         ("framework", ledger.overhead_bytes),
-        ("margin", ledger.capacity_bytes - ledger.budget_bytes),
+        ("margin", ledger.lines[-1].num_bytes),
     ]
 
 

@@ -62,6 +62,8 @@ class EngineOverheads:
         max_num_seqs: rows of logits that a step may have.
         context_bytes: of driver and runtime on a device.
         graphs_bytes: of captured graphs.
+        in_margin: driver, graphs and what the allocator cannot use lie in what its fraction leaves
+            free, and not in the fraction itself.
         bytes_per_logit: logits in the model's type and in f32, probabilities, and a sorted copy.
     """
 
@@ -74,9 +76,11 @@ class EngineOverheads:
     max_num_seqs: int = 256
     context_bytes: int = _GIB // 2
     graphs_bytes: int = 3 * _GIB // 10
+    in_margin: bool = False
     bytes_per_logit: int = 22
 
 
+_BUFFERS_BYTES = _GIB // 5  # of libraries, inside the fraction where the driver is not
 _COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
 _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
@@ -84,11 +88,13 @@ ENGINES: Mapping[str, EngineOverheads] = {
     "ridgeline": EngineOverheads(
         "ridgeline", utilization=0.95, context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
     ),
-    "vllm": EngineOverheads("vllm"),
+    "vllm": EngineOverheads("vllm", in_margin=True),
     "sglang": EngineOverheads(
         "sglang", utilization=0.88, block_size=1, max_num_batched_tokens=8192
     ),
-    "trtllm": EngineOverheads("trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192),
+    "trtllm": EngineOverheads(
+        "trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192, max_num_seqs=2048
+    ),
 }  # fmt: skip
 
 
@@ -264,9 +270,9 @@ def _stage(
     activations = _activations(
         shape, storage, known, setting, part, is_last=number == setting.pp - 1
     )
-    overhead = _overhead(setting, weights + activations.num_bytes)
+    overhead, in_margin_bytes = _overhead(setting, weights + activations.num_bytes)
     overhead_bytes = sum(line.num_bytes for line in overhead)
-    fixed_bytes = weights + activations.num_bytes + overhead_bytes
+    fixed_bytes = weights + activations.num_bytes + overhead_bytes - in_margin_bytes
 
     engine, kept = setting.engine, setting.utilization
     if engine.of_free:
@@ -274,16 +280,18 @@ def _stage(
         budget = min(capacity, fixed_bytes + int(free * kept))  # weights alone may be too much
         name = f"margin ({1 - kept:.0%} of what is free)"
     else:
-        budget = int(capacity * kept)
-        name = f"margin ({1 - kept:.0%} of the device)"
+        budget = max(0, min(int(capacity * kept), capacity - in_margin_bytes))
+        rest = "rest of the " if engine.in_margin else ""
+        name = f"margin ({rest}{1 - kept:.0%} of the device)"
     kv = _kv_lines(known, setting, caches, setting.concurrency)
     need = sum(line.num_bytes for line in kv)
     kv_budget = budget - fixed_bytes
     if setting.kv_cache_bytes is not None:
         kv, kv_budget = [Line("KV cache", setting.kv_cache_bytes, ASSUMED)], setting.kv_cache_bytes
     sequence = sum(line.num_bytes for line in _kv_lines(known, setting, caches, 1))
+    margin_bytes = max(0, capacity - budget - in_margin_bytes)
     return Ledger(
-        lines=(*lines, *kv, activations, *overhead, Line(name, capacity - budget, COMPUTED)),
+        lines=(*lines, *kv, activations, *overhead, Line(name, margin_bytes, COMPUTED)),
         capacity_bytes=capacity,
         budget_bytes=budget,
         weights_bytes=weights,
@@ -450,14 +458,18 @@ def _widest(shape: ModelShape, part: range) -> int:
     return max(max(layer.attention_values, layer.mlp_values) for layer in layers)
 
 
-def _overhead(setting: Setting, used_bytes: int) -> list[Line]:
+def _overhead(setting: Setting, used_bytes: int) -> tuple[list[Line], int]:
+    """Return what is neither weights nor cache, and how much of it lies in the margin."""
     if setting.overhead_bytes is not None:
-        return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)]
+        return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)], 0
     engine = setting.engine
     lines = [Line("driver and runtime", engine.context_bytes, ASSUMED)]
     if engine.graphs_bytes:
         lines.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
         lines.append(Line("allocator (3 %)", round(_ALLOCATOR_SHARE * used_bytes), ASSUMED))
+    in_margin = sum(line.num_bytes for line in lines) if engine.in_margin else 0
+    if engine.in_margin:
+        lines.append(Line("buffers of libraries", _BUFFERS_BYTES, ASSUMED))
     if setting.tp * setting.pp > 1:
         lines.append(Line("collectives", _COLLECTIVES_BYTES, ASSUMED))
-    return lines
+    return lines, in_margin

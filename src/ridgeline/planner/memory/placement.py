@@ -18,8 +18,8 @@ from ridgeline.physics.format_bytes import (
     own_kv_dtype,
     storage_of_dtype,
 )
+from ridgeline.physics.formats.module_names import Modules
 from ridgeline.physics.hardware import Device
-from ridgeline.physics.module_names import Modules
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     COMPUTED,
@@ -92,6 +92,7 @@ def place(
         ValueError: a wish contradicts the device, the model or another wish.
     """
     engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
+    engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
     if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):
         engine = replace(engine, frees_windows=False)
     storage = _storage(subject, wishes, device)
@@ -135,7 +136,7 @@ def cannot_compute(device: Device, form: str) -> bool:
 def _storage(subject: ModelSpec, wishes: PlanFlags, device: Device) -> Storage:
     storage = subject.storage
     if wishes.dtype != AUTO:
-        storage = storage_of_dtype(format_named(wishes.dtype).name)
+        storage = storage_of_dtype(wishes.dtype, subject.shape)
         kept = (*storage.kept.names, *subject.storage.kept.names)
         storage = replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
     if cannot_compute(device, "bf16"):  # the other format of 16 bits is as large
@@ -274,7 +275,7 @@ def _helps(
         return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
 
     def in_format(name: str) -> Ledger:
-        candidate = storage_of_dtype(name)
+        candidate = storage_of_dtype(name, subject.shape)
         beside = Known(adapters=known.adapters)
         return make_ledger(subject.shape, candidate, beside, device.usable_bytes, setting)
 

@@ -42,7 +42,12 @@ _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "int8-int4")
 
-_NO_FILES = ("trace_file", "prices", "lora")  # flags that a request cannot give: they name files
+_NO_FILES = (
+    "trace_file",
+    "prices",
+    "lora",
+    "devices",
+)  # flags that a request cannot give: they name files
 _LEAST_MOST = {  # what is simulated, and how finely; a plan for more is for the command line
     "request_rate": (1e-3, 1e5),
     "burstiness": (0.01, 1e6),
@@ -60,7 +65,9 @@ Find = Callable[[str | None], ModelSpec]
 
 def _is_text(name: str) -> bool:
     """Whether the command line takes a flag as text that a request may give as a number."""
-    return name in (*_MOST_TOKENS, "replicas") or name.endswith(("_memory", "_parallel_size"))
+    return name in (*_MOST_TOKENS, "replicas", "memory") or name.endswith(
+        ("_memory", "_parallel_size")
+    )
 
 
 def _flag_fields() -> dict[str, Any]:

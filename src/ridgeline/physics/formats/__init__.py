@@ -1,0 +1,1 @@
+"""Which modules of a model a format converts, and which it keeps wider."""
