@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import mmap
 import os
 import platform
 import tempfile
@@ -229,6 +230,18 @@ def give_back() -> None:
     """Give memory that was freed back to the system; glibc alone would keep tens of MB of it."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_pages(address: int, num_bytes: int) -> None:
+    """Give the whole pages of a part of this process's memory back to the system, unlocked.
+
+    Those of a file are read again when they are needed, and all others are zeros then, or as they
+    were on systems that only take note (macOS). Nothing happens where there is no such call.
+    """
+    first, end = -(-address // _PAGE_BYTES), (address + num_bytes) // _PAGE_BYTES
+    if end > first and hasattr(mmap, "MADV_DONTNEED"):
+        pages = ctypes.c_void_p(first * _PAGE_BYTES), ctypes.c_size_t((end - first) * _PAGE_BYTES)
+        ctypes.CDLL(None).madvise(*pages, mmap.MADV_DONTNEED)
 
 
 def _arenas(proc: Path) -> Iterator[tuple[int, int]]:

@@ -10,13 +10,14 @@ import pytest
 
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
+from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,

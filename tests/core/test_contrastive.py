@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, RequestRecord, StepRecord, to_json
+from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Event, FinishReason, SeqId
 from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,

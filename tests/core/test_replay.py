@@ -12,11 +12,12 @@ import pytest
 
 from ridgeline.core.cache.states import CHECKPOINT_EVERY
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, to_json
+from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.simulator.replay import Replay, replay
+from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     Oracle,

@@ -55,6 +55,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"prompt": "a"},
     "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "x"},
     "/v1/unload_lora_adapter": {"lora_name": "x"},
+    "/v1/sleep": {"level": 1},
     PLAN: {"on": "l4"},
 }
 _LONG = 1_000_000

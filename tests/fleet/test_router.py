@@ -302,9 +302,10 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
         routes = new_app(served.running.service).routes
         posts = [r.path for r in routes if "POST" in (getattr(r, "methods", None) or ())]
     posts = [path for path in posts if not path.startswith("/v2/models/")]  # test_triton.py
-    of_one_model = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]  # served alone
+    of_one_model = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up"]
+    of_loaded = ["/v1/sleep", "/v1/wake"]  # passed on, but nothing is loaded for them
     own = ["/v1/plan", "/v2/repository/index", "/v2/repository/models/{model:path}/{action}"]
-    assert sorted(posts) == sorted([*POSTS, *of_one_model, *own])
+    assert sorted(posts) == sorted([*POSTS, *of_one_model, *of_loaded, *own])
 
 
 def test_lm_studios_list_has_all_models_and_which_are_loaded(routed: Routed) -> None:
@@ -372,12 +373,31 @@ def test_a_model_makes_room_only_when_it_is_idle(folder: Path, tmp_path: Path) -
     with routing(folder, tmp_path / "log", *flags) as routed:
         first = routed.complete("a")
         assert routed.complete("b")
-        assert routed.states() == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
-        assert "a makes room for b" in routed.log
+        assert routed.states() == {"a": "asleep", "b": "loaded", "c": "unloaded"}
+        assert "a sleeps, to make room for b" in routed.log
         with reading(routed, "b") as text:
             assert routed.complete("a") == first, "it waited"
             assert "a waits for memory" in routed.log
         assert text[0].endswith(b"data: [DONE]\n\n")
+        assert "a wakes" in routed.log
+        assert routed.states() == {"a": "loaded", "b": "asleep", "c": "unloaded"}
+        assert not re.search("[ab] makes room", routed.log), "neither was ended"
+
+
+def test_sleepers_are_ended_if_there_is_no_room_beside_them(folder: Path, tmp_path: Path) -> None:
+    probe = ("--models-memory", "100KiB")
+    with routing(folder, tmp_path / "probe", *probe) as routed:
+        assert routed.call("/v1/sleep", {"model": "a"})[0] == 503, "it is not loaded"
+    flags = ("--models-memory", "6.5MiB", "--kv-cache-memory", "6MiB")
+    with routing(folder, tmp_path / "log", *flags) as routed:
+        first = routed.complete("a")
+        status, told, _ = routed.call("/v1/sleep", {"model": "a", "level": 1})
+        assert (status, told["level"]) == (200, 1)
+        assert routed.call("/v1/wake", {"model": "a"})[1]["level"] == 0
+        assert routed.complete("b")
+        assert "a sleeps, to make room for b" in routed.log
+        assert "a makes room for b" in routed.log
+        assert routed.complete("a") == first
 
 
 def test_a_folder_that_goes_wrong_at_run_time_is_said_in_the_log(

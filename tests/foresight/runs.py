@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, to_json
+from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy
 from ridgeline.core.scheduling.speculate import Speculation
+from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import POLICIES, Oracle, finish, make_engine, make_scheduler
 
 Json = dict[str, Any]

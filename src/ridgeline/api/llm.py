@@ -25,6 +25,7 @@ from ridgeline.api.outputs import (
     RequestOutput,
 )
 from ridgeline.api.running.requests import Chunks, LoraWishes, Params, Requests, progress_bar
+from ridgeline.api.sleep import Sleep
 from ridgeline.api.text_side import (
     AnyPrompt,
     Message,
@@ -42,6 +43,8 @@ from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
+from ridgeline.core.scheduling.speculate import Speculation
+from ridgeline.decoding.drafts.draft_model import DraftModel
 from ridgeline.engine_setup.build import new_engine, new_runner, packed_folder
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
@@ -121,7 +124,15 @@ class LLM:
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self._requests = Requests(self.text, self.engine, self.adapters)
+        self.sleeping = self._new_sleep(speculation)
         give_back()
+
+    def _new_sleep(self, speculation: Speculation | None) -> Sleep:
+        runners, caches = [self.runner], [self.engine.scheduler.queues.kv]
+        if self._drafting and speculation and isinstance(speculation.drafter, DraftModel):
+            runners.append(self._drafting)
+            caches.append(speculation.drafter.kv)
+        return Sleep(self.engine, runners, caches)
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
@@ -416,7 +427,20 @@ class LLM:
         )  # fmt: skip
         return self._requests.chunks(asked.requests, Load())
 
-    # --- ending --------------------------------------------------------------------------------
+    # --- sleeping and ending --------------------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> int:
+        """Give memory back until the next prompt; return by how many bytes the process shrank.
+
+        Level 1 gives back what caches take, and forgets prefixes. Level 2 gives back weights too,
+        as far as they are mapped from a file: they are read again when they are needed.
+        Raises ValueError if the backend cannot, and RuntimeError while prompts run.
+        """
+        return self._requests.alone(partial(self.sleeping.begin, level))
+
+    def wake_up(self, tags: object = None) -> None:
+        """Be awake, as after any prompt; vLLM's name, which also knows parts by ``tags``."""
+        self._requests.alone(self.sleeping.end)
 
     def close(self) -> None:
         """Close the trace file and the chat template's process, where there are such."""

@@ -5,7 +5,7 @@ things by how much what is in use grew when they were made. What was freed meanw
 the next allocation has a line, and so have pages of files: libraries' code, and a model's file
 until all of it is converted. It shows why memory grows and does not come back: a cache is reserved
 at the start and takes memory only as its blocks are first used, a mapped file as it is first read,
-and neither is given back before the end. It changes nothing.
+and both are given back only to sleep (``api.sleep``). It changes nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ProcessMemory:
         if reserved:
             notes.append(
                 f"The KV cache takes memory as its blocks are first used, and keeps it for the "
-                f"next texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory)."
+                f"next texts: {_mb(used)} so far, at most {_mb(reserved)} (--kv-cache-memory). "
+                f"While the engine sleeps it has none (POST /v1/sleep, --idle-release)."
             )
         for device, size in self.device_bytes.items():
             notes.append(

@@ -180,6 +180,13 @@ class BackendRunner(Protocol):
         What belongs together has the same beginning. Any thread may call.
         """
 
+    def give_back(self, *, weights: bool) -> None:
+        """Give memory back to the system, between two steps, as far as it can be had again.
+
+        What is in the cache and in states is lost. With ``weights`` go those that are mapped from a
+        file, which are read again when they are needed. Raises ValueError if the backend cannot.
+        """
+
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Count cycles from now on. Raises ValueError if the backend cannot."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.interface import Held
-from ridgeline.machine import resident_bytes
+from ridgeline.machine import drop_pages, resident_bytes
 
 
 def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:
@@ -22,6 +22,16 @@ def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:
     areas = kept if is_mapped else [_reserved(array) for array in kept]
     in_memory = sum(resident_bytes(*place) for place in {_place(area) for area in areas})
     return Held(sum(size for _, size in {_place(array) for array in kept}), in_memory, is_mapped)
+
+
+def release(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> None:
+    """Give the pages of arrays back to the system: what is in them is lost, unless a file has it.
+
+    As in ``held``, what was reserved with an array for its alignment goes with it.
+    """
+    kept = [array for array in arrays if array.nbytes]
+    for place in {_place(area if is_mapped else _reserved(area)) for area in kept}:
+        drop_pages(*place)
 
 
 def _reserved(array: NDArray[Any]) -> NDArray[Any]:

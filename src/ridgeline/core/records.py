@@ -9,7 +9,7 @@ Standard library only; records hold numbers and ids, never objects of the engine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 SeqId = tuple[int, int]  # request, index among its answers
@@ -158,9 +158,3 @@ class StepRecord:
 
 
 Record = EngineRecord | RequestRecord | StepRecord
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """Return a record as plain JSON values, with its kind under ``type``."""
-    kinds = {EngineRecord: "engine", RequestRecord: "request", StepRecord: "step"}
-    return {"type": kinds[type(record)], **asdict(record)}

@@ -202,8 +202,14 @@ def new_app(router: Router) -> FastAPI:
         return PassedOn(router.pool, name, use, await request.body())
 
     async def live(request: Request) -> Response:
-        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps."""
-        name, _ = router.chosen(request.query_params.get("model") or router.last_used())
+        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps.
+
+        So is what lets it sleep.
+        """
+        body = await request.body()
+        fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
+        named = fields.get("model") or request.query_params.get("model")
+        name, _ = router.chosen(named or router.last_used())
         slot = router.pool.slots.get(name)
         if slot is None or slot.worker is None:
             request.state.note["passed_on"] = True  # pages ask again and again
@@ -213,7 +219,7 @@ def new_app(router: Router) -> FastAPI:
         await worker.look()
         if worker.trouble:
             raise router.pool.refusal(slot)
-        return PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker))
+        return PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker), body)
 
     add_triton(app, router, named)
     for path in POSTS:
@@ -222,6 +228,8 @@ def new_app(router: Router) -> FastAPI:
         app.router.routes.append(Route(path, get, methods=["GET"]))
     for path in ("/v1/live", "/v1/memory", "/v1/requests/{name}/explain"):
         app.router.routes.append(Route(path, live, methods=["GET"]))
+    for path in ("/v1/sleep", "/v1/wake"):
+        app.router.routes.append(Route(path, live, methods=["POST"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 

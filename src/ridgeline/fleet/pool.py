@@ -53,6 +53,7 @@ class Slot:
         num_users: requests that it answers, or that wait for it.
         keep_alive_s: how long it stays after the last of them; below 0 for ever.
         used_s: when the last of them ended, on the loop's clock.
+        is_asleep: whether its process has given its memory back.
     """
 
     name: str
@@ -62,13 +63,15 @@ class Slot:
     starting: asyncio.Task[Worker] | None = None
     num_users: int = 0
     used_s: float = 0.0
+    is_asleep: bool = False
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     @property
     def state(self) -> str:
         """What ``/v1/models`` says of it."""
         if self.worker is not None:
-            return "hung" if self.worker.trouble else "loaded"
+            well = "asleep" if self.is_asleep else "loaded"
+            return "hung" if self.worker.trouble else well
         return "loading" if self.starting is not None else "unloaded"
 
 
@@ -130,7 +133,8 @@ class Pool:
         if slot.timer is not None:
             slot.timer.cancel()
         try:
-            yield slot.worker or await self._started(slot)
+            is_awake = slot.worker is not None and not slot.is_asleep
+            yield slot.worker if is_awake and slot.worker else await self._started(slot)
         finally:
             slot.num_users -= 1
             slot.used_s = asyncio.get_running_loop().time()
@@ -210,6 +214,10 @@ class Pool:
             async with self._loading:
                 begin_s = loop.time()
                 config = await self._make_room(slot)
+                if slot.worker is not None:
+                    slot.is_asleep = False
+                    self._write(f"{slot.name} wakes")
+                    return slot.worker
                 self._num_started += 1
                 slot.worker = await Worker.start(
                     await self._take_spare(),
@@ -249,22 +257,22 @@ class Pool:
         return await spare_process()
 
     async def _make_room(self, slot: Slot) -> EngineConfig:
-        """End idle models until this one fits as it would alone; return its plan.
+        """Let idle models sleep, or end them, until this one fits as it would alone.
 
-        If only models that answer are left, it takes what there is, or waits for one of them if
-        that is too little. Raises ValueError if it does not fit beside none.
+        It returns its plan. If only models that answer are left, it takes what there is, or waits
+        for one of them if that is too little. Raises ValueError if it does not fit beside none.
         """
         while True:
             self._freed.clear()
-            config, problem = await in_thread(self._plan, slot.model, *self._room())
+            others = [one for one in self.slots.values() if one.worker is not None]
+            others = [one for one in others if one is not slot]
+            config, problem = await in_thread(self._plan, slot.model, *self._room(others))
             if config is not None and not config.notes:
                 return config
-            others = [one for one in self.slots.values() if one.worker is not None]
             idle = [one for one in others if not one.num_users]
             if idle:
-                oldest = min(idle, key=lambda one: one.used_s)
-                self._write(f"{oldest.name} makes room for {slot.name}")
-                await self._unload(oldest)
+                oldest = min(idle, key=lambda one: (one.is_asleep, one.used_s))
+                await self._give_way(oldest, slot.name)
             elif config is not None:
                 return config
             elif others:
@@ -273,13 +281,28 @@ class Pool:
             else:
                 raise ValueError(problem)
 
-    def _room(self) -> tuple[int, int | None]:
-        """Return how much of what seems free is for other models, and the most one may take."""
-        workers = [slot.worker for slot in self.slots.values() if slot.worker is not None]
-        promised = sum(max(0, one.plan.total_bytes - one.memory.private_bytes) for one in workers)
+    async def _give_way(self, slot: Slot, name: str) -> None:
+        """Let an idle model sleep; end one that sleeps already, or whose backend cannot."""
+        worker = slot.worker
+        if worker is not None and not slot.is_asleep and await worker.sleep():
+            self._write(f"{slot.name} sleeps, to make room for {name}")
+            slot.is_asleep = not slot.num_users  # a request that came meanwhile wakes it
+        else:
+            self._write(f"{slot.name} makes room for {name}")
+            await self._unload(slot)
+
+    def _room(self, others: list[Slot]) -> tuple[int, int | None]:
+        """Return how much of what seems free is for other models, and the most one may take.
+
+        One that sleeps needs room before it wakes; until then it has but its weights.
+        """
+        awake = [one.worker for one in others if one.worker and not one.is_asleep]
+        promised = sum(max(0, one.plan.total_bytes - one.memory.private_bytes) for one in awake)
         if self._memory_bytes is None:
             return promised, None
-        return promised, self._memory_bytes - sum(one.plan.total_bytes for one in workers)
+        asleep = [one.worker.plan.weights_bytes for one in others if one.worker and one.is_asleep]
+        taken = sum(one.plan.total_bytes for one in awake) + sum(asleep)
+        return promised, self._memory_bytes - taken
 
     def _plan(
         self, model: str, taken_bytes: int, most_bytes: int | None
@@ -313,7 +336,7 @@ class Pool:
                 await self._unload(slot)
 
     async def _unload(self, slot: Slot) -> None:
-        worker, slot.worker = slot.worker, None
+        worker, slot.worker, slot.is_asleep = slot.worker, None, False
         if slot.timer is not None:
             slot.timer.cancel()
         if worker is not None:

@@ -19,6 +19,7 @@ from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import Memory, memory_of
 
 STATUS_S = 1.0  # in which a process says how it is
+_LOOK_S = 0.01  # from one look whether it sleeps to the next
 _END_S = 5.0  # that a process gets to end by itself
 _SILENT_S = 3.0  # after which it takes no more requests
 
@@ -167,6 +168,16 @@ class Worker:
         """Let it read its file of keys again."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGHUP)
+
+    async def sleep(self) -> bool:
+        """Let it give its memory back; return whether it did, within a second."""
+        with contextlib.suppress(ProcessLookupError, httpx2.HTTPError, TimeoutError):
+            self._process.send_signal(signal.SIGUSR1)
+            async with asyncio.timeout(STATUS_S):
+                while "asleep" not in (await self.client.get("/health")).json():
+                    await asyncio.sleep(_LOOK_S)
+                return True
+        return False
 
     def kill(self) -> None:
         """End it at once."""

@@ -24,6 +24,7 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.lora import Loras
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.service import Service
+from ridgeline.server.sleeping import Naps
 
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -87,6 +88,7 @@ class Answering:
             path=llm.path,
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
+            naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
         )
         self.app = new_app(self.service)
         store = store_of(home, name)
@@ -101,6 +103,7 @@ class Answering:
     def start(self) -> None:
         """Begin to answer."""
         self.async_engine.start()
+        self.service.naps.start()
         if isinstance(self._batches, Batches):
             self._batches.start()
 

@@ -52,6 +52,7 @@ from ridgeline.server.observe.explain_route import add_explain
 from ridgeline.server.plans.routes import add_plans
 from ridgeline.server.prompts import Ids
 from ridgeline.server.service import Service
+from ridgeline.server.sleeping import add_sleep
 
 
 def new_app(service: Service) -> FastAPI:
@@ -77,6 +78,7 @@ def new_app(service: Service) -> FastAPI:
     add_llamacpp(app, service)
     add_triton(app, service)
     add_lora(app, service.loras, service.check_open)
+    add_sleep(app, service.naps)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
@@ -180,6 +182,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
         async def answer() -> Response:
             why = question()
             body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
+            if level := service.naps.level:
+                body["asleep"] = f"level {level}: a request wakes it"
             return JSONResponse(body, 200 if why is None else 503)
 
         return answer

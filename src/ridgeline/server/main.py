@@ -151,7 +151,7 @@ async def _main(
     llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
 ) -> None:
     running = Running(llm, name, options, keys, log.line, default_home())
-    obey_signals(running.stop, running.reload_keys)
+    obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):

@@ -46,6 +46,7 @@ from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
+from ridgeline.server.sleeping import Naps
 
 # Of a body, and the names to show.
 NewShape = Callable[[ResponseBuilder, Any, str, str, str], ReplyShape]
@@ -69,17 +70,19 @@ class Service:
         path: Path,
         memory: Callable[[], ProcessMemory],
         loras: Loras,
+        naps: Naps,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
-        what takes this process's memory; any thread may call it. ``loras`` are its adapters.
+        what takes this process's memory; any thread may call it. ``loras`` are its adapters, and
+        ``naps`` its sleep.
         """
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
-        self.digest = digest
+        self.digest, self.naps = digest, naps
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)

@@ -15,10 +15,10 @@ from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
-from ridgeline.core.records import to_json
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.trace.writer import to_json
 from ridgeline.models.checkpoint import load_checkpoint
 from tests.api.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord, to_json
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.simulator.run import SimRequest, simulate
+from ridgeline.foresight.trace.writer import to_json
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, setups
 
 few = settings(max_examples=20, deadline=None)

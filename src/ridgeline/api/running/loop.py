@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from threading import RLock
+from typing import TypeVar
 
 from ridgeline.api.running.interrupts import Interrupts
 from ridgeline.core.engine import Engine
@@ -17,6 +18,7 @@ from ridgeline.core.step import Event
 
 Events = Generator[tuple[int, Event], None, None]  # which of the requests, and what of it
 
+R = TypeVar("R")
 _BEGUN = (-1, Event((-1, -1), None, "", None, None, None, None))
 
 
@@ -54,6 +56,11 @@ class Loop:
                 raise
             self._inboxes |= {request.id: deque() for request in requests.values()}
         return requests
+
+    def alone(self, work: Callable[[], R]) -> R:
+        """Return what ``work`` returns, between two steps."""
+        with self._lock:
+            return work()
 
     def events(self, requests: Mapping[int, Request], load: Load) -> Events:
         """Run the engine until these requests have ended; others keep their events."""

@@ -52,6 +52,7 @@ class Requests:
         """Ask ``engine``, which nothing else may step."""
         self._text, self._engine, self._adapters = text, engine, adapters
         self._loop = Loop(engine)
+        self.alone = self._loop.alone
 
     def submit(
         self,

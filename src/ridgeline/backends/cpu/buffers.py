@@ -129,6 +129,11 @@ class Buffers:
         scratch |= {name: [array] for name, array in self.scratch.items()}
         return {"kv_cache": [self.cache]} | {f"scratch.{k}": v for k, v in scratch.items()}
 
+    def lasting_a_step(self) -> list[NDArray[Any]]:
+        """Return the arrays of which a step needs nothing that was there before it."""
+        scratch = [array for name, array in self.scratch.items() if name != "sync"]
+        return [self.x, self.logits, *scratch]
+
     def put(self, **words: int) -> None:
         """Set arguments."""
         for name, value in words.items():

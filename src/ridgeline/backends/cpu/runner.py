@@ -35,7 +35,7 @@ from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
 from ridgeline.backends.interface import Held, Setup, Traffic
-from ridgeline.backends.memory_use import held
+from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
 from ridgeline.backends.states import HiddenStates
 from ridgeline.backends.vectors import behind_pooling, pooled
@@ -165,6 +165,16 @@ class CpuRunner:
         if adapters := list(self._adapters.values()):
             by_name["adapters"] = held(array for one in adapters for array in one.arrays)
         return by_name | {"kernels": Held(grown_bytes, grown_bytes)}
+
+    def give_back(self, *, weights: bool) -> None:
+        """Give back the cache, the states and scratch memory; with ``weights`` those of a file."""
+        self._done = None
+        release(self._buffers.lasting_a_step())
+        release([self.cache, self._slots.states, self._states.array])
+        if weights and self.weights.is_mapped:
+            release((a for part in self.weights.packed().values() for a in part), is_mapped=True)
+        if weights and self._inputs is not None:
+            release([self._inputs.stored], is_mapped=True)
 
     def execute(self, step: Step) -> StepOutput:
         """Copy blocks, run the model once over all tokens, write K/V, sample."""

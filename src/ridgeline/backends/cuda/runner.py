@@ -357,6 +357,10 @@ class CudaRunner:
             "launches draws": (self._draws, "of_items"),
         }
 
+    def give_back(self, *, weights: bool) -> None:
+        """Raise ValueError: the device's memory is reserved for as long as the process runs."""
+        raise ValueError("the cuda backend keeps its memory until it ends: use --backend cpu")
+
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside kernels."""
         raise ValueError("the cuda backend counts no cycles: use --backend cpu")

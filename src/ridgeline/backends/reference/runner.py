@@ -25,7 +25,7 @@ from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
 from ridgeline.backends.interface import Counters, Held, Setup, Traffic
 from ridgeline.backends.layer_weights import Norm, load_layer
-from ridgeline.backends.memory_use import held
+from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.reference.cache import KeysAndValues
 from ridgeline.backends.reference.inputs import LayerInputs
 from ridgeline.backends.reference.latent import expanded, queries_and_key
@@ -176,6 +176,10 @@ class ReferenceRunner:
             parts = [part for weights in adapters for part in weights.parts.values()]
             by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
         return by_name
+
+    def give_back(self, *, weights: bool) -> None:
+        """Give back the cache and the states; no weights are mapped that a step needs whole."""
+        release([self.cache.blocks, self._states.array, *self._recurrent.arrays()])
 
     def profile(self, announce: Callable[[], None]) -> Counters:
         """Raise ValueError: nothing counts inside numpy."""

@@ -22,7 +22,7 @@ from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.simulate.predicted import CROWDED, SimulatedRun, asked_of_plan
-from ridgeline.core.records import EngineRecord, Record, to_json
+from ridgeline.core.records import EngineRecord, Record
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
@@ -31,6 +31,7 @@ from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet import ROUTERS
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.foresight.trace.writer import to_json
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 

@@ -68,7 +68,7 @@ def _size(num_bytes: int | None) -> str:
 def _time(status: dict[str, Any]) -> str:
     if status.get("value") == "hung":
         return "it hangs"
-    if status.get("value") != "loaded":
+    if status.get("value") not in ("loaded", "asleep"):
         return "-"
     left_s = status.get("unload_s")
     if left_s is None:

@@ -18,7 +18,7 @@ from ridgeline.bench.load.stats import DEFINITIONS, summarise
 from ridgeline.bench.simulate.main import date_of
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.flags import UsageError
-from ridgeline.core.records import EngineRecord, Record, RequestRecord, to_json
+from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
@@ -33,6 +33,7 @@ from ridgeline.foresight.simulator.replay_times import ReplayResult, settings_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
+from ridgeline.foresight.trace.writer import to_json
 from ridgeline.models.checkpoint import load_checkpoint
 
 _SHOWN = 60  # characters of a decision

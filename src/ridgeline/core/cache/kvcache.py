@@ -271,6 +271,14 @@ class KVCache:
             if content is not None:  # else another content has its key
                 self.states.publish(slot, block, content)
 
+    def forget(self) -> None:
+        """Drop all that later prompts could share; no sequence holds a block."""
+        self.pool.content = [None] * len(self.pool.refs)
+        for index in self.pool.index:
+            index.clear()
+        if self.states is not None:
+            self.states.retract()
+
     def forget_copies(self) -> None:
         """Drop the copies that a step began with."""
         self.copies.clear()

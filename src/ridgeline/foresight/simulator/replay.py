@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, StepRecord, to_json
+from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.decoding.search import new_search
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
+from ridgeline.foresight.trace.writer import to_json
 
 Json = Mapping[str, Any]
 
@@ -115,7 +116,7 @@ def replay(records: Iterable[Json]) -> Replay:
     """Decide every step of a trace again.
 
     Args:
-        records: the lines of a trace, in order, as JSON values (``records.to_json``).
+        records: the lines of a trace, in order, as JSON values (``trace.writer.to_json``).
 
     Raises ValueError if these are not the records of an engine, or of another version's.
     """

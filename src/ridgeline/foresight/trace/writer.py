@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from ridgeline.core.records import EngineRecord, Record, to_json
+from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 
 _MODE = 0o600  # of a new file: it has the token ids of prompts
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """Return a record as plain JSON values, with its kind under ``type``."""
+    kinds = {EngineRecord: "engine", RequestRecord: "request", StepRecord: "step"}
+    return {"type": kinds[type(record)], **asdict(record)}
 
 
 class TraceWriter:

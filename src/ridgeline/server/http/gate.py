@@ -34,6 +34,7 @@ from ridgeline.server.http.turns import CALLER
 # No key: a static page, and probes.
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
+_BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
 _FORM_BYTES = 1 << 14  # of a form, around a file
 OWN = "localhost"  # in place of an origin
 OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
@@ -262,7 +263,7 @@ class Gate:
             has_more = message.get("more_body", False)
         if is_triton(scope["path"]):
             self._unpack(scope, headers, body)
-        if body or not scope["path"].endswith("/cancel"):  # which has nothing to say
+        if body or not scope["path"].endswith(_BARE):  # which has nothing to say
             self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 

@@ -44,6 +44,11 @@ class ServeOptions:
     models_memory: str | None = flag_field(
         None, "Memory that several models may take together, such as 8GiB. Default: what is free."
     )
+    idle_release: str | None = flag_field(
+        None,
+        "Time without a request, such as 10m, after which the memory of cache and weights is given "
+        "back until the next request. Default: it is kept.",
+    )
     allow_lora_loading: Path | None = flag_field(
         None, "Folder from which adapters may be loaded over HTTP. Default: none may be loaded."
     )
@@ -161,10 +166,12 @@ class ServeOptions:
         parse_bytes(self.max_file, "--max-file")
         parse_bytes(self.max_stored, "--max-stored")
         parse_bytes(self.models_memory or 1, "--models-memory")
-        try:
-            parse_seconds(self.keep_alive or 1)
-        except ValueError as error:
-            raise ValueError(f"--keep-alive: {error}") from None
+        for name in ("keep_alive", "idle_release"):
+            try:
+                parse_seconds(getattr(self, name) or 1)
+            except ValueError as error:
+                raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
+        _positive("idle_release", self.idle_release_s)
 
     @property
     def max_body_bytes(self) -> int:
@@ -185,6 +192,11 @@ class ServeOptions:
     def keep_alive_s(self) -> float:
         """``keep_alive`` in seconds; below 0 for ever."""
         return parse_seconds(self.keep_alive)
+
+    @property
+    def idle_release_s(self) -> float | None:
+        """``idle_release`` in seconds; None for never."""
+        return None if self.idle_release is None else parse_seconds(self.idle_release)
 
     @property
     def models_memory_bytes(self) -> int | None:

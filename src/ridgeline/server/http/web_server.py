@@ -190,10 +190,18 @@ def settle() -> None:
     gc.freeze()
 
 
-def obey_signals(stop: Callable[[], None], reload_keys: Callable[[], None]) -> None:
-    """From now on SIGTERM and Ctrl-C call ``stop`` on the running loop, SIGHUP ``reload_keys``."""
+def obey_signals(
+    stop: Callable[[], None],
+    reload_keys: Callable[[], None],
+    sleep: Callable[[], None] | None = None,
+) -> None:
+    """From now on SIGTERM and Ctrl-C call ``stop`` on the running loop, SIGHUP ``reload_keys``.
+
+    SIGUSR1 calls ``sleep``, if it is given.
+    """
     loop = asyncio.get_running_loop()
-    for name, action in (("SIGTERM", stop), ("SIGINT", stop), ("SIGHUP", reload_keys)):
+    actions = {"SIGTERM": stop, "SIGINT": stop, "SIGHUP": reload_keys}
+    for name, action in (actions | ({"SIGUSR1": sleep} if sleep else {})).items():
         signum = getattr(signal, name, None)
         if signum is None:  # Windows has no SIGHUP
             continue

@@ -110,7 +110,7 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             "chat_template": text.chat_template.source,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",
-            "is_sleeping": False,
+            "is_sleeping": service.naps.level > 0,
             "reasoning": text.reasoning is not None,
             "sampling_fields": samplers,
         }
