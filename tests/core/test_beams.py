@@ -16,8 +16,8 @@ from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
 from ridgeline.decoding.text import TextStream
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,

@@ -13,8 +13,8 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Event, FinishReason, SeqId
 from ridgeline.decoding.text import TextStream
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import replay
-from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,

@@ -16,8 +16,8 @@ from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.text import TextStream
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay
-from ridgeline.foresight.trace.writer import to_json
 from tests.core.harness import (
     POLICIES,
     Oracle,

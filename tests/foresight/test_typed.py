@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
-from ridgeline.foresight.trace.writer import to_json
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.typed import parse, typed
 from tests.foresight.runs import recorded
 

@@ -27,11 +27,11 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet import ROUTERS
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.foresight.trace.writer import to_json
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 

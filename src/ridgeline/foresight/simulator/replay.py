@@ -22,8 +22,8 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.decoding.search import new_search
+from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
-from ridgeline.foresight.trace.writer import to_json
 
 Json = Mapping[str, Any]
 
@@ -116,7 +116,7 @@ def replay(records: Iterable[Json]) -> Replay:
     """Decide every step of a trace again.
 
     Args:
-        records: the lines of a trace, in order, as JSON values (``trace.writer.to_json``).
+        records: the lines of a trace, in order, as JSON values (``record_json.to_json``).
 
     Raises ValueError if these are not the records of an engine, or of another version's.
     """

@@ -114,7 +114,7 @@ def serve_again(records: Sequence[Json]) -> ReplayResult:
     It ends before the first step for which a request is needed that had not ended in the trace.
 
     Args:
-        records: the lines of a trace, in order, as JSON values (``trace.writer.to_json``).
+        records: the lines of a trace, in order, as JSON values (``record_json.to_json``).
 
     Raises ValueError if these are not the records of an engine.
     """

@@ -5,19 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
+from ridgeline.core.records import EngineRecord, Record
+from ridgeline.foresight.record_json import to_json
 
 _MODE = 0o600  # of a new file: it has the token ids of prompts
-
-
-def to_json(record: Record) -> dict[str, Any]:
-    """Return a record as plain JSON values, with its kind under ``type``."""
-    kinds = {EngineRecord: "engine", RequestRecord: "request", StepRecord: "step"}
-    return {"type": kinds[type(record)], **asdict(record)}
 
 
 class TraceWriter:
