@@ -110,8 +110,13 @@ GGUF_NAMES = {
 
 def gguf_weights(config: Config, arch: str, **kinds: Any) -> Raw:
     """``hf_weights`` as a converter stores them in a GGUF file of ``arch``."""
+    return converted(hf_weights(config, **kinds), config, arch)
+
+
+def converted(weights: Raw, config: Config, arch: str) -> Raw:
+    """Weights under Hugging Face names as a converter stores them in a GGUF file of ``arch``."""
     found: Raw = {}
-    for name, array in hf_weights(config, **kinds).items():
+    for name, array in weights.items():
         if arch == "llama" and ".q_proj." in name:
             array = interleave(array, config["num_attention_heads"])
         if arch == "llama" and ".k_proj." in name:
@@ -149,8 +154,8 @@ def vocabulary(kind: str = "gpt2") -> dict[str, Any]:
     }
 
 
-def write_gguf(path: Path, metadata: dict[str, Any], raw: Raw) -> Path:
-    """Write a GGUF file with the format's reference writer; matrices become Q8_0."""
+def write_gguf(path: Path, metadata: dict[str, Any], raw: Raw, dtype: str = "Q8_0") -> Path:
+    """Write a GGUF file with the format's reference writer; matrices become ``dtype``."""
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     for key, value in metadata.items():
         match value:
@@ -170,7 +175,7 @@ def write_gguf(path: Path, metadata: dict[str, Any], raw: Raw) -> Path:
         if array.ndim == 1:
             writer.add_tensor(name, array)
         else:
-            kind = gguf.GGMLQuantizationType.Q8_0
+            kind = gguf.GGMLQuantizationType[dtype]
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -42,6 +42,7 @@ from ridgeline.cli.commands.doctor import document, report
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.plan import plan_command
 from ridgeline.cli.commands.ps import ps
+from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
 from ridgeline.cli.commands.simulate import simulate_command
@@ -102,6 +103,7 @@ app.command("explain")(explain_command)
 app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
+app.command("quantize")(quantize)
 app.command("simulate")(simulate_command)
 
 Model = models.Model

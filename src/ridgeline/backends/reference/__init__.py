@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.interface import BackendContext, Footprint, Setup
+from ridgeline.backends.reference.observed import Observe
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
@@ -31,6 +34,49 @@ def new_runner(
 ) -> ReferenceRunner:
     """Decode the weights and allocate the cache."""
     return ReferenceRunner(checkpoint, setup, surroundings.progress)
+
+
+def run_observed(
+    checkpoint: Checkpoint, windows: Sequence[Sequence[int]], threads: int, observe: Observe
+) -> None:
+    """Compute texts, the weights of one layer in memory at a time, and show what matrices read.
+
+    ``observe(layer, product, rows, *names)`` gets the products ``[tokens, outputs]`` of all texts'
+    rows ``[tokens, inputs]`` with the matrices of these names, side by side, biases added. The
+    model goes on with what it returns. Matrices of experts, of recurrent layers and of latent
+    attention are not shown.
+    """
+    used, windows = _used_rows(checkpoint, windows)
+    longest, block_size = max(map(len, windows)), 16
+    setup = Setup(
+        dtype="f32",
+        kv_cache_dtype="f32",
+        block_size=block_size,
+        threads=threads,
+        max_model_len=longest,
+        max_num_seqs=len(windows),
+        max_num_batched_tokens=sum(map(len, windows)),
+        num_blocks=len(windows) * -(-longest // block_size),
+        num_states=len(windows),
+    )
+    ReferenceRunner(used, setup, observe=observe).run_whole(windows)
+
+
+def _used_rows(
+    checkpoint: Checkpoint, windows: Sequence[Sequence[int]]
+) -> tuple[Checkpoint, Sequence[Sequence[int]]]:
+    """Return a model with the used rows of its embedding alone, and the texts by their numbers.
+
+    The head, which nobody asks for, is as small.
+    """
+    if "inputs" in checkpoint.tensors:  # layers have tables of their own for tokens
+        return checkpoint, windows
+    ids, places = np.unique(np.concatenate(windows), return_inverse=True)
+    embed = checkpoint.tensors["embed"].rows(ids)
+    small = {name: embed for name in ("embed", "head") if name in checkpoint.tensors}
+    ends = np.cumsum([len(window) for window in windows])[:-1]
+    numbers = [part.tolist() for part in np.split(places, ends)]
+    return replace(checkpoint, tensors={**checkpoint.tensors, **small}), numbers
 
 
 def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:

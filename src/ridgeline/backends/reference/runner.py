@@ -24,12 +24,13 @@ from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
 from ridgeline.backends.interface import Counters, Held, Setup, Traffic
-from ridgeline.backends.layer_weights import Norm, load_layer
+from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
 from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.reference.cache import KeysAndValues
 from ridgeline.backends.reference.inputs import LayerInputs
 from ridgeline.backends.reference.latent import expanded, queries_and_key
 from ridgeline.backends.reference.lora import Adapted
+from ridgeline.backends.reference.observed import Observe, OneAtATime
 from ridgeline.backends.reference.parts import (
     beside_experts,
     feed_forward,
@@ -74,14 +75,17 @@ class ReferenceRunner:
         checkpoint: Checkpoint,
         setup: Setup,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        observe: Observe | None = None,
     ) -> None:
         """Decode the weights and allocate the cache, and slots for states.
 
-        ``progress`` is told how many of how many bytes of the file's tensors are decoded.
+        ``progress`` is told how many of how many bytes of the file's tensors are decoded. For
+        ``observe`` see ``run_observed``: with it a layer is decoded when a step reaches it, and
+        only the last one is kept.
         """
         self.arch, max_model_len = checkpoint.arch, setup.max_model_len
         self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
-        self._threads = setup.threads
+        self._threads, self._observe = setup.threads, observe
         from threadpoolctl import ThreadpoolController  # here: other backends start without
 
         self._blas = ThreadpoolController()
@@ -185,6 +189,19 @@ class ReferenceRunner:
         """Raise ValueError: nothing counts inside numpy."""
         raise ValueError("the reference backend counts no cycles: use --backend cpu")
 
+    def run_whole(self, windows: Sequence[Sequence[int]]) -> None:
+        """Compute all these texts in one step, each from its start, and keep no result."""
+        of_each = -(-max(map(len, windows)) // self.block_size)
+        sampling = Sampling(SamplingParams(), 0, ())
+        items = [
+            Work((i, 0), 0, tuple(tokens), tuple(range(i * of_each, (i + 1) * of_each)), (),
+                 sampling, (), (), state=i)
+            for i, tokens in enumerate(windows)
+        ]  # fmt: skip
+        with self._blas.limit(limits=self._threads, user_api="blas"), np.errstate(all="ignore"):
+            self._forward(tuple(items))
+            self._recurrent.end()
+
     # --- the model -----------------------------------------------------------------------------
 
     def _forward(self, items: tuple[Work, ...]) -> tuple[Floats, NDArray[np.bool_]]:
@@ -203,7 +220,7 @@ class ReferenceRunner:
         self._first_inputs.make(x, position_T, items)
         own_TLC = self._inputs.of(ids, x) if self._inputs else None
         added = np.float32(arch.residual_scale)
-        adapted = Adapted(arch, items, self._adapters)
+        add = self._observe or Adapted(arch, items, self._adapters).add
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
             def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
@@ -211,7 +228,7 @@ class ReferenceRunner:
 
             row = norm(x, "attn_norm")
             x = row if layer.norms == "within" else x
-            adapt = partial(adapted.add, i)
+            adapt = partial(add, i)
             of_layer = by_group[self.cache.group_of[i]]
             mixed, finite = self._mixed(i, row, items, of_layer, adapt)
             finite_T &= finite
@@ -380,7 +397,8 @@ class ReferenceRunner:
         self._first_inputs = FirstInputs(arch, self._positions, norm)
         has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
         self._relative_bias = [get("relative_bias")] if has_biases else []
-        self._layers = [load_layer(get, arch, i) for i in range(arch.num_layers)]
+        layers: Sequence[LayerWeights] = OneAtATime(partial(load_layer, get, arch), arch.num_layers)
+        self._layers = layers if self._observe else list(layers)
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None

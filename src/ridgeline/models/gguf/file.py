@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +35,8 @@ _TENSOR_TYPES = {
     18: ("IQ3_XXS", 256, 98), 21: ("IQ3_S", 256, 110), 20: ("IQ4_NL", 32, 18),
     23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
 }
+TYPE_NUMBERS = {name: number for number, (name, _, _) in _TENSOR_TYPES.items()}
+BLOCK_SIZES = {name: sizes for name, *sizes in _TENSOR_TYPES.values()}  # elements, bytes
 # Type number of a metadata value -> its numpy type. Strings are 8, arrays 9.
 _SCALAR_CODES = {
     0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
@@ -74,6 +77,23 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def parse_gguf(buffer: bytes | mmap.mmap, where: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Do what ``read_gguf`` does for a file whose bytes are ``buffer``; ``where`` names it."""
+    header, num_tensors, num_keys = _beginning(buffer, where)
+    metadata = {key: value for key, value, _ in _keys(header, num_keys)}
+    return metadata, _tensors(header, num_tensors, metadata.get("general.alignment", 32))
+
+
+def stored_keys(path: Path) -> dict[str, bytes]:
+    """Return the metadata of a file as it stands there: of each key a type number and a value.
+
+    Raises ModelFileError, as ``read_gguf`` does.
+    """
+    with naming(path), path.open("rb") as file:
+        header, _, num_keys = _beginning(file.read(_MAX_HEADER_BYTES), str(path))
+        return {key: header.buffer[slice(*at)] for key, _, at in _keys(header, num_keys)}
+
+
+def _beginning(buffer: bytes | mmap.mmap, where: str) -> tuple[_Header, int, int]:
+    """Return the header behind its counts, which are of tensors and of keys."""
     header = _Header(buffer, where)
     if header.chars(4, "the magic") != MAGIC:
         header.fail("this is not a GGUF file (it does not begin with GGUF)")
@@ -84,14 +104,20 @@ def parse_gguf(buffer: bytes | mmap.mmap, where: str) -> tuple[dict[str, Any], d
         header.fail(f"GGUF version {version}, where 2 and 3 are supported; convert the model again")
     num_tensors = header.count("tensors", _MIN_TENSOR_BYTES)
     num_keys = header.count("metadata keys", _MIN_KEY_BYTES)
+    return header, num_tensors, num_keys
 
-    metadata: dict[str, Any] = {}
+
+def _keys(header: _Header, num_keys: int) -> Iterator[tuple[str, Any, tuple[int, int]]]:
+    """Yield keys with their values, and where those begin and end, with their types."""
+    seen = set[str]()
     for i in range(num_keys):
         key = header.strings(1, f"key {i}")[0]
-        if key in metadata:
+        if key in seen:
             header.fail(f"metadata key {key!r} appears twice")
-        metadata[key] = header.value(header.scalar(4, f"the type of {key!r}"), repr(key))
-    return metadata, _tensors(header, num_tensors, metadata.get("general.alignment", 32))
+        seen.add(key)
+        begin = header.position
+        value = header.value(header.scalar(4, f"the type of {key!r}"), repr(key))
+        yield key, value, (begin, header.position)
 
 
 class _Header:

@@ -20,7 +20,6 @@ from ridgeline.backends.cpu.layout.formats import BLOCK_RECORDS, FORMATS, KINDS,
 from ridgeline.backends.cpu.layout.quantise import (
     Bytes,
     hadamard,
-    k_blocks,
     levels,
     simple_blocks,
     to_bf16,
@@ -28,6 +27,7 @@ from ridgeline.backends.cpu.layout.quantise import (
     to_four_bits,
     to_row_bytes,
 )
+from ridgeline.models.gguf.blocks import k_numbers
 from ridgeline.models.tensors import Tensor
 
 Index = NDArray[np.intp]
@@ -104,7 +104,7 @@ def _pack(tensor: Tensor, dtype: str, rows: Index, columns: Index | None) -> Pac
     kind = _KINDS.get(tensor.dtype, "") if whole_blocks else ""
     if kind == packed_kind(tensor, dtype, columns_moved=columns_moved):
         has_blocks = FORMATS[kind].head_bytes > 0
-        parts = k_blocks(tensor) if has_blocks else simple_blocks(tensor)
+        parts = k_numbers(tensor.dtype, tensor.data) if has_blocks else simple_blocks(tensor)
         values, *scales = (_select_rows(part, rows) for part in parts)
         if kind == "t4":
             return _pack_t4(levels(tensor.dtype), values, *scales)

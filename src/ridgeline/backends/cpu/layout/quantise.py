@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import MAX_ROTATED, TILE
 from ridgeline.models.encodings import ENCODINGS, MXFP4_LEVELS, NF4_LEVELS, parts
+from ridgeline.models.gguf.blocks import nibbles, simple_numbers
 from ridgeline.models.tensors import Tensor
 
 Bytes = NDArray[np.uint8]
@@ -35,14 +36,8 @@ def simple_blocks(tensor: Tensor) -> tuple[NDArray[Any], ...]:
         return _encoded_blocks(tensor)
     if tensor.dtype == "IQ4_XS":
         return _iq4_xs(tensor)
-    num_rows, size = tensor.shape
-    blocks = tensor.data.reshape(num_rows, size // TILE, -1)
-    scale_bytes = 4 if tensor.dtype.endswith("_1") else 2
-    scales = blocks[:, :, :scale_bytes].copy().view(_HALF)
-    packed = blocks[:, :, scale_bytes:]
-    unpack = _fives if tensor.dtype.startswith("Q5") else _nibbles
-    q = packed.view(np.int8) if tensor.dtype == "Q8_0" else unpack(packed)
-    return q.reshape(num_rows, size), *scales.transpose(2, 0, 1)
+    q, scales = simple_numbers(tensor.dtype, tensor.data)
+    return q, *scales
 
 
 def levels(dtype: str) -> NDArray[np.int8]:
@@ -100,53 +95,8 @@ def _iq4_xs(tensor: Tensor) -> tuple[NDArray[Any], ...]:
     upper = (blocks[:, :, 2:4].copy().view(np.uint16) >> shifts & 3).astype(np.int32)
     lower = np.stack([blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4], axis=3)
     factors = (lower.reshape(upper.shape) | upper << 4) - 32
-    q = _nibbles(blocks[:, :, 8:].reshape(num_rows, -1, 16)).reshape(num_rows, size)
+    q = nibbles(blocks[:, :, 8:].reshape(num_rows, -1, 16)).reshape(num_rows, size)
     return q, (d * factors.astype(np.float32)).reshape(num_rows, -1).astype(_HALF)
-
-
-def k_blocks(tensor: Tensor) -> tuple[Bytes, Bytes, NDArray[np.float16]]:
-    """Return q ``[out, in]`` u8, factors ``[out, in / 32, 2]`` and scales ``[out, in / 256, n]``.
-
-    Q4_K, Q5_K: n is 2, w = d f q - e g with factors f and g of each 32. Q6_K: n is 1, the factors
-    are signed and of the first and of the last 16, w = d f (q - 32).
-    """
-    num_rows, size = tensor.shape
-    shape, block_bytes = (num_rows, size), {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[tensor.dtype]
-    blocks = tensor.data.reshape(num_rows, size // 256, block_bytes)
-    if tensor.dtype == "Q6_K":
-        q = _sixes_k(blocks[:, :, :192]).reshape(shape)
-        factors = blocks[:, :, 192:208].reshape(num_rows, size // TILE, 2)
-        return q, factors, blocks[:, :, 208:].copy().view(_HALF)
-    q = _nibbles(blocks[:, :, -128:].reshape(num_rows, -1, 32)).reshape(shape)
-    if tensor.dtype == "Q5_K":  # bit j of byte l: input 32 j + l
-        planes = np.unpackbits(blocks[:, :, 16:48, None], axis=3, bitorder="little")
-        q |= planes.transpose(0, 1, 3, 2).reshape(shape) << np.uint8(4)
-    first, second, last = (blocks[:, :, 4 + 4 * i : 8 + 4 * i] for i in range(3))
-    f = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=2)
-    g = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=2)
-    factors = np.stack([f, g], axis=3).reshape(num_rows, size // TILE, 2)
-    return q, factors, blocks[:, :, :4].copy().view(_HALF)
-
-
-def _sixes_k(packed: Bytes) -> Bytes:
-    """Return 256 values of 6 bits of each block ``[rows, blocks, 192]``: nibbles, upper bits."""
-    nibbles = _nibbles(packed[:, :, :128].reshape(len(packed), -1, 64))
-    low = nibbles.reshape(*packed.shape[:2], 2, 4, 32)
-    high = packed[:, :, 128:].reshape(*packed.shape[:2], 2, 1, 32)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    out: Bytes = np.bitwise_or(low, (high >> shifts & 3) << np.uint8(4))
-    return out
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Return the nibbles of each ``[rows, parts, bytes]``: all low ones, then all high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=2)
-
-
-def _fives(packed: Bytes) -> Bytes:
-    """Return 32 values of 5 bits of each ``[rows, blocks, 20]``: a plane of fifth bits, nibbles."""
-    fifth = np.unpackbits(packed[:, :, :4], axis=2, bitorder="little")
-    return _nibbles(packed[:, :, 4:]) | (fifth << np.uint8(4))
 
 
 def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

@@ -1,0 +1,161 @@
+"""``ridgeline quantize``: a model written again in fewer bits, an adapter merged on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.commands.models import Model
+from ridgeline.cli.flags import UsageError
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.machine import usable_cpus
+from ridgeline.models.gguf.parts import part_paths
+from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
+from ridgeline.quantise.job import Done, Wishes, quantise_file
+from ridgeline.quantise.source import Source, additions, read_source
+from ridgeline.quantise.targets import PLAIN, TARGETS
+from ridgeline.text.of_checkpoint import tokenizer_of
+
+_WINDOW = 512
+_LEAST_TOKENS, _MOST_TOKENS = 2_000, 4_096  # of a text; more changes little, and takes longer
+
+Target = StrEnum("Target", {name: name for name in TARGETS})
+
+
+def quantize(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.")],
+    to: Annotated[Target, typer.Option(help="What to write; mixes are as in llama.cpp.")],
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text like what it will read: errors are weighed by it, and passed on."),
+    ] = None,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(help="Weigh errors by llama.cpp's importance matrix, a GGUF file."),
+    ] = None,
+    imatrix_out: Annotated[
+        Path | None, typer.Option(help="Also write the importance that --calibrate measures.")
+    ] = None,
+    merge_lora: Annotated[
+        Path | None, typer.Option(help="LoRA adapter to merge first: a PEFT folder or a GGUF file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+) -> None:
+    """Write a GGUF model again in fewer bits. It is read and written layer by layer."""
+    located = locate(model).path
+    _check_out(located, out, imatrix_out, force=force)
+    if imatrix_out is not None and calibrate is None:
+        raise UsageError("--imatrix-out writes what --calibrate FILE measures: give that too")
+    if imatrix is not None and calibrate is not None:
+        raise UsageError("--imatrix and --calibrate both say what matters: give one of them")
+    begin_s = time.monotonic()
+    source = read_source(located)
+    _say_types(source)
+    wishes = Wishes(
+        to.value,
+        windows(source, calibrate) if calibrate else (),
+        read_imatrix(imatrix, source.raw) if imatrix else {},
+        additions(merge_lora, source) if merge_lora else {},
+        usable_cpus(),
+    )
+    with count_bar(f"Writing {out.name}", note="weights") as report:
+        done = quantise_file(source, out, wishes, report)
+    if imatrix_out is not None and calibrate is not None:
+        num_tokens = sum(map(len, wishes.windows))
+        write_imatrix(imatrix_out, done.spreads, num_tokens, calibrate.name)
+    _show(source, out, done, wishes, time.monotonic() - begin_s)
+
+
+def windows(source: Source, text_file: Path) -> list[tuple[int, ...]]:
+    """Return a text as token ids, in windows that begin as the model's texts do.
+
+    Raises ValueError if it is no text, or too short to say anything.
+    """
+    checkpoint = source.checkpoint
+    try:
+        text = text_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{text_file}: not UTF-8 text: {error.reason} at {error.start}") from error
+    ids = tokenizer_of(checkpoint).encode(text, parse_special=False, add_bos=False)
+    if len(ids) < _LEAST_TOKENS:
+        raise ValueError(
+            f"{text_file}: {len(ids)} tokens, fewer than the {_LEAST_TOKENS:,} that calibration "
+            f"needs: give a longer text"
+        )
+    begin = checkpoint.begin_ids
+    room = min(_WINDOW, checkpoint.arch.max_position) - len(begin)
+    last = min(len(ids), _MOST_TOKENS)
+    return [(*begin, *ids[low : min(low + room, last)]) for low in range(0, last, room)]
+
+
+def _check_out(model: Path, out: Path, imatrix_out: Path | None, *, force: bool) -> None:
+    """Raise UsageError if a file cannot be written where it should be."""
+    if out.suffix != ".gguf":
+        raise UsageError(f"{out}: a GGUF file is written, so its name ends in .gguf")
+    for path in (out, imatrix_out):
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: name a file in it")
+        if any(path.exists() and path.samefile(part) for part in _files(model)):
+            raise UsageError(f"{path} is the model itself: name another file")
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists: name another file, or replace it with --force")
+    if imatrix_out is not None and imatrix_out.absolute() == out.absolute():
+        raise UsageError(f"--imatrix-out {imatrix_out}: that is OUT: name another file")
+
+
+def _files(model: Path) -> Sequence[Path]:
+    return [part for part in part_paths(model) if part.exists()]
+
+
+def _say_types(source: Source) -> None:
+    """Say it if most weights are quantised already: that quality is lost, and more will be."""
+    counts: dict[str, int] = {}
+    for tensor in source.raw.values():
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.nbytes
+    most = max(counts, key=lambda dtype: counts[dtype])
+    if most not in PLAIN:
+        say(
+            f"note: most weights of this model are {most} already: what that lost stays lost; "
+            f"a file of 16 bits gives a better result"
+        )
+
+
+def _show(source: Source, out: Path, done: Done, wishes: Wishes, seconds: float) -> None:
+    before = sum(part.stat().st_size for part in _files(source.checkpoint.path))
+    table = table_of()
+    table.columns[0].style, table.columns[0].no_wrap = "dim", True
+    bits = 8 * done.num_bytes / done.num_weights
+    table.add_row(
+        "size",
+        f"{before / 1e6:,.1f} MB -> {done.num_bytes / 1e6:,.1f} MB, {bits:.2f} bits a weight",
+    )
+    table.add_row("types", _in_words(done.types, done.num_weights))
+    if done.instead:
+        table.add_row("note", f"{done.instead} tensors are wider: 256 does not divide their rows")
+    if wishes.windows or wishes.importance:
+        share = done.calibrated / done.num_weights
+        how = f"{sum(map(len, wishes.windows)):,} tokens" if wishes.windows else "--imatrix"
+        table.add_row("calibrated", f"{share:.0%} of the weights, by {how}")
+    if wishes.added:
+        table.add_row("merged", f"the adapter, into {len(wishes.added)} tensors")
+    table.add_row("time", f"{seconds:.1f} s")
+    console().print(table)
+    for command in (f"serve {out}", f"bench quality {out} --against {source.checkpoint.path}"):
+        console().print(f"next: ridgeline {command}", soft_wrap=True)
+
+
+def _in_words(types: Mapping[str, int], total: int) -> str:
+    ordered = sorted(types, key=lambda dtype: -types[dtype])
+    return ", ".join(f"{types[dtype] / total:.1%} {dtype}" for dtype in ordered)

@@ -1,0 +1,1 @@
+"""Quantising: a model's weights written again in fewer bits, an adapter merged on the way."""

@@ -1,0 +1,246 @@
+"""A GGUF file written again in fewer bits, a matrix at a time.
+
+Without a text each tensor is decoded, quantised and written in pieces, on all threads. With one the
+engine computes it layer by layer, and each matrix is quantised when the text's rows reach it: their
+spread decides what an error costs, and the layers after it read what the quantised one makes. No
+more than a layer is in memory either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.backends.reference import run_observed
+from ridgeline.machine import write_whole
+from ridgeline.models.gguf.write import GGUFOut, Room, number
+from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.quantise.feedback import passed_on, quantised, spread_of, weight_of
+from ridgeline.quantise.grids import FORMS
+from ridgeline.quantise.source import Added, Source
+from ridgeline.quantise.targets import TARGETS, types_of
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Report = Callable[[int, int], None]
+
+_AT_ONCE = 1 << 21  # weights in a piece
+_QUANTISATION_VERSION = 2
+
+
+class Wishes(NamedTuple):
+    """What a file is to become.
+
+    Attributes:
+        target: a name of ``targets.TARGETS``.
+        windows: token ids of a text to calibrate with; none does without.
+        importance: of inputs, by names of tensors, from a file.
+        added: what an adapter adds, by names of tensors.
+        threads: that compute.
+    """
+
+    target: str
+    windows: Sequence[Sequence[int]]
+    importance: Mapping[str, Floats]
+    added: Mapping[str, Sequence[Added]]
+    threads: int
+
+
+class Done(NamedTuple):
+    """What was written.
+
+    Attributes:
+        num_bytes: of the file.
+        num_weights: of all tensors.
+        types: how many weights became which type.
+        instead: how many tensors got a wider type than the name means, as their rows are no whole
+            blocks of 256.
+        calibrated: how many weights had a text's or a file's importance.
+        spreads: mean squares of inputs that a text showed, by names of tensors.
+    """
+
+    num_bytes: int
+    num_weights: int
+    types: Mapping[str, int]
+    instead: int
+    calibrated: int
+    spreads: Mapping[str, Floats]
+
+
+def quantise_file(source: Source, out: Path, wishes: Wishes, report: Report) -> Done:
+    """Write ``out``, whole or not at all; ``report`` is told how many of how many weights are done.
+
+    Raises:
+        ValueError: a tensor's weights are not finite.
+        OSError: it cannot be written, as where the disk is full.
+    """
+    work = _Work(source, wishes, report)
+    write_whole(out, work.write)
+    return work.done()
+
+
+class _Work:
+    """One file being written."""
+
+    def __init__(self, source: Source, wishes: Wishes, report: Report) -> None:
+        self._source, self._wishes, self._report = source, wishes, report
+        num_experts = max(getattr(layer.ffn, "num", 0) for layer in source.checkpoint.arch.layers)
+        self._types = types_of(wishes.target, source.raw, num_experts)
+        self._total = sum(int(np.prod(tensor.shape)) for tensor in source.raw.values())
+        self._written: set[str] = set()
+        self._num_done = self._calibrated = self._num_bytes = 0
+        self._spreads: dict[str, Floats] = {}
+        self._by_place: dict[str, list[str]] = {}  # name in the file -> canonical names
+        for name, place in source.places.items():
+            self._by_place.setdefault(place.name, []).append(name)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write all of it."""
+        raw = self._source.raw
+        _, file_type = TARGETS[self._wishes.target]
+        metadata = {
+            **self._source.metadata,
+            "general.file_type": number("u32", file_type),
+            "general.quantization_version": number("u32", _QUANTISATION_VERSION),
+        }
+        rooms = {name: Room(self._types[name], tensor.shape) for name, tensor in raw.items()}
+        self._out = GGUFOut(file, metadata, rooms)
+        self._num_bytes = self._out.num_bytes
+        with ThreadPoolExecutor(self._wishes.threads) as self._pool:
+            if self._wishes.windows:
+                windows, threads = self._wishes.windows, self._wishes.threads
+                run_observed(self._source.checkpoint, windows, threads, self._observe)
+            for name in raw:
+                if name not in self._written:
+                    self._convert(name)
+
+    def done(self) -> Done:
+        """Return what was written."""
+        types: dict[str, int] = {}
+        wanted = {"Q5_0", "Q5_1", "F16"} if self._wishes.target.endswith(("_m", "_k")) else set()
+        for name, dtype in self._types.items():
+            size = int(np.prod(self._source.raw[name].shape))
+            types[dtype] = types.get(dtype, 0) + size
+        instead = sum(dtype in wanted and self._source.raw[name].dtype != dtype
+                      for name, dtype in self._types.items())  # fmt: skip
+        return Done(self._num_bytes, self._total, types, instead, self._calibrated, self._spreads)
+
+    # --- without a text ------------------------------------------------------------------------
+
+    def _convert(self, name: str) -> None:
+        """Quantise a tensor in pieces, and write it."""
+        tensor, dtype = self._source.raw[name], self._types[name]
+        importance = self._wishes.importance.get(name)
+        if importance is not None and dtype in FORMS:
+            self._calibrated += int(np.prod(tensor.shape))
+
+        def piece(rows: slice) -> Bytes:
+            if dtype == tensor.dtype and name not in self._wishes.added:
+                return np.ascontiguousarray(tensor.data[rows])
+            return _encoded(self._weights(name, rows), dtype, importance)
+
+        begin = 0
+        for encoded in self._pool.map(piece, _pieces(tensor)):
+            self._out.put(name, encoded, begin)
+            begin += encoded.nbytes
+            self._note(len(encoded) * tensor.shape[-1])
+        self._written.add(name)
+
+    def _weights(self, name: str, rows: slice) -> Floats:
+        """Return rows of a tensor with what is added to them. Raises ValueError: not finite."""
+        tensor = self._source.raw[name]
+        with np.errstate(all="ignore"):  # said below
+            values = tensor.rows(rows).to_f32().reshape(-1, tensor.shape[-1])
+        for added in self._wishes.added.get(name, ()):
+            own = np.flatnonzero((added.rows >= rows.start) & (added.rows < rows.stop))
+            values[added.rows[own] - rows.start] += added.b[own] @ added.a
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"tensor {name!r} has weights that are not finite")
+        return values
+
+    def _note(self, count: int) -> None:
+        self._num_done += count
+        self._report(self._num_done, self._total)
+
+    # --- with a text ---------------------------------------------------------------------------
+
+    def _observe(self, layer: int, product: Floats, rows: Floats, *names: str) -> Floats:
+        """Quantise the matrices that these rows meet; return the products with them."""
+        canonical = [f"layers.{layer}.{name}" for name in names]
+        places = {name: self._source.places.get(name) for name in canonical}
+        in_file = dict.fromkeys(place.name for place in places.values() if place is not None)
+        searched = [name for name in in_file if self._types[name] in FORMS]
+        spread = spread_of(rows) if searched else np.zeros((0, 0), np.float32)
+        upper = passed_on(spread) if searched else spread
+        importance = np.diag(spread).copy()
+        importance += np.float32(1e-6) * importance.mean() if searched else 0
+        changes = {}
+        for name in in_file:
+            if name in searched:
+                self._spreads[name] = np.diag(spread).copy()
+                self._calibrated += int(np.prod(self._source.raw[name].shape))
+                changes[name] = self._fed_back(name, importance, upper)
+            elif self._types[name] != self._source.raw[name].dtype:
+                changes[name] = self._changed(name)
+        begin = 0
+        shapes = self._source.checkpoint.arch.layers[layer].shapes(rows.shape[1], norm_bias=False)
+        for short, name in zip(names, canonical, strict=True):
+            end, place = begin + shapes[short][0], places[name]
+            if place is not None and place.name in changes:
+                product[:, begin:end] += rows @ changes[place.name][place.rows].T
+            begin = end
+        return product
+
+    def _fed_back(self, name: str, importance: Floats, upper: Floats) -> Floats:
+        """Quantise a matrix with error feedback and write it; return by how much it changed."""
+        tensor, form = self._source.raw[name], FORMS[self._types[name]]
+
+        weights = self._weights(name, slice(0, tensor.shape[0]))
+        q, grid = quantised(weights, importance, upper, form)
+        self._put_whole(name, form.rows(q, grid.numbers))
+        return form.values(q, grid) - tensor.to_f32()
+
+    def _changed(self, name: str) -> Floats:
+        """Quantise a matrix as it is without a text, write it; return by how much it changed."""
+        tensor = self._source.raw[name]
+        everything = slice(0, tensor.shape[0])
+        encoded = _encoded(self._weights(name, everything), self._types[name], None)
+        self._put_whole(name, encoded)
+        stored = Tensor(name, self._types[name], tensor.shape, encoded)
+        out: Floats = stored.to_f32() - tensor.to_f32()
+        return out
+
+    def _put_whole(self, name: str, encoded: Bytes) -> None:
+        self._out.put(name, encoded)
+        self._note(int(np.prod(self._source.raw[name].shape)))
+        self._written.add(name)
+
+
+def _pieces(tensor: Tensor) -> Iterator[slice]:
+    """Yield ranges of the rows of a tensor, all of its axes but the last taken together."""
+    num_rows = len(tensor.stored)
+    at_once = max(1, _AT_ONCE // tensor.shape[-1]) if len(tensor.shape) > 1 else num_rows
+    for low in range(0, num_rows, at_once):
+        yield slice(low, min(low + at_once, num_rows))
+
+
+def _encoded(weights: Floats, dtype: str, importance: Floats | None) -> Bytes:
+    """Return the file's rows of ``[rows, inputs]``.
+
+    Without importance Q8_0 and Q4_0 are those of everybody's tools, bit for bit.
+    """
+    if dtype not in FORMS or (dtype == "Q4_0" and importance is None):
+        import gguf  # slow to import
+
+        out: Bytes = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[dtype])
+        return out.view(np.uint8).reshape(len(weights), -1)
+    form = FORMS[dtype]
+    grid = form.fit(
+        weights, weight_of(weights, 1.0 if importance is None else importance, form.span)
+    )
+    return form.rows(form.rounded(weights, grid), grid.numbers)

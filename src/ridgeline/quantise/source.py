@@ -1,0 +1,114 @@
+"""A GGUF file as it is to be written again: its tensors, and where the engine's matrices lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.families import model_from_gguf
+from ridgeline.models.gguf.file import stored_keys
+from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
+from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+_MATRICES = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
+
+
+class Place(NamedTuple):
+    """Where a matrix of the engine's lies: a tensor of the file, and which of its rows."""
+
+    name: str
+    rows: Ints
+
+
+class Source(NamedTuple):
+    """A model's file.
+
+    Attributes:
+        checkpoint: what the engine makes of it.
+        raw: its tensors, by their names there.
+        metadata: its keys, as they stand there.
+        places: of dense matrices of layers, by canonical name.
+    """
+
+    checkpoint: Checkpoint
+    raw: Mapping[str, Tensor]
+    metadata: Mapping[str, bytes]
+    places: Mapping[str, Place]
+
+
+class Added(NamedTuple):
+    """What an adapter adds to some rows of a tensor: ``b a`` to ``rows``."""
+
+    rows: Ints
+    a: Floats
+    b: Floats
+
+
+def read_source(path: Path) -> Source:
+    """Read a GGUF file, or a model in several.
+
+    Raises:
+        ModelFileError: it is none, damaged or not supported.
+    """
+    if path.is_dir():
+        raise ModelFileError(
+            f"{path}: a directory of safetensors; convert it to a GGUF file of 16 bits first, with "
+            f"llama.cpp's convert_hf_to_gguf.py, or write --to int4-gptq"
+        )
+    checkpoint = load_checkpoint(path)
+    values, raw = read_gguf_parts(path)
+    stored = stored_keys(next(part_paths(path)))
+    metadata = {key: value for key, value in stored.items() if not key.startswith("split.")}
+    return Source(checkpoint, raw, metadata, _places(values, raw, str(path)))
+
+
+def _places(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> dict[str, Place]:
+    """Let the engine bind rows that hold nothing but their own number, and see where they came."""
+    numbered = {
+        name: _numbered(tensor) if _MATRICES.fullmatch(name) else tensor
+        for name, tensor in raw.items()
+    }
+    _, bound = model_from_gguf(values, numbered, where)
+    found = {}
+    for name, tensor in bound.items():
+        in_file = tensor.name.partition("/")[0]
+        if tensor.make is not None and _MATRICES.fullmatch(in_file):
+            found[name] = Place(in_file, tensor.data.view(np.int32).reshape(-1))
+    return found
+
+
+def _numbered(tensor: Tensor) -> Tensor:
+    rows = tensor.shape[0]
+    return Tensor.converted(tensor.name, "F32", tensor.shape, 4 * rows, partial(_numbers, rows))
+
+
+def _numbers(rows: int) -> NDArray[np.uint8]:
+    return np.arange(rows, dtype=np.int32).reshape(-1, 1).view(np.uint8)
+
+
+def additions(path: Path, source: Source) -> dict[str, list[Added]]:
+    """Return what an adapter adds to the tensors of a file, by their names.
+
+    Raises ModelFileError if it is damaged, or not for this model.
+    """
+    adapter: AdapterWeights = read_adapter(path, Base.of(source.checkpoint))
+    found: dict[str, list[Added]] = {}
+    for name, part in adapter.parts.items():
+        place = source.places.get(name)
+        if place is None:
+            raise ModelFileError(
+                f"{path}: it adapts {name!r}, which cannot be merged into this file"
+            )
+        found.setdefault(place.name, []).append(Added(place.rows, part.a, part.b))
+    return found
