@@ -127,12 +127,12 @@ def _k_affine(top: int) -> Callable[[Floats, Floats], Grid]:
         is_better = errors[1] < errors[0]
         f, g = first[:2]
         d, e = (np.where(is_better, second[i], first[i]) for i in (2, 3))
-        scale, offset = (
+        wide = [
             (factor * half.astype(np.float32)[..., None]).reshape(len(x), -1)
             for factor, half in ((f, d), (g, e))
-        )
+        ]
         factors = np.stack([f, g], axis=3).astype(np.uint8).reshape(len(x), -1, 2)
-        return Grid(scale, offset, (factors, np.stack([d, e], axis=2)))
+        return Grid(wide[0], wide[1], (factors, np.stack([d, e], axis=2)))
 
     return fit
 

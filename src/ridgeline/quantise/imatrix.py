@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ridgeline.machine import write_whole
 from ridgeline.models.facts import Facts
 from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.gguf.write import GGUFOut, Room, number, string, strings
+from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number, string, strings
 from ridgeline.models.tensors import ModelFileError, Tensor
 
 Floats = NDArray[np.float32]
@@ -67,7 +67,7 @@ def write_imatrix(path: Path, spreads: Mapping[str, Floats], num_tokens: int, da
     for name, mean in spreads.items():
         arrays[name + _SUMS] = (mean * np.float32(num_tokens)).reshape(1, -1)
         arrays[name + _COUNTS] = np.full((1, 1), num_tokens, np.float32)
-    rooms = {name: Room("F32", array.shape) for name, array in arrays.items()}
+    rooms = {name: TensorRoom("F32", array.shape) for name, array in arrays.items()}
 
     def write(file: IO[bytes]) -> None:
         out = GGUFOut(file, metadata, rooms)

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
 from ridgeline.machine import write_whole
-from ridgeline.models.gguf.write import GGUFOut, Room, number
+from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.quantise.feedback import passed_on, quantised, spread_of, weight_of
 from ridgeline.quantise.grids import FORMS
-from ridgeline.quantise.source import Added, Source
+from ridgeline.quantise.source import Added, SourceFile
 from ridgeline.quantise.targets import TARGETS, types_of
 
 Floats = NDArray[np.float32]
@@ -51,7 +51,7 @@ class Wishes(NamedTuple):
     threads: int
 
 
-class Done(NamedTuple):
+class QuantisedFile(NamedTuple):
     """What was written.
 
     Attributes:
@@ -72,22 +72,22 @@ class Done(NamedTuple):
     spreads: Mapping[str, Floats]
 
 
-def quantise_file(source: Source, out: Path, wishes: Wishes, report: Report) -> Done:
+def quantise_file(source: SourceFile, out: Path, wishes: Wishes, report: Report) -> QuantisedFile:
     """Write ``out``, whole or not at all; ``report`` is told how many of how many weights are done.
 
     Raises:
         ValueError: a tensor's weights are not finite.
         OSError: it cannot be written, as where the disk is full.
     """
-    work = _Work(source, wishes, report)
+    work = _Requantiser(source, wishes, report)
     write_whole(out, work.write)
     return work.done()
 
 
-class _Work:
+class _Requantiser:
     """One file being written."""
 
-    def __init__(self, source: Source, wishes: Wishes, report: Report) -> None:
+    def __init__(self, source: SourceFile, wishes: Wishes, report: Report) -> None:
         self._source, self._wishes, self._report = source, wishes, report
         num_experts = max(getattr(layer.ffn, "num", 0) for layer in source.checkpoint.arch.layers)
         self._types = types_of(wishes.target, source.raw, num_experts)
@@ -108,7 +108,7 @@ class _Work:
             "general.file_type": number("u32", file_type),
             "general.quantization_version": number("u32", _QUANTISATION_VERSION),
         }
-        rooms = {name: Room(self._types[name], tensor.shape) for name, tensor in raw.items()}
+        rooms = {name: TensorRoom(self._types[name], tensor.shape) for name, tensor in raw.items()}
         self._out = GGUFOut(file, metadata, rooms)
         self._num_bytes = self._out.num_bytes
         with ThreadPoolExecutor(self._wishes.threads) as self._pool:
@@ -119,7 +119,7 @@ class _Work:
                 if name not in self._written:
                     self._convert(name)
 
-    def done(self) -> Done:
+    def done(self) -> QuantisedFile:
         """Return what was written."""
         types: dict[str, int] = {}
         wanted = {"Q5_0", "Q5_1", "F16"} if self._wishes.target.endswith(("_m", "_k")) else set()
@@ -128,7 +128,9 @@ class _Work:
             types[dtype] = types.get(dtype, 0) + size
         instead = sum(dtype in wanted and self._source.raw[name].dtype != dtype
                       for name, dtype in self._types.items())  # fmt: skip
-        return Done(self._num_bytes, self._total, types, instead, self._calibrated, self._spreads)
+        return QuantisedFile(
+            self._num_bytes, self._total, types, instead, self._calibrated, self._spreads
+        )
 
     # --- without a text ------------------------------------------------------------------------
 

@@ -24,14 +24,14 @@ Ints = NDArray[np.int32]
 _MATRICES = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """Where a matrix of the engine's lies: a tensor of the file, and which of its rows."""
 
     name: str
     rows: Ints
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A model's file.
 
     Attributes:
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     checkpoint: Checkpoint
     raw: Mapping[str, Tensor]
     metadata: Mapping[str, bytes]
-    places: Mapping[str, Place]
+    places: Mapping[str, MatrixPlace]
 
 
 class Added(NamedTuple):
@@ -55,7 +55,7 @@ class Added(NamedTuple):
     b: Floats
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> SourceFile:
     """Read a GGUF file, or a model in several.
 
     Raises:
@@ -70,10 +70,12 @@ def read_source(path: Path) -> Source:
     values, raw = read_gguf_parts(path)
     stored = stored_keys(next(part_paths(path)))
     metadata = {key: value for key, value in stored.items() if not key.startswith("split.")}
-    return Source(checkpoint, raw, metadata, _places(values, raw, str(path)))
+    return SourceFile(checkpoint, raw, metadata, _places(values, raw, str(path)))
 
 
-def _places(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> dict[str, Place]:
+def _places(
+    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+) -> dict[str, MatrixPlace]:
     """Let the engine bind rows that hold nothing but their own number, and see where they came."""
     numbered = {
         name: _numbered(tensor) if _MATRICES.fullmatch(name) else tensor
@@ -84,7 +86,7 @@ def _places(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) ->
     for name, tensor in bound.items():
         in_file = tensor.name.partition("/")[0]
         if tensor.make is not None and _MATRICES.fullmatch(in_file):
-            found[name] = Place(in_file, tensor.data.view(np.int32).reshape(-1))
+            found[name] = MatrixPlace(in_file, tensor.data.view(np.int32).reshape(-1))
     return found
 
 
@@ -97,7 +99,7 @@ def _numbers(rows: int) -> NDArray[np.uint8]:
     return np.arange(rows, dtype=np.int32).reshape(-1, 1).view(np.uint8)
 
 
-def additions(path: Path, source: Source) -> dict[str, list[Added]]:
+def additions(path: Path, source: SourceFile) -> dict[str, list[Added]]:
     """Return what an adapter adds to the tensors of a file, by their names.
 
     Raises ModelFileError if it is damaged, or not for this model.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.cli.commands.quantize import Target, quantize
+from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.flags import UsageError
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import ModelFileError
@@ -62,7 +62,7 @@ def test_a_model_is_calibrated_merged_written_and_answers(model: Path, tmp_path:
 
 
 def ask(model: Path | str, out: Path, to: str = "q4_0", **wishes: Any) -> None:
-    quantize(str(model), out, Target(to), **wishes)
+    quantize(str(model), out, to, **wishes)
 
 
 def test_bad_input_is_named_before_anything_is_written(model: Path, tmp_path: Path) -> None:
@@ -76,6 +76,7 @@ def test_bad_input_is_named_before_anything_is_written(model: Path, tmp_path: Pa
     cases: list[tuple[type[Exception], str, Path, Path, dict[str, Any]]] = [
         (UsageError, "there.gguf exists: .*--force", model, there, {}),
         (UsageError, "is the model itself", model, model, {"force": True}),
+        (UsageError, "--to q9: give one of q4_k_m", model, out, {"to": "q9"}),
         (UsageError, "ends in .gguf", model, tmp_path / "out.bin", {}),
         (UsageError, "there is no folder", model, tmp_path / "no" / "out.gguf", {}),
         (UsageError, "is a folder", model, folder, {"force": True}),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.gguf.file import read_gguf, stored_keys
-from ridgeline.models.gguf.write import GGUFOut, Room, number, numbers, string, strings
+from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number, numbers, string, strings
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 
 
@@ -18,7 +18,7 @@ def test_a_file_is_copied_bit_for_bit(tmp_path: Path) -> None:
     metadata = gguf_metadata(CONFIG, "llama") | vocabulary()
     before = write_gguf(tmp_path / "a.gguf", metadata, gguf_weights(CONFIG, "llama"))
     _, tensors = read_gguf(before)
-    rooms = {name: Room(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    rooms = {name: TensorRoom(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     with (tmp_path / "b.gguf").open("wb") as file:
         out = GGUFOut(file, stored_keys(before), rooms)
         for name in reversed(tensors):  # in any order, and in pieces
@@ -41,7 +41,7 @@ def test_the_reference_reader_finds_each_kind_of_value(tmp_path: Path) -> None:
     }
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
     with (tmp_path / "a.gguf").open("wb") as file:
-        GGUFOut(file, values, {"m": Room("F32", (3, 4))}).put("m", matrix.view(np.uint8))
+        GGUFOut(file, values, {"m": TensorRoom("F32", (3, 4))}).put("m", matrix.view(np.uint8))
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     found = {key: reader.fields[key].contents() for key in values}
     assert found == {
@@ -57,6 +57,6 @@ def test_a_disk_that_is_too_small_says_so_before_a_weight_is_written(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
         try:
             with pytest.raises(OSError, match="File too large"):
-                GGUFOut(file, {}, {"m": Room("F32", (1000, 1000))})
+                GGUFOut(file, {}, {"m": TensorRoom("F32", (1000, 1000))})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -18,21 +17,21 @@ from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.machine import usable_cpus
 from ridgeline.models.gguf.parts import part_paths
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
-from ridgeline.quantise.job import Done, Wishes, quantise_file
-from ridgeline.quantise.source import Source, additions, read_source
+from ridgeline.quantise.job import QuantisedFile, Wishes, quantise_file
+from ridgeline.quantise.source import SourceFile, additions, read_source
 from ridgeline.quantise.targets import PLAIN, TARGETS
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 _WINDOW = 512
 _LEAST_TOKENS, _MOST_TOKENS = 2_000, 4_096  # of a text; more changes little, and takes longer
 
-Target = StrEnum("Target", {name: name for name in TARGETS})
-
 
 def quantize(
     model: Model,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.")],
-    to: Annotated[Target, typer.Option(help="What to write; mixes are as in llama.cpp.")],
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help=f"What to write: {', '.join(TARGETS)}.")
+    ],
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Text like what it will read: errors are weighed by it, and passed on."),
@@ -50,6 +49,8 @@ def quantize(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
     """Write a GGUF model again in fewer bits. It is read and written layer by layer."""
+    if to not in TARGETS:
+        raise UsageError(f"--to {to}: give one of {', '.join(TARGETS)}")
     located = locate(model).path
     _check_out(located, out, imatrix_out, force=force)
     if imatrix_out is not None and calibrate is None:
@@ -60,7 +61,7 @@ def quantize(
     source = read_source(located)
     _say_types(source)
     wishes = Wishes(
-        to.value,
+        to,
         windows(source, calibrate) if calibrate else (),
         read_imatrix(imatrix, source.raw) if imatrix else {},
         additions(merge_lora, source) if merge_lora else {},
@@ -74,7 +75,7 @@ def quantize(
     _show(source, out, done, wishes, time.monotonic() - begin_s)
 
 
-def windows(source: Source, text_file: Path) -> list[tuple[int, ...]]:
+def windows(source: SourceFile, text_file: Path) -> list[tuple[int, ...]]:
     """Return a text as token ids, in windows that begin as the model's texts do.
 
     Raises ValueError if it is no text, or too short to say anything.
@@ -119,7 +120,7 @@ def _files(model: Path) -> Sequence[Path]:
     return [part for part in part_paths(model) if part.exists()]
 
 
-def _say_types(source: Source) -> None:
+def _say_types(source: SourceFile) -> None:
     """Say it if most weights are quantised already: that quality is lost, and more will be."""
     counts: dict[str, int] = {}
     for tensor in source.raw.values():
@@ -132,7 +133,9 @@ def _say_types(source: Source) -> None:
         )
 
 
-def _show(source: Source, out: Path, done: Done, wishes: Wishes, seconds: float) -> None:
+def _show(
+    source: SourceFile, out: Path, done: QuantisedFile, wishes: Wishes, seconds: float
+) -> None:
     before = sum(part.stat().st_size for part in _files(source.checkpoint.path))
     table = table_of()
     table.columns[0].style, table.columns[0].no_wrap = "dim", True

@@ -24,7 +24,7 @@ _FORMS = {"u32": (_U32, "<I"), "i32": (5, "<i"), "f32": (_F32, "<f"), "bool": (_
 Value = tuple[str, "int | float | bool"]
 
 
-class Room(NamedTuple):
+class TensorRoom(NamedTuple):
     """What a tensor will be: a GGML type's name, and its shape, row-major."""
 
     dtype: str
@@ -67,7 +67,7 @@ class GGUFOut:
     """A file that is being written: each of its tensors may come when it is ready."""
 
     def __init__(
-        self, file: IO[bytes], metadata: Mapping[str, bytes], rooms: Mapping[str, Room]
+        self, file: IO[bytes], metadata: Mapping[str, bytes], rooms: Mapping[str, TensorRoom]
     ) -> None:
         """Write the header and take the whole file's room. Raises OSError: the disk is full.
 
