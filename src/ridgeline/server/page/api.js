@@ -83,6 +83,17 @@ export async function fetchProps(model) {
   return (await call(`props${named}`)).json();
 }
 
+/** Return the ids of a prompt's tokens, and of each the logprobs of itself and of the `num_likeliest`. */
+export async function readPrompt(body, num_likeliest) {
+  const response = await call('v1/chat/completions', {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ ...body, max_tokens: 0, prompt_logprobs: num_likeliest, return_token_ids: true }),
+  });
+  const { prompt_token_ids: ids, prompt_logprobs: logprobs } = await response.json();
+  return { ids, logprobs };
+}
+
 /**
  * Ask for an answer; return how it ended. `onBegin` gets the request's id, and what of it was capped
  * or ignored; `onDelta` each piece, and the name of the model.

@@ -12,6 +12,7 @@ import * as list from './list.js';
 import { render } from './markdown.js';
 import { addDelta, pretty, showCalls, showReasoning } from './parts.js';
 import { conversations, create, isBlocked, onOtherTab, remove, save } from './store.js';
+import * as tokens from './tokens.js';
 
 const IDEAS = [
   'Explain in three sentences how a rainbow forms.',
@@ -87,11 +88,11 @@ function showMessage(message) {
     article = element('article', { className: message.role, key, 'aria-label': message.role === 'user' ? 'You' : 'Answer' });
     article.append(
       element('div', { className: 'left-out' }), element('div'), element('div', { className: 'body' }),
-      element('div', { className: 'calls' }), element('footer'),
+      element('div', { className: 'calls' }), element('div'), element('footer'),
     );
     at('messages').append(article);
   }
-  const [note, beside, body, calls, footer] = article.children;
+  const [note, beside, body, calls, view, footer] = article.children;
   const isGrowing = running.get(open)?.message === message;
   if (message.role !== 'user') {
     render(body, message.isJson && message.content ? `\`\`\`json\n${pretty(message.content)}\n\`\`\`` : message.content);
@@ -102,6 +103,7 @@ function showMessage(message) {
     attaching.showFiles(beside, message);
     if (!body.isEdited && body.textContent !== message.content) body.textContent = message.content;
   }
+  if (view.message !== message) showTokens(article, message, null);
   body.classList.toggle('growing', isGrowing);
   const failure = failedAgain?.id === message.id ? failedAgain : null;
   footer.replaceChildren(...(isGrowing ? [] : footerOf(message, open, running.has(open) ? null : ACTS, failure)));
@@ -120,7 +122,30 @@ const ACTS = { // with a message
   goOn: (message) => goOn(message),
   leaveOut: () => leaveOut(),
   choose: (message, label) => choose(message, label),
+  tokens: (message) => readTokens(message),
 };
+
+/** Show an answer token by token in the place of its text, or its text again. */
+async function readTokens(message) {
+  const article = showMessage(message);
+  const view = article.children[4];
+  if (view.firstChild) {
+    showTokens(article, message, null);
+    return;
+  }
+  showTokens(article, message, element('p', { className: 'note', role: 'status' }, 'Reading the answer again …'));
+  const shown = view.firstChild;
+  const found = await tokens.read(message, open.settings, sentMessages(open, message)).then(
+    tokens.viewOf, (error) => element('p', { className: 'problem', role: 'alert' }, error.message));
+  if (view.firstChild === shown) showTokens(article, message, found);
+}
+
+function showTokens(article, message, shown) {
+  const [, , body, , view] = article.children;
+  view.message = message;
+  view.replaceChildren(...(shown ? [shown] : []));
+  body.hidden = Boolean(shown?.classList.contains('tokens'));
+}
 
 function choose(message, label) {
   message.chosenAt = Date.now();

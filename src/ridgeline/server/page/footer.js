@@ -4,12 +4,13 @@
 import { canGoOn, canLeaveOut, keyOf, shownMessages, versionsOf } from './conversation.js';
 import { copyButton, element, iconButton } from './dom.js';
 import { explain } from './explain.js';
+import { canRead } from './tokens.js';
 
 const action = (label, onclick) => element('button', { type: 'button', className: 'action', onclick }, label);
 
 /**
- * Return what stands below a message of a conversation. `acts` has edit, answer, goOn, leaveOut and
- * choose; without them, while an answer grows, nothing can be done. `failure` is what went wrong.
+ * Return what stands below a message of a conversation. `acts` has edit, answer, goOn, leaveOut,
+ * choose and tokens; without them, while an answer grows, nothing can be done. `failure` is what went wrong.
  */
 export function footerOf(message, conversation, acts, failure) {
   const parts = message.content ? [copyButton(() => message.content)] : [];
@@ -26,6 +27,9 @@ export function footerOf(message, conversation, acts, failure) {
   if (request) {
     const why = () => explain(request.id, request.model);
     told.append(' ', element('button', { type: 'button', className: 'why', onclick: why }, 'Why so slow?'));
+  }
+  if (acts && canRead(message)) {
+    told.append(' ', element('button', { type: 'button', className: 'why', onclick: () => acts.tokens(message) }, 'How sure?'));
   }
   parts.push(told);
   const { error, isTooLong } = failure ?? message;
