@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
@@ -68,7 +69,12 @@ def test_the_page_shows_how_likely_each_token_was(page: Chrome, slow: Served) ->
 
 
 def test_an_answer_that_no_longer_fits_its_prompt_says_so(page: Chrome) -> None:
-    message = {"role": "assistant", "content": "so far", "reason": "stop", "requests": [{"id": "a"}]}
+    message = {
+        "role": "assistant",
+        "content": "so far",
+        "reason": "stop",
+        "requests": [{"id": "a"}],
+    }
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     keep(page, {"title": "t", "messages": [QUESTION, message | {"usage": usage}]})
     read_again(page)
