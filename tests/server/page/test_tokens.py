@@ -1,10 +1,11 @@
-"""An answer token by token in a real browser: how likely each was, and what else might have been said."""
+"""An answer token by token in a real browser: how likely each was, and its alternatives."""
 
 from __future__ import annotations
 
 import math
 
 from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.server.page.browsing import find, keep, says, sees, texts
@@ -14,9 +15,7 @@ QUESTION = {"role": "user", "content": "hello"}
 
 
 def read_again(page: Chrome) -> None:
-    page.execute_script(
-        "[...document.querySelectorAll('.why')].find((one) => one.innerText === 'How sure?').click()"
-    )
+    page.find_element(By.XPATH, "//button[text()='How sure?']").click()
 
 
 def percent(text: str) -> float:
