@@ -35,6 +35,7 @@ class YoungestFirst:
     name: str = "youngest first"
     reserve_full: bool = False
     whole_prompts: bool = False
+    least: int = 1
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         for seq in reversed(running):

@@ -294,6 +294,7 @@ def test_the_engine_describes_itself_first() -> None:
             enable_prefix_caching=False,
             seed=0,
             eos_ids=(3,),
+            reserve_full=True,
         )
     ]
 

@@ -15,6 +15,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
+from ridgeline.decoding.policies import Orca
 from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay
@@ -124,6 +125,17 @@ def test_every_decision_is_the_same_again(policy: Policy, seed: int) -> None:
     )
     assert num_steps > 25
     assert replay(records) == Replay(num_steps, num_requests, None, None)
+
+
+@pytest.mark.parametrize("policy", [SplitFuse(least=3), Orca(reserve_full=False)], ids=repr)
+def test_a_policy_with_settings_of_its_own_decides_the_same_again(policy: Policy) -> None:
+    records = recorded(policy, 1)
+    num_steps, num_requests = (
+        sum(record["type"] == kind for record in records) for kind in ("step", "request")
+    )
+    assert replay(records) == Replay(num_steps, num_requests, None, None)
+    usual = {"least_prompt_tokens": 64, "reserve_full": True}
+    assert replay([records[0] | usual, *records[1:]]).difference is not None
 
 
 def test_a_decision_that_differs_is_named() -> None:

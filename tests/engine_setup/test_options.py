@@ -151,6 +151,15 @@ def test_the_flag_names_all_policies_as_records_do() -> None:
     assert all(policy.name == name for name, policy in POLICIES.items())
 
 
+def test_blocks_are_reserved_by_the_policy_or_as_asked(memory: pytest.MonkeyPatch) -> None:
+    def reserves(**options: Any) -> bool:
+        return resolve(Options(**options), ARCH).policy.reserve_full
+
+    assert [reserves(policy=name) for name in POLICIES] == [True, True, False]
+    assert [reserves(policy=name, kv_reservation="paged") for name in POLICIES] == 3 * [False]
+    assert [reserves(policy=name, kv_reservation="full") for name in POLICIES] == 3 * [True]
+
+
 @pytest.mark.parametrize("policy", [Static(), Orca(), SplitFuse()])
 def test_whole_prompts_need_a_budget_for_the_longest(
     memory: pytest.MonkeyPatch, policy: Static | Orca | SplitFuse

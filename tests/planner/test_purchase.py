@@ -207,3 +207,8 @@ def test_without_a_bound_clients_at_a_time_hold_nothing(tmp_path: Path) -> None:
     free = ridgeline("plan", str(path), *words, "--max-concurrency", "2", COLUMNS="160").stdout
     assert "surely" not in free
     assert "likely" not in free
+
+
+def test_concurrency_of_a_purchase_is_refused_with_the_right_flag() -> None:
+    with pytest.raises(ValueError, match="--users"):
+        plan(LLAMA, buy=True, concurrency=8)

@@ -217,10 +217,10 @@ class Backend(Protocol):
     def step_knots(self) -> tuple[int, ...]:
         """Return the numbers of tokens at which the time of a step may bend, rising."""
 
-    def least_prompt_tokens(self) -> int:
+    def least_prompt_tokens(self, arch: ModelArch, setup: Setup) -> int:
         """Return how many tokens of prompts a step may always have beside those that decode.
 
-        Up to about this number a step takes little longer than without: weights are read anyway.
+        With that many, arithmetic takes about twice as long as reading the weights.
         """
 
     def describe(self) -> str:

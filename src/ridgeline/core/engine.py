@@ -258,15 +258,9 @@ class Engine:
                 commit_s=self._clock() - executed_s,
                 work=tuple((work.seq_id, work.start, len(work.tokens)) for work in step.work),
                 sampled=sampled,
-                drafts=tuple(
-                    (work.seq_id, work.tokens[-work.drafts :]) for work in step.work if work.drafts
-                ),
-                ranked=tuple(
-                    (step.work[i].seq_id, candidates) for i, candidates in output.top.items()
-                ),
-                similarities=tuple(
-                    (step.work[i].seq_id, values) for i, values in output.similarity.items()
-                ),
+                drafts=tuple((w.seq_id, w.tokens[-w.drafts :]) for w in step.work if w.drafts),
+                ranked=tuple((step.work[i].seq_id, top) for i, top in output.top.items()),
+                similarities=tuple((step.work[i].seq_id, v) for i, v in output.similarity.items()),
                 errors=tuple((step.work[i].seq_id, error) for i, error in errors.items()),
                 admitted=step.admitted,
                 preempted=step.preempted,
@@ -303,6 +297,8 @@ class Engine:
             eos_ids=self.eos_ids,
             num_checkpoints=None if states is None else states.num_checkpoints,
             windows=scheduler.queues.kv.windows,
+            least_prompt_tokens=scheduler.policy.least,
+            reserve_full=scheduler.policy.reserve_full,
         )
 
 

@@ -20,7 +20,7 @@ class EngineRecord:
     """How the engine was set up.
 
     ``num_checkpoints`` are of states, None for models without; ``windows`` are those of the cache,
-    one for each group of layers, None where nothing falls out of it.
+    one for each group of layers, None where nothing falls out of it. The last two are the policy's.
     """
 
     policy: str
@@ -34,6 +34,8 @@ class EngineRecord:
     eos_ids: tuple[int, ...]
     num_checkpoints: int | None = None
     windows: tuple[int | None, ...] = (None,)
+    least_prompt_tokens: int = 64
+    reserve_full: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

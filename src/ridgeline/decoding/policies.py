@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.core.scheduling.policies import Load, Policy, Queue, SplitFuse, Wish
 
@@ -15,6 +15,7 @@ class Static:
     name: str = "static"
     reserve_full: bool = True
     whole_prompts: bool = True
+    least: int = SplitFuse.least  # not used: prompts run whole
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield the batch, or a new one when the last is done."""
@@ -29,6 +30,7 @@ class Orca:
     name: str = "orca"
     reserve_full: bool = True
     whole_prompts: bool = True
+    least: int = SplitFuse.least  # not used: prompts run whole
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield all sequences, the running ones first."""
@@ -37,4 +39,13 @@ class Orca:
                 yield seq, seq.num_pending
 
 
-POLICIES: Mapping[str, Policy] = {one.name: one for one in (Static(), Orca(), SplitFuse())}
+POLICIES: Mapping[str, Static | Orca | SplitFuse] = {
+    one.name: one for one in (Static(), Orca(), SplitFuse())
+}
+
+
+def policy_of(name: str, least: int, reserve_full: bool | None) -> Policy:
+    """Return a policy of a name, as an engine's record describes it. Raises LookupError."""
+    policy = POLICIES[name]
+    is_full = policy.reserve_full if reserve_full is None else reserve_full
+    return replace(policy, least=least, reserve_full=is_full)

@@ -61,6 +61,11 @@ class Options:
     policy: Literal["static", "orca", "splitfuse"] = flag_field(
         "splitfuse", "Scheduling policy: how steps are filled; see docs/architecture.md."
     )
+    kv_reservation: Literal["auto", "paged", "full"] = flag_field(
+        "auto",
+        "When a sequence gets its blocks of the KV cache: paged as it grows, or in full at first, "
+        "for the longest answer it may have. Default: by the policy; only splitfuse pages.",
+    )
     tensor_parallel_size: int = flag_field(
         1, "Number of GPUs that share each layer, with a process for each; needs --backend cuda."
     )

@@ -12,7 +12,7 @@ from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import Setup
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
-from ridgeline.decoding.policies import POLICIES, Orca
+from ridgeline.decoding.policies import POLICIES, Orca, Static
 from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.speculative import SpeculativeConfig
@@ -71,7 +71,7 @@ def resolve(
     model_len = _model_len(options, arch)
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
-    policy, notes = _policy(options, arch, backend.least_prompt_tokens())
+    policy, notes = _policy(options, arch)
     least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
     batched = options.max_num_batched_tokens or max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, least)
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
@@ -90,6 +90,7 @@ def resolve(
         ),
         arch,
     )
+    least_prompt_tokens = backend.least_prompt_tokens(arch, setup)
     room_bytes = backend.room_bytes(checkpoint, setup)
     setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
     left_bytes = _left_bytes(room_bytes, taken_bytes, most_bytes)
@@ -100,7 +101,7 @@ def resolve(
         backend=name,
         dtype=setup.dtype,
         kv_cache_dtype=setup.kv_cache_dtype,
-        policy=policy,
+        policy=replace(policy, least=least_prompt_tokens),
         max_model_len=fitted.max_model_len,
         max_num_seqs=fitted.max_num_seqs,
         max_num_batched_tokens=batched,
@@ -140,11 +141,11 @@ def _model_len(options: Options, arch: ModelArch) -> int:
     return options.max_model_len or arch.max_position
 
 
-def _policy(options: Options, arch: ModelArch, least: int) -> tuple[Policy, list[str]]:
-    """Return the policy, and what is to be said of it; ``least`` is what suits the backend."""
-    policy = POLICIES[options.policy]
-    if isinstance(policy, SplitFuse):
-        policy = replace(policy, least=least)
+def _policy(options: Options, arch: ModelArch) -> tuple[Static | Orca | SplitFuse, list[str]]:
+    """Return the policy, and what is to be said of it."""
+    policy, notes = POLICIES[options.policy], list[str]()
     if arch.reads_whole and not policy.whole_prompts:
-        return Orca(), ["policy orca: this model reads each text whole"]
-    return policy, []
+        policy, notes = Orca(), ["policy orca: this model reads each text whole"]
+    if options.kv_reservation != "auto":
+        policy = replace(policy, reserve_full=options.kv_reservation == "full")
+    return policy, notes

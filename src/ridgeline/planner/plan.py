@@ -128,6 +128,7 @@ def plan_for(
             f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
             f"give the size of the model's files with --weights-memory"
         )
+    wishes, asked, clients = _clients(wishes, asked)
     load = load_of(asked) if asked is not None and asked.is_given else None
     if load is not None:
         longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
@@ -158,6 +159,7 @@ def plan_for(
         if compare_published
         else None
     )
+    taken_for += clients
     assumptions = [*taken_for, *_assumptions(subject, wishes, best)]
     warnings = [*left_out, *_warnings(subject, best)]
     choices: tuple[CapacityOption, ...] = ()
@@ -180,6 +182,27 @@ def plan_for(
         load=load,
         slos=asked.slos() if asked is not None else (),
     )
+
+
+def _clients(
+    wishes: PlanFlags, asked: LoadFlags | None
+) -> tuple[PlanFlags, LoadFlags | None, list[str]]:
+    """Take ``--concurrency`` for the load where nothing else says how requests of it arrive.
+
+    Raises ValueError where the load has another flag for it.
+    """
+    if asked is None or wishes.concurrency is None or not asked.is_given:
+        return wishes, asked, []
+    if asked.buy and asked.users is None and asked.max_concurrency == 1:
+        raise ValueError(
+            f"--concurrency {wishes.concurrency} is about memory alone: with --buy, --users says "
+            "how many people ask at the same time"
+        )
+    if any((asked.request_rate, asked.max_concurrency, asked.trace_file)):
+        return wishes, asked, []  # then it says how many must fit at once
+    said = f"--concurrency {wishes.concurrency}: clients that each ask again (--max-concurrency)"
+    asked = replace(asked, max_concurrency=wishes.concurrency)
+    return replace(wishes, concurrency=None), asked, [said]
 
 
 def _able(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:

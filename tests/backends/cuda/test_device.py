@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
 from ridgeline import LLM
 from ridgeline.backends import BACKENDS, cuda
-from ridgeline.backends.cuda.device import TWINS, DeviceFacts, facts, what_is_missing
+from ridgeline.backends.cuda import device
+from ridgeline.backends.cuda.device import TWINS, DeviceFacts, facts, rates_ratio, what_is_missing
+from ridgeline.core.scheduling.policies import SplitFuse
 from tests.tiny import PLAIN, changed, checkpoint, new_setup
 
 WHOLE = DeviceFacts("2.11.0+cu130", True, (13, 0), (13, 0), "NVIDIA H200", (9, 0))
@@ -90,3 +93,37 @@ def test_weights_that_are_too_large_name_the_largest_format_that_fits() -> None:
     assert line.endswith(f"--dtype bf16 takes {sizes['bf16'] / 2**20:.1f} MiB")
     assert "--dtype int4" in cuda.too_large(model, "bf16", sizes["int4"])
     assert "take a smaller model" in cuda.too_large(model, "bf16", sizes["int4"] - 1)
+
+
+# As the driver describes GPUs, and what their sheets say: operations and bytes a second.
+RATES = {
+    "H100 SXM": ((9, 0, 132, 1_980_000, 2_619_000, 5120), 989e12 / 3350e9),
+    "A100 80 GB": ((8, 0, 108, 1_410_000, 1_593_000, 5120), 312e12 / 2039e9),
+    "L4": ((8, 9, 58, 2_040_000, 6_251_000, 192), 121e12 / 300e9),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_operations_for_each_byte_are_those_of_the_sheet(name: str) -> None:
+    described, ratio = RATES[name]
+    assert rates_ratio(*described) == pytest.approx(ratio, rel=0.1)
+
+
+def test_a_gpu_that_says_nothing_or_is_not_known_has_no_ratio() -> None:
+    assert rates_ratio(0, 0, 0, 0, 0, 0) is None
+    assert rates_ratio(11, 7, 100, 1, 1, 1) is None
+
+
+def test_prompts_come_in_pieces_that_suit_the_weights_format(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "ops_per_byte", lambda: 300.0)
+    setup = new_setup(max_model_len=64)
+
+    def least(dtype: str) -> int:
+        return cuda.least_prompt_tokens(PLAIN, replace(setup, dtype=dtype))
+
+    assert 600 <= least("bf16") < 800  # 2 bytes, 2 operations a weight; an embedding as well
+    assert least("int8") == pytest.approx(least("bf16") * 0.53, rel=0.02)
+    assert least("int4") < least("int8") < least("bf16")
+    assert least("f32") == SplitFuse.least

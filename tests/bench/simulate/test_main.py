@@ -67,7 +67,7 @@ def test_it_prints_the_block_and_the_document_of_bench_serve(model: Path) -> Non
     prediction = found["prediction"]
     assert prediction.keys() == {
         *("source", "calibrated_at", "utilisation", "output_tokens_per_s_interval"),
-        *("speed", "step_error", "edge"),
+        *("speed", "step_error", "edge", "also_kept"),
     }
     assert (prediction["source"], prediction["calibrated_at"]) == ("assumed", None)
     assert "uncalibrated" in result.stdout
@@ -84,6 +84,38 @@ def test_a_seed_repeats_it_all(model: Path) -> None:  # noqa: F811
     assert other["e2e"] != one["e2e"]
     assert one["total_input_tokens"] != 12 * 20
     assert one["asked"]["prompt_length_unit"] == "tokens"
+
+
+def test_without_a_seed_it_is_a_function_of_its_flags(model: Path) -> None:  # noqa: F811
+    flags = (str(model), "--request-rate", "50", "--num-prompts", "12", *ENGINE, *SHORT)
+    traces = [(run(*flags, "--trace", name), Path(name).read_text())[1] for name in ("a", "b")]
+    assert traces[0] == traces[1]
+    assert document(run(*flags)) == document(run(*flags, "--seed", "0"))
+
+
+def test_what_a_server_learnt_is_kept_beside_what_was_measured(
+    model: Path,  # noqa: F811
+    home: Path,
+) -> None:
+    simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
+    assumed = simulator.prepare(question, OPTIONS).calibration
+    measured = replace(assumed, source="measured", measured_at=1e9, times=TIMES)
+    served = replace(measured, source="served", measured_at=1.1e9, times=TIMES.scaled(3))
+    paths = {save_calibration(home, one) for one in (measured, served, measured)}
+    assert len(paths) == 2
+    flags = (str(model), "--max-concurrency", "1", *SHORT, *FEW)
+    newest, chosen = document(run(*flags)), document(run(*flags, "--calibration", "measured"))
+    assert newest == document(run(*flags, "--calibration", "served"))
+    assert newest["tpot_excl_first"]["mean_ms"] == pytest.approx(30)
+    assert chosen["tpot_excl_first"]["mean_ms"] == pytest.approx(10)
+    (beside,) = newest["prediction"]["also_kept"]
+    assert (beside["source"], beside["step_time_ratio"]) == ("measured", 0.333)
+    assert "Also kept: by ridgeline calibrate" in run(*flags).stdout
+
+
+def test_a_calibration_that_is_not_kept_is_an_error(model: Path) -> None:  # noqa: F811
+    result = run(str(model), "--max-concurrency", "1", "--calibration", "measured", *FEW)
+    assert "--calibration measured: none is kept" in str(result.exception)
 
 
 def test_what_was_measured_is_used_and_its_speed_of_late(model: Path, home: Path) -> None:  # noqa: F811

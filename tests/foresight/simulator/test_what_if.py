@@ -79,7 +79,7 @@ def test_a_client_that_left_leaves_again() -> None:
         ("eos-ids=8", "eos-ids cannot be changed: it is the model's"),
         ("windows=5", "windows cannot be changed: it is the model's"),
         ("num_checkpoints=5", "num_checkpoints cannot be changed: it is the model's"),
-        ("window=5", "no setting 'window'; there are policy, .* enable_prefix_caching$"),
+        ("window=5", "no setting 'window'; there are policy, .* reserve_full$"),
         ("max_num_seqs", "write NAME=VALUE"),
         ("max_num_seqs=many", "a whole number above 0"),
         ("max_num_seqs=0", "a whole number above 0"),
@@ -99,6 +99,13 @@ def test_settings_are_taken_as_flags_spell_them() -> None:
     found = what_if.changed(SETTINGS, changes)
     wanted = {"max_num_seqs": 4, "policy": "orca", "enable_prefix_caching": False, "num_blocks": 9}
     assert found == replace(SETTINGS, **wanted)
+
+
+def test_another_policy_takes_blocks_in_its_own_way_unless_more_is_said() -> None:
+    paged = replace(SETTINGS, reserve_full=False)
+    assert what_if.changed(paged, ["policy=orca"]).reserve_full is None
+    found = what_if.changed(paged, ["policy=orca", "reserve-full=true"])
+    assert (found.policy, found.reserve_full) == ("orca", True)
 
 
 def test_searches_are_not_simulated() -> None:

@@ -175,7 +175,7 @@ def test_what_is_learnt_is_there_at_the_next_start(tmp_path: Path) -> None:
     heard(score, served(TRUE.scaled(1.5), num=200))
     score.close()
     (kept,) = all_of(tmp_path)
-    assert kept == read_calibration(calibration_path(tmp_path, assumed))
+    assert kept == read_calibration(calibration_path(tmp_path, kept))
     assert kept.is_of(assumed)
     assert kept.source == "served"
     assert kept.samples

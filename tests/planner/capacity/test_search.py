@@ -441,3 +441,16 @@ def test_a_small_model_is_simulated_with_no_more_blocks_than_a_load_can_hold() -
     assert serve_fleet(requests, held, one.times, 1, concurrency=300) == (
         serve_fleet(requests, more, one.times, 1, concurrency=300)
     )
+
+
+def test_concurrency_beside_lengths_is_the_load() -> None:
+    load: dict[str, Any] = {"on": "h100-sxm", "prompt_tokens": "128", "new_tokens": "128"}
+    asked = plan(LLAMA, **load, concurrency=24)
+    assert asked.load is not None
+    assert asked.load.concurrency == 24
+    assert any("--concurrency 24: clients" in line for line in asked.assumptions)
+    by_its_flag = plan(LLAMA, **load, max_concurrency=24)
+    assert asked.as_dict()["choices"] == by_its_flag.as_dict()["choices"]
+    both = plan(LLAMA, **load, max_concurrency=24, concurrency=2)  # then it is memory
+    assert both.load is not None
+    assert (both.load.concurrency, both.best.setting.concurrency) == (24, 2)

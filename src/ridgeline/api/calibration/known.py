@@ -30,15 +30,27 @@ _AFTER_S, _AFTER_PER_ROW_S = 1e-4, 2e-6
 
 
 def known(home: Path | None, model: Path, arch: ModelArch, config: EngineConfig) -> Calibration:
-    """Return the calibration of what will run, if ``home`` has it; else an assumed one."""
+    """Return the newest calibration of what will run, if ``home`` has one; else an assumed one."""
+    return all_known(home, model, arch, config)[0]
+
+
+def all_known(
+    home: Path | None, model: Path, arch: ModelArch, config: EngineConfig
+) -> list[Calibration]:
+    """Return what was measured of what will run and what servers learnt, the newest first.
+
+    If ``home`` has neither, it is an assumed one.
+    """
     if home is None:
-        return assume(model, arch, config)
+        return [assume(model, arch, config)]
     wanted = assume(model, arch, config, kept_roof(home))
-    stored = kept_calibration(calibration_path(home, wanted))
-    if stored is None or not stored.is_of(wanted):
-        return wanted
-    sizes = wanted.weights_bytes, wanted.kv_bytes_per_token
-    return replace(stored, weights_bytes=sizes[0], kv_bytes_per_token=sizes[1])
+    paths = (calibration_path(home, replace(wanted, source=one)) for one in ("measured", "served"))
+    found = [one for path in paths if (one := kept_calibration(path)) and one.is_of(wanted)]
+    weights_bytes, kv_bytes = wanted.weights_bytes, wanted.kv_bytes_per_token
+    found = [
+        replace(one, weights_bytes=weights_bytes, kv_bytes_per_token=kv_bytes) for one in found
+    ]
+    return sorted(found, key=lambda one: one.measured_at, reverse=True) or [wanted]
 
 
 def assume(

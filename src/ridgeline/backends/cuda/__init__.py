@@ -18,7 +18,9 @@ from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.ranks import share
 from ridgeline.backends.cuda.sizes import footprint
 from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
+from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.costs import linear_flops, weight_bytes
 from ridgeline.physics.kv_plan import gib
 
 __all__ = [
@@ -26,7 +28,7 @@ __all__ = [
     "room_bytes", "step_knots",
 ]  # fmt: skip
 
-_LEAST_PROMPT_TOKENS = 512  # that are computed while the weights are read
+_OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
 
 
 def check(setup: Setup, arch: ModelArch) -> Setup:
@@ -117,9 +119,17 @@ def step_knots() -> tuple[int, ...]:
     return (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 2049, 4096)
 
 
-def least_prompt_tokens() -> int:
-    """Return how many tokens of prompts beside others cost a step little: see ``interface``."""
-    return _LEAST_PROMPT_TOKENS
+def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
+    """Return how many tokens of prompts a step should have at least: see ``interface``.
+
+    Products are computed in 16 bits, whatever the weights are stored in; f32 has no matrix units,
+    so what suits processors is taken.
+    """
+    if setup.dtype == "f32":
+        return SplitFuse.least
+    read_bytes = weight_bytes(arch, sizes.weight_bits(setup.dtype) / 8)
+    ops_per_byte = device.ops_per_byte() or _OPS_PER_BYTE
+    return max(SplitFuse.least, round(2 * read_bytes * ops_per_byte / linear_flops(arch, 1)))
 
 
 def describe() -> str:

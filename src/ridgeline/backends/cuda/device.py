@@ -20,6 +20,13 @@ _LEAST_CAPABILITY = (8, 0)  # bf16 products
 _KEPT_SHARE = 0.02  # of the device's memory
 _CONTEXT_BYTES = 600 << 20  # of what the driver and graphs take
 _CPU = "take --backend cpu"
+# Of CUDA's driver: compute capability, multiprocessors, their clock, the memory's clock and width.
+_RATES = (75, 76, 16, 13, 36, 37)
+# Dense 16-bit operations of a multiprocessor in a cycle, by capability (NVIDIA's white papers).
+_OPS_PER_CYCLE = {
+    (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192,
+    (12, 0): 1024, (12, 1): 1024,
+}  # fmt: skip
 
 Version = tuple[int, int]
 
@@ -165,6 +172,42 @@ def rest_of_device(
         "device.context": used_bytes - reserved_bytes,
     }
     return {name: Held(max(size, 0), max(size, 0), device=device) for name, size in sizes.items()}
+
+
+def ops_per_byte() -> float | None:
+    """Return how many 16-bit operations the first GPU computes while it reads a byte.
+
+    None where there is no GPU, or its generation is not known.
+    """
+    if uses_twins():
+        return None
+    return rates_ratio(*(_attribute(number) for number in _RATES))
+
+
+def rates_ratio(
+    major: int, minor: int, num_sms: int, clock_khz: int, memory_khz: int, bus_bits: int
+) -> float | None:
+    """Return dense operations a second over bytes a second, by what a driver says of a GPU.
+
+    Memory transfers twice in a cycle. None for a generation that is not known.
+    """
+    ops = _OPS_PER_CYCLE.get((major, minor))
+    if ops is None or not memory_khz * bus_bits:
+        return None
+    return ops * num_sms * clock_khz / (2 * memory_khz * bus_bits / 8)
+
+
+def _attribute(number: int) -> int:
+    """Return an attribute of the first GPU, asked without torch; 0 if there is none."""
+    value, gpu = ctypes.c_int(), ctypes.c_int()
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return 0
+    if library.cuInit(0) or library.cuDeviceGet(ctypes.byref(gpu), 0):
+        return 0
+    failed = library.cuDeviceGetAttribute(ctypes.byref(value), number, gpu)
+    return 0 if failed else value.value
 
 
 def describe() -> str:

@@ -47,6 +47,11 @@ def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> i
     return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
 
 
+def weight_bits(dtype: str) -> float:
+    """Return the bits of most weights in a format, with their part of the scales."""
+    return 8 * {"int8": _PACKED_BYTES[8], "int4": _PACKED_BYTES[4], "f32": 4}.get(dtype, 2)
+
+
 def weights_bytes(checkpoint: Checkpoint, dtype: str, ranks: int = 1) -> Mapping[str, int]:
     """Return the bytes of the weights on a device, the fullest of ``ranks``, by part."""
     found: dict[str, float] = {}

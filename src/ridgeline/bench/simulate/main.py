@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -16,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.api.calibration.known import known
+from ridgeline.api.calibration.known import all_known
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
@@ -31,7 +30,7 @@ from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet import ROUTERS
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
-from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 
@@ -58,6 +57,8 @@ class Scenario:
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
         edge: what clients wait for besides the engine, if that was measured.
+        calibration: which one is the model of time, where several are kept: "measured", "served",
+            or "newest".
     """
 
     model: str
@@ -69,16 +70,18 @@ class Scenario:
     router: str = "least-tokens"
     drafts: str = ""
     edge: ClientOverhead | None = None
+    calibration: str = "newest"
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A case, and what it was made from."""
+    """A case, and what it was made from; ``others`` are calibrations that are kept and not used."""
 
     case: SimulatedRun
     calibration: Calibration
     planned: list[Planned]
     num_left_out: int
+    others: tuple[Calibration, ...] = ()
 
 
 class Simulator:
@@ -98,7 +101,8 @@ class Simulator:
         """
         arch = self.checkpoint.arch
         config = resolve(options, self.checkpoint)
-        calibration = known(default_home(), self.checkpoint.path, arch, config)
+        kept = all_known(default_home(), self.checkpoint.path, arch, config)
+        calibration = _chosen(kept, question.calibration)
         planned, num_left_out = read_plan(question.load)
         key = (question.load, question.endpoint, question.prompt_tokens)
         if key not in self._prompts:
@@ -122,7 +126,8 @@ class Simulator:
             raise ValueError(
                 "several replicas can only serve requests of one turn: give no --turns"
             )
-        return PreparedRun(case, calibration, planned, num_left_out)
+        others = tuple(one for one in kept if one is not calibration)
+        return PreparedRun(case, calibration, planned, num_left_out, others)
 
     def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
         """Return the token ids of all prompts, as a server would see them."""
@@ -143,6 +148,22 @@ class Simulator:
             return [encode(request) for request in planned]
         finally:
             text.close()
+
+
+def _chosen(kept: Sequence[Calibration], source: str) -> Calibration:
+    """Return the calibration that was asked for, of those that are kept, the newest first.
+
+    Raises ValueError if it is not there.
+    """
+    if source == "newest":
+        return kept[0]
+    found = next((one for one in kept if one.source == source), None)
+    if found is None:
+        raise ValueError(
+            f"--calibration {source}: none is kept of this model: `ridgeline calibrate` measures "
+            "one, and a server learns one while it serves"
+        )
+    return found
 
 
 def _encoder(text: TextProcessor, endpoint: str) -> Callable[[Planned], tuple[int, ...]]:
@@ -181,6 +202,8 @@ def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
         eos_ids=eos_ids,
         num_checkpoints=config.num_checkpoints,
         windows=tuple(group.window for group in config.groups),
+        least_prompt_tokens=config.policy.least,
+        reserve_full=config.policy.reserve_full,
     )
 
 
@@ -195,10 +218,8 @@ def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "
 
 
 def seeded(question: Scenario) -> Scenario:
-    """Return a question whose load has a seed, so that it can be asked again."""
-    if question.load.seed is not None:
-        return question
-    return replace(question, load=replace(question.load, seed=secrets.randbits(32)))
+    """Return a question whose load has a seed: 0 unless one is given, so that flags say it all."""
+    return replace(question, load=replace(question.load, seed=question.load.seed or 0))
 
 
 def simulate_load(question: Scenario, options: Options, trace: Path | None) -> bool:
@@ -250,7 +271,18 @@ def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_per_s_interval": ends,
         "speed": round(1 / interval.middle, 3),
         "step_error": calibration.step_error,
+        "also_kept": [_beside(one, calibration) for one in made.others],
         "edge": made.case.edge and made.case.edge.as_dict(),
+    }
+
+
+def _beside(other: Calibration, used: Calibration) -> dict[str, Any]:
+    """Return what is said of a calibration that is kept beside the one that is used."""
+    own, its = (one.times.scaled(one.interval().middle) for one in (used, other))
+    return {
+        "source": other.source,
+        "calibrated_at": date_of(other.measured_at),
+        "step_time_ratio": round(its.seconds(ONE_STREAM) / own.seconds(ONE_STREAM), 3),
     }
 
 
@@ -262,6 +294,12 @@ def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | f
     return {
         "Model of time": _SOURCES[prediction["source"]],
         **({"Measured at": at} if at else {}),
+        **{
+            f"Also kept: {_SOURCES[one['source']]}": (
+                f"{one['calibrated_at']}, {one['step_time_ratio']:.2f} times as long a step"
+            )
+            for one in prediction["also_kept"]
+        },
         "Output tok/s, 5 to 95 %": f"{low:.2f} to {high:.2f}",
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
         **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),

@@ -29,6 +29,12 @@ _DRAFTS = Annotated[
     str, typer.Option(help="Speculative decoding: 4:0.6 is 4 drafts, each right so often.")
 ]
 
+_ROUTER = Annotated[str, typer.Option(help="With --replicas: round-robin, least-tokens or prefix.")]
+_CALIBRATION = Annotated[
+    Literal["newest", "measured", "served"],
+    typer.Option(help="Which step times: those that calibrate measured, or a server learnt."),
+]
+
 
 @flags("options", Options, fixed={"seed": None})  # that of the load decides all
 @flags("load", Workload, unless=("like_result", "replay"))
@@ -60,11 +66,10 @@ def simulate_command(
     csv: Annotated[Path | None, typer.Option(help="With --sweep: a file for the table.")] = None,
     out: Annotated[Path | None, typer.Option(help="With --sweep: an .svg file to draw.")] = None,
     replicas: Annotated[int, typer.Option(help="Number of servers that share the load.")] = 1,
-    router: Annotated[
-        str, typer.Option(help="With --replicas: round-robin, least-tokens or prefix.")
-    ] = "least-tokens",
+    router: _ROUTER = "least-tokens",
     drafts: _DRAFTS = "",
     edge: _EDGE = None,
+    calibration: _CALIBRATION = "newest",
     replay: Annotated[
         Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
     ] = None,
@@ -95,7 +100,7 @@ def simulate_command(
     """
     if replay is not None:
         of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out, edge)
-        if any((*of_loads, drafts, replicas != 1)):
+        if any((*of_loads, drafts, replicas != 1, calibration != "newest")):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -105,7 +110,8 @@ def simulate_command(
         raise UsageError("name a model; only --replay does without")
     question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
     question = replace(question, replicas=replicas, router=router, drafts=drafts)
-    question = replace(question, edge=read_edge(edge) if edge else None)
+    edges = read_edge(edge) if edge else None
+    question = replace(question, edge=edges, calibration=calibration)
     _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)

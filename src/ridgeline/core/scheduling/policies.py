@@ -47,6 +47,10 @@ class Policy(Protocol):
     def whole_prompts(self) -> bool:
         """Whether all pending tokens of a sequence must run in one step."""
 
+    @property
+    def least(self) -> int:
+        """How many tokens of prompts beside those that decode suit the device."""
+
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
 
@@ -81,7 +85,7 @@ class SplitFuse:
     name: str = "splitfuse"
     reserve_full: bool = False
     whole_prompts: bool = False
-    least: int = 64
+    least: int = 64  # of a processor; a GPU's is larger
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
         """Yield single tokens first, then the first prompt, then the others, short ones first."""

@@ -11,7 +11,7 @@ from ridgeline.core.cache.states import new_states
 from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.decoding.policies import POLICIES
+from ridgeline.decoding.policies import policy_of
 
 
 def engine_of(record: Mapping[str, Any]) -> EngineRecord:
@@ -53,7 +53,7 @@ def new_scheduler(
     )
     return Scheduler(
         kv,
-        POLICIES[settings.policy],
+        policy_of(settings.policy, settings.least_prompt_tokens, settings.reserve_full),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         speculation=speculation,

@@ -51,6 +51,7 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
     """
     kinds = {f.name: type(getattr(settings, f.name)) for f in fields(settings)}
     kinds = {name: kind for name, kind in kinds.items() if name not in _FIXED}
+    kinds["reserve_full"] = bool  # None in an older trace
     for change in changes:
         key, equals, value = change.partition("=")
         name = key.removeprefix("--").replace("-", "_")
@@ -62,6 +63,8 @@ def changed(settings: EngineRecord, changes: Iterable[str]) -> EngineRecord:
             near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
             raise ValueError(f"--set {change!r}: there is no setting {key!r}; {hint}")
+        if name == "policy":  # each has its own way, unless another is asked for behind it
+            settings = replace(settings, reserve_full=None)
         settings = replace(settings, **{name: _value(change, value, kinds[name])})
     if settings.num_blocks > _MOST_BLOCKS:
         raise ValueError(f"num_blocks ({settings.num_blocks}) must be at most {_MOST_BLOCKS:,}")

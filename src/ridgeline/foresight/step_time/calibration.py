@@ -96,11 +96,12 @@ class Calibration:
 
     @property
     def file_name(self) -> str:
-        """What the file is called that keeps it."""
+        """What the file is called that keeps it: what servers learnt has one of its own."""
         formats = f"{self.dtype}-{self.kv_cache_dtype}-{self.backend}-{self.threads}"
         stem = self.model.rpartition(".")[0] or self.model
         name = f"{stem}-{formats}-{self.processor}"
-        return re.sub(r"[^A-Za-z0-9.]+", "-", name) + ".json"
+        learnt = ".served" if self.source == "served" else ""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name) + learnt + ".json"
 
     def is_of(self, other: Calibration) -> bool:
         """Whether both are of the same model, format, backend, threads and processor."""

@@ -35,6 +35,7 @@ _MOST = {
     "max_num_batched_tokens": 1 << 24,
     "max_num_seqs": 1 << 20,
     "max_model_len": 1 << 31,
+    "least_prompt_tokens": 1 << 24,
 }
 _REASONS = frozenset(Wait)
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ridgeline.core.records import EngineRecord
+from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.foresight.simulator.run import TimeModel
+from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.physics.costs import Features
 from ridgeline.physics.hardware import Price
 from ridgeline.physics.ownership import Owned
@@ -86,6 +88,12 @@ class Candidate:
         longest = sorted(sum(lengths) for lengths in self.load.lengths)[-most:]
         return sum(length // size + 2 for length in longest)
 
+    def _least_prompt_tokens(self) -> int:
+        """Return what the policy takes: our own for processors, else what suits the device."""
+        if self.placement.device.kind == "cpu":
+            return SplitFuse.least
+        return least_prompt_tokens(self.clock.times.seconds)
+
     def settings(self) -> EngineRecord:
         """Return how its engine is set up, with no more blocks than the load can hold."""
         return EngineRecord(
@@ -98,6 +106,7 @@ class Candidate:
             enable_prefix_caching=False,
             seed=0,
             eos_ids=(),
+            least_prompt_tokens=self._least_prompt_tokens(),
         )
 
 

@@ -19,7 +19,10 @@ class PlanFlags:
     context: int | None = flag_field(
         None, "Tokens of each sequence. Default: 4096, or the model's if that is less."
     )
-    concurrency: int | None = flag_field(None, "Sequences at once. Default: 1.")
+    concurrency: int | None = flag_field(
+        None,
+        "Sequences at once. Default: 1. With lengths of a load, the same as --max-concurrency.",
+    )
     on: str | None = flag_field(
         None, "Devices, separated by commas: 4090, h100, m4-max, or a MIG slice such as "
             "h100-sxm/2g.20gb. Or here: this machine; all: every device that can be rented; shop: "
