@@ -227,8 +227,7 @@ class Engine:
 
     def _filled(self) -> dict[str, Any]:
         """Return how full the queues and the cache are, by the names of a step's record."""
-        queues = self.scheduler.queues
-        pool = queues.kv.pool
+        pool = (queues := self.scheduler.queues).kv.pool
         return {
             "num_running": len(queues.running),
             "num_waiting": len(queues.waiting) + len(queues.paused),
@@ -284,19 +283,19 @@ class Engine:
 
     def describe(self) -> EngineRecord:
         """Return the record of how the engine is set up."""
-        scheduler, states = self.scheduler, self.scheduler.queues.kv.states
+        kv = (scheduler := self.scheduler).queues.kv
         return EngineRecord(
             policy=scheduler.policy.name,
-            block_size=scheduler.queues.kv.block_size,
-            num_blocks=len(scheduler.queues.kv.pool.refs),
+            block_size=kv.block_size,
+            num_blocks=len(kv.pool.refs),
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.queues.max_num_seqs,
             max_model_len=self.max_model_len,
-            enable_prefix_caching=scheduler.queues.kv.enable_prefix_caching,
+            enable_prefix_caching=kv.enable_prefix_caching,
             seed=self.seed,
             eos_ids=self.eos_ids,
-            num_checkpoints=None if states is None else states.num_checkpoints,
-            windows=scheduler.queues.kv.windows,
+            num_checkpoints=None if kv.states is None else kv.states.num_checkpoints,
+            windows=kv.windows,
             least_prompt_tokens=scheduler.policy.least,
             reserve_full=scheduler.policy.reserve_full,
         )

@@ -3,7 +3,6 @@
 Metrics, ``--trace``, explanations and simulations all read these. Together they are enough to
 replay every decision: feed the arrivals of each step to a fresh scheduler, answer its steps with
 the recorded tokens, and it decides the same again. Times are seconds of the engine's clock.
-Standard library only; records hold numbers and ids, never objects of the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SeqId = tuple[int, int]  # request, index among its answers
+from ridgeline.core.step import SeqId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

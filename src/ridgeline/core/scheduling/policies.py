@@ -77,9 +77,9 @@ class SplitFuse:
     """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
 
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
-    steps are at most twice as long (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads
-    along, the first prompt leaves up to half of that to shorter ones. Due ones go first. Beside
-    others an owner decodes as many as all of them, or ``least``, and its prompts count as one.
+    steps are not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads, the
+    first prompt leaves up to half of that to shorter ones. Due ones go first. Beside others an
+    owner decodes as many as all of them, or ``least``, and its prompts count as one.
     """
 
     name: str = "splitfuse"
