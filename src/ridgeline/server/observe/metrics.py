@@ -19,7 +19,8 @@ from prometheus_client.metrics_core import Metric
 
 from ridgeline import __version__
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, RequestRecord, SeqId, StepRecord
+from ridgeline.core.records import Record, RequestRecord, StepRecord
+from ridgeline.core.step import SeqId
 from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
