@@ -375,6 +375,21 @@ def write_whole(
         Path(partial).unlink(missing_ok=True)
 
 
+def lock_file(path: Path) -> int:
+    """Return the descriptor of a file that no other process has locked, made if need be.
+
+    Closed, it is unlocked. Raises BlockingIOError if one has it, and OSError if it cannot be had.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if fcntl:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def rename(partial: Path, target: Path) -> None:
     """Rename at once and for good, even if the power fails after it. Raises OSError."""
     os.replace(partial, target)

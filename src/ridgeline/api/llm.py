@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.drafts.draft_model import DraftModel
-from ridgeline.engine_setup.build import new_engine, new_runner, packed_folder
+from ridgeline.engine_setup.build import new_engine, new_runner, new_tier, packed_folder
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, parse_bytes
@@ -58,6 +58,9 @@ from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ridgeline.kv_disk.tier import Tier
 
 
 class LLM:
@@ -123,9 +126,15 @@ class LLM:
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
-        self._requests = Requests(self.text, self.engine, self.adapters)
+        self.kv_disk = self._new_tier(wishes)
+        load = self.kv_disk.load if self.kv_disk else None
+        self._requests = Requests(self.text, self.engine, self.adapters, load)
         self.sleeping = self._new_sleep(speculation)
         give_back()
+
+    def _new_tier(self, wishes: Options) -> Tier | None:
+        name = self.fingerprint if wishes.kv_disk else ""
+        return new_tier(wishes, self.config, self.runner, self.engine, name)
 
     def _new_sleep(self, speculation: Speculation | None) -> Sleep:
         runners, caches = [self.runner], [self.engine.scheduler.queues.kv]
@@ -443,8 +452,10 @@ class LLM:
         self._requests.alone(self.sleeping.end)
 
     def close(self) -> None:
-        """Close the trace file and the chat template's process, where there are such."""
+        """Close trace, files of the cache and the chat template's process, where there are such."""
         self.text.close()
+        if self.kv_disk:
+            self.kv_disk.close()
         if self.trace:
             self.trace.close()
 

@@ -180,6 +180,13 @@ class BackendRunner(Protocol):
         What belongs together has the same beginning. Any thread may call.
         """
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out.
+
+        Equal tokens behind equal ones have equal bytes in any process with the same fingerprint
+        and layout. Raises ValueError where it is not this machine's memory.
+        """
+
     def give_back(self, *, weights: bool) -> None:
         """Give memory back to the system, between two steps, as far as it can be had again.
 

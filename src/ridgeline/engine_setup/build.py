@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import BackendContext, BackendRunner
@@ -18,9 +20,13 @@ from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, sweep, why_unwritable
+from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
+
+if TYPE_CHECKING:
+    from ridgeline.kv_disk.tier import Tier
 
 
 def new_runner(
@@ -104,6 +110,32 @@ def new_engine(
         listeners=listeners,
         new_search=partial(_new_search, config),
     )
+
+
+def new_tier(
+    options: Options, config: EngineConfig, runner: BackendRunner, engine: Engine, name: str
+) -> Tier | None:
+    """Return the files behind the cache, if there are to be some; ``name`` is the fingerprint.
+
+    Raises ValueError, in a line, if they cannot be had, or nothing of this model's would be there.
+    """
+    if (place := options.kv_disk_place) is None:
+        return None
+    from ridgeline.kv_disk.segments import Form, Segments  # here: most engines have none
+    from ridgeline.kv_disk.tier import Tier
+
+    if config.num_checkpoints is not None:
+        raise ValueError("--kv-disk: states of recurrent layers are not kept: this model has them")
+    if not config.enable_prefix_caching:
+        raise ValueError("--kv-disk: without prefix caching no block is found again")
+    try:
+        blocks, layout = runner.blocks()
+    except ValueError as error:
+        raise ValueError(f"--kv-disk: {error}") from None
+    digest = hashlib.sha256(f"{name} {layout}".encode()).hexdigest()
+    form = Form(config.block_size, len(config.groups) * blocks[0].nbytes)
+    segments = Segments(*place, digest[:32], form, say)
+    return Tier(engine, blocks, segments, least_tokens=options.kv_disk_min, say=say)
 
 
 def _new_search(config: EngineConfig, request: Request) -> Search | None:

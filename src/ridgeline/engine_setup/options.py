@@ -101,6 +101,14 @@ class Options:
         "Memory for adapters. Default: the size of those given, and 256 MiB for later ones.",
         typed="text",
     )
+    kv_disk: str | None = flag_field(
+        None,
+        "Folder for blocks of the KV cache that outlast a restart, and its size, as PATH:SIZE such "
+        "as /var/cache/kv:20GiB. Default: none.",
+    )
+    kv_disk_min: int = flag_field(
+        512, "Shortest prompt, in tokens, whose blocks are kept in that folder."
+    )
     trace: str | Path | None = flag_field(
         None,
         "Write a record of every step and request to this file, as JSON lines.",
@@ -125,11 +133,27 @@ class Options:
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
         parse_speculative(self.speculative_config)
+        _at_least("kv_disk_min", self.kv_disk_min, 1)
+        if self.kv_disk_place and self.trace:
+            raise ValueError(
+                "--kv-disk and --trace contradict each other: what a file brings into the cache "
+                "is in no trace, so it could not be replayed"
+            )
         _at_least("max_lora_rank", self.max_lora_rank, 1)
         parse_bytes(self.lora_memory or 1, "--lora-memory")
         _ = self.adapters
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | None):
             raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+
+    @property
+    def kv_disk_place(self) -> tuple[Path, int] | None:
+        """Folder and size in bytes of ``kv_disk``. Raises ValueError for what is none."""
+        if self.kv_disk is None:
+            return None
+        path, _, size = str(self.kv_disk).rpartition(":")
+        if not path:
+            raise ValueError(f"--kv-disk is {self.kv_disk!r}: write PATH:SIZE")
+        return Path(path).expanduser(), parse_bytes(size, "--kv-disk")
 
     @property
     def adapters(self) -> dict[str, str | Path]:

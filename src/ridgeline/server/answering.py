@@ -89,6 +89,7 @@ class Answering:
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
             naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
+            kept=llm.kv_disk,
         )
         self.app = new_app(self.service)
         store = store_of(home, name)

@@ -32,6 +32,7 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
+from ridgeline.server.engine.kept_blocks import Kept, load
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import CAPPED, note_ignored
@@ -71,18 +72,19 @@ class Service:
         memory: Callable[[], ProcessMemory],
         loras: Loras,
         naps: Naps,
+        kept: Kept | None = None,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
-        what takes this process's memory; any thread may call it. ``loras`` are its adapters, and
-        ``naps`` its sleep.
+        what takes this process's memory; any thread may call it. ``loras`` are its adapters,
+        ``naps`` its sleep, and ``kept`` blocks of its cache in files.
         """
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
         self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
-        self.digest, self.naps = digest, naps
+        self.digest, self.naps, self._kept = digest, naps, kept
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
@@ -244,6 +246,7 @@ class Service:
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
         stream.arrived_s = request.state.arrived_s
+        await load(self.engine, self._kept, stream)
         stream.created_s = int(request.state.created.timestamp())
         answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
         fingerprint = with_adapter(self.fingerprint, adapter.digest)

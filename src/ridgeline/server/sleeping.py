@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Protocol
@@ -19,6 +18,7 @@ from pydantic import Field, TypeAdapter
 from starlette.responses import Response
 
 from ridgeline.machine import memory_of
+from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator
@@ -73,7 +73,7 @@ class Naps:
             try:
                 if self._engine.num_streams:
                     raise RuntimeError(f"{self._engine.num_streams} requests run")
-                given: int = await self._between_steps(partial(self._sleep.begin, level))
+                given: int = await between_steps(self._engine, partial(self._sleep.begin, level))
                 return given
             except ValueError as error:
                 raise ApiError(400, str(error), param="level", code="invalid_value") from None
@@ -90,7 +90,7 @@ class Naps:
 
     async def wake(self) -> None:
         """Be awake."""
-        await self._between_steps(self._sleep.end)
+        await between_steps(self._engine, self._sleep.end)
 
     def start(self) -> None:
         """Begin to count idle time, if it sleeps by itself; to be called on the loop."""
@@ -114,26 +114,6 @@ class Naps:
     def _nap(self) -> None:
         with suppress(RuntimeError, ValueError):  # a request has come meanwhile, or it cannot
             self._sleep.begin(2)
-
-    async def _between_steps(self, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returns in the engine's thread; ApiError if that is no more."""
-        if why := self._engine.trouble():
-            raise ApiError(503, why, code="engine_stopped")
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def run() -> None:
-            try:
-                self._engine.call(_settle, done, work(), None)
-            except (RuntimeError, ValueError) as error:
-                self._engine.call(_settle, done, None, error)
-
-        self._engine.between_steps(run)
-        return await done
-
-
-def _settle(done: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if not done.done():  # else who waited has left
-        done.set_result(value) if error is None else done.set_exception(error)
 
 
 def add_sleep(app: FastAPI, naps: Naps) -> None:

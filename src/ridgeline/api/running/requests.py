@@ -48,8 +48,18 @@ class Submitted(NamedTuple):
 class Requests:
     """What asks an engine, and reads its events."""
 
-    def __init__(self, text: TextProcessor, engine: Engine, adapters: Adapters) -> None:
-        """Ask ``engine``, which nothing else may step."""
+    def __init__(
+        self,
+        text: TextProcessor,
+        engine: Engine,
+        adapters: Adapters,
+        load: Callable[[Sequence[int], bytes], None] | None,
+    ) -> None:
+        """Ask ``engine``, which nothing else may step.
+
+        ``load`` puts into its cache what is kept elsewhere of a prompt behind a root.
+        """
+        self._load = load
         self._text, self._engine, self._adapters = text, engine, adapters
         self._loop = Loop(engine)
         self.alone = self._loop.alone
@@ -105,7 +115,7 @@ class Requests:
         ids = cut(encode(prompt), sampling, self._engine.max_model_len)
         sampling = self._with_all(sampling)
         return partial(
-            self._engine.add,
+            self._enter,
             ids,
             sampling,
             new_text=partial(self._text.new_text, ids, sampling),
@@ -114,6 +124,12 @@ class Requests:
             new_constraint=self._text.new_constraint(sampling),
             token_rules=self._text.lexicon.rules(sampling),
         )
+
+    def _enter(self, ids: tuple[int, ...], sampling: SamplingParams, **asked: Any) -> int:
+        """Add a request to the engine, behind what is kept of its prompt elsewhere."""
+        if self._load and sampling.prompt_logprobs is None:  # else all of it is computed
+            self._load(ids, asked["adapter"].digest)
+        return self._engine.add(ids, sampling, **asked)
 
     def _with_all(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with as many logprobs as there are tokens, where that is less."""

@@ -166,6 +166,11 @@ class CpuRunner:
             by_name["adapters"] = held(array for one in adapters for array in one.arrays)
         return by_name | {"kernels": Held(grown_bytes, grown_bytes)}
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out."""
+        layout = f"{self.block_size} {self._windows} {replace(self.sizes, profiled=False)}"
+        return self.cache.reshape(self.num_blocks, -1), layout
+
     def give_back(self, *, weights: bool) -> None:
         """Give back the cache, the states and scratch memory; with ``weights`` those of a file."""
         self._done = None

@@ -357,6 +357,10 @@ class CudaRunner:
             "launches draws": (self._draws, "of_items"),
         }
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Raise ValueError: a device's memory is not read by the processor."""
+        raise ValueError("the cuda backend keeps its cache on the device: use --backend cpu")
+
     def give_back(self, *, weights: bool) -> None:
         """Raise ValueError: the device's memory is reserved for as long as the process runs."""
         raise ValueError("the cuda backend keeps its memory until it ends: use --backend cpu")

@@ -181,6 +181,10 @@ class ReferenceRunner:
             by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
         return by_name
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out."""
+        return self.cache.blocks.view(np.uint8), f"{self.block_size} {self.cache.group_of}"
+
     def give_back(self, *, weights: bool) -> None:
         """Give back the cache and the states; no weights are mapped that a step needs whole."""
         release([self.cache.blocks, self._states.array, *self._recurrent.arrays()])

@@ -85,6 +85,10 @@ class RanksRunner:
         """Return nothing: kernels on a device are not counted."""
         return self.first.traffic(step, num_experts)
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Raise ValueError: devices' memory is not read by the processor."""
+        return self.first.blocks()
+
     def give_back(self, *, weights: bool) -> None:
         """Raise ValueError: the devices' memory is reserved for as long as the process runs."""
         self.first.give_back(weights=weights)

@@ -1,0 +1,320 @@
+"""A folder of records: blocks of one model's cache, each with what it is the cache of.
+
+``PATH/NAME/00000001.kv`` and so on are segments. A segment is a header and records of one size,
+which are appended and never changed. What there is stands in the records' heads alone, so nothing
+else can be out of date: the index is read from them at the start. A torn record at the end is cut,
+and a damaged one is passed over. The segment that was used least lately goes first, and before it
+those of other names: of a model, formats or code that are not in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from ridgeline.machine import lock_file
+
+_MAGIC = b"RLKV0001"
+_MOST_SEGMENT_BYTES = 64 << 20
+_LEAST_RECORDS = 16  # that a folder must have room for
+_ROOT_BYTES = 64  # of a first block's root, or of a parent's key
+_CHECK_BYTES = 8
+_MODE, _FOLDER_MODE = 0o600, 0o700  # they have the tokens of prompts
+_SEGMENT = re.compile(r"\d{8}\.kv")
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+class Record(NamedTuple):
+    """A place of a text: its tokens, after those of its parent, and the blocks of all groups.
+
+    ``parent`` is the key of the block before, or of a first block its request's root.
+    """
+
+    key: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    data: bytes | memoryview
+
+
+class Form(NamedTuple):
+    """How large the parts of a record are: tokens, and bytes of data."""
+
+    num_tokens: int
+    data_bytes: int
+
+    @property
+    def head(self) -> struct.Struct:
+        """Key, length of parent, parent, tokens, CRC of all."""
+        return struct.Struct(f"<16sB3x{_ROOT_BYTES}s{self.num_tokens}II")
+
+    @property
+    def record_bytes(self) -> int:
+        """Of all of it."""
+        return self.head.size + _CHECK_BYTES + self.data_bytes
+
+    def written(self, record: Record) -> list[bytes | memoryview]:
+        """Return a record as it is stored, in parts."""
+        key, parent, tokens, data = record
+        begin = self.head.pack(key, len(parent), parent, *tokens, 0)
+        crc = zlib.crc32(data, zlib.crc32(begin))
+        head = self.head.pack(key, len(parent), parent, *tokens, crc)
+        return [head, _check(head), data]
+
+    def key_of(self, head: bytes) -> bytes | None:
+        """Return the key in a record's head, None if it is damaged."""
+        fields, check = head[: self.head.size], head[self.head.size :]
+        return fields[:16] if len(check) == _CHECK_BYTES and check == _check(fields) else None
+
+    def read(self, stored: bytes) -> Record | None:
+        """Return a stored record, None if it is damaged."""
+        end = self.head.size + _CHECK_BYTES
+        if len(stored) < self.record_bytes or self.key_of(stored[:end]) is None:
+            return None
+        key, size, parent, *tokens, crc = self.head.unpack(stored[: self.head.size])
+        begin = self.head.pack(key, size, parent, *tokens, 0)
+        data = memoryview(stored)[end:]
+        if zlib.crc32(data, zlib.crc32(begin)) != crc:
+            return None
+        return Record(key, parent[:size], tuple(tokens), data)
+
+
+class _Segment:
+    """A file of records; it is closed when nobody reads it any more."""
+
+    def __init__(self, path: Path, header: bytes, form: Form) -> None:
+        """Open a file for reading. Raises OSError, and ValueError if it is none of ours."""
+        self.path, self._begin, self._form = path, len(header), form
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        if os.pread(self._file, len(header), 0) != header:
+            raise ValueError(f"{path} has another form")
+        self.num_bytes = os.fstat(self._file).st_size
+        self.used = 0  # when, in reads and writes
+
+    @property
+    def num_records(self) -> int:
+        """How many are whole."""
+        return (self.num_bytes - self._begin) // self._form.record_bytes
+
+    def place(self, number: int) -> int:
+        """Return where a record begins."""
+        return self._begin + number * self._form.record_bytes
+
+    def heads(self) -> Iterator[bytes]:
+        """Yield the heads of all records."""
+        size = self._form.head.size + _CHECK_BYTES
+        for number in range(self.num_records):
+            yield os.pread(self._file, size, self.place(number))
+
+    def read(self, number: int) -> bytes:
+        """Return a record as it is stored."""
+        return os.pread(self._file, self._form.record_bytes, self.place(number))
+
+
+class Segments:
+    """The records under one name in a folder that has records of others too.
+
+    Attributes:
+        can_write: whether this process adds records; another one may do that, or nobody can.
+        num_bad: records that were damaged.
+    """
+
+    def __init__(
+        self, folder: Path, most_bytes: int, name: str, form: Form, say: Callable[[str], None]
+    ) -> None:
+        """Read which records there are.
+
+        Raises ValueError, in a line, if the folder cannot be had or is too small for what it holds.
+        """
+        least = _LEAST_RECORDS * form.record_bytes
+        if most_bytes < least:
+            raise ValueError(
+                f"--kv-disk: {most_bytes:,} bytes hold fewer than {_LEAST_RECORDS} blocks of this "
+                f"model: give at least {least:,}"
+            )
+        self._form, self._most_bytes, self._say = form, most_bytes, say
+        self._top, self._folder = folder, folder / name
+        self._header = _MAGIC + bytes.fromhex(name) + struct.pack("<II", *form)
+        self._segment_bytes = min(_MOST_SEGMENT_BYTES, most_bytes // 8)
+        self._index: dict[bytes, tuple[_Segment, int]] = {}
+        self._segments: list[_Segment] = []
+        self._current: int | None = None  # of the last segment, for appending
+        self._lock, self._clock, self.num_bad = Lock(), 0, 0
+        self._unlock: Callable[[], object] = lambda: None
+        self.can_write = self._begin()
+        for path in sorted(one for one in self._folder.glob("*.kv") if _SEGMENT.match(one.name)):
+            self._enter(path)
+
+    def _begin(self) -> bool:
+        """Make the folder and lock it; return whether records can be added, and say if not."""
+        try:
+            self._folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            if not self._top.is_dir():
+                raise ValueError(f"--kv-disk: {self._top}: {error.strerror}") from None
+            self._say(f"--kv-disk: no blocks are kept in {self._top}: {error.strerror}")
+            return False
+        try:
+            lock = lock_file(self._folder / "lock")
+        except BlockingIOError:
+            self._say(f"--kv-disk: another process writes to {self._folder}: this one only reads")
+        except OSError as error:
+            self._say(f"--kv-disk: {self._folder} is only read: {error.strerror}")
+        else:
+            self._unlock = weakref.finalize(self, os.close, lock)
+            return True
+        return False
+
+    def _enter(self, path: Path) -> None:
+        try:
+            segment = _Segment(path, self._header, self._form)
+        except (OSError, ValueError):  # damaged at its beginning, or no file of ours
+            self.num_bad += 1
+            return
+        self._segments.append(segment)
+        for number, head in enumerate(segment.heads()):
+            if (key := self._form.key_of(head)) is None:
+                self.num_bad += 1
+            else:
+                self._index[key] = segment, number
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    @property
+    def num_bytes(self) -> int:
+        """What all segments under this name take."""
+        return sum(one.num_bytes for one in tuple(self._segments))
+
+    def read(self, key: bytes) -> Record | None:
+        """Return a record; None if it is not there, or damaged. Any thread may call."""
+        with self._lock:
+            found = self._index.get(key)
+            if found is None:
+                return None
+            segment, number = found
+            self._clock += 1
+            segment.used = self._clock
+        try:
+            record = self._form.read(segment.read(number))
+        except OSError:
+            record = None
+        if record is None or record.key != key:
+            with self._lock:
+                self.num_bad += 1
+                if self._index.get(key) == found:
+                    del self._index[key]
+            return None
+        return record
+
+    def append(self, record: Record) -> None:
+        """Add a record, and make room for it. Raises OSError, as on a full disk."""
+        with self._lock:
+            if not self.can_write or record.key in self._index:
+                return
+            segment = self._room()
+            stored, number = self._form.written(record), segment.num_records
+            assert self._current is not None
+            begin = segment.place(number)
+            try:
+                if os.pwritev(self._current, stored, begin) < self._form.record_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                self.can_write = False
+                with suppress(OSError):
+                    os.ftruncate(self._current, begin)
+                raise
+            segment.num_bytes = begin + self._form.record_bytes
+            self._clock += 1
+            segment.used = self._clock
+            self._index[record.key] = segment, number
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        with self._lock:
+            self.can_write = False
+            if self._current is not None:
+                os.close(self._current)
+            self._current = None
+            self._unlock()
+            self._segments.clear()
+            self._index.clear()
+
+    # --- room ----------------------------------------------------------------------------------
+
+    def _room(self) -> _Segment:
+        """Return the segment to append to."""
+        last = self._segments[-1] if self._segments else None
+        if last is not None and last.place(last.num_records + 1) <= self._segment_bytes:
+            if self._current is None:
+                self._current = os.open(last.path, os.O_RDWR)
+            return last
+        number = 1 + max((int(one.path.stem) for one in self._segments), default=0)
+        path = self._folder / f"{number:08d}.kv"
+        while path.exists():  # one of another form
+            number += 1
+            path = self._folder / f"{number:08d}.kv"
+        self._make_room()
+        if self._current is not None:
+            os.close(self._current)
+        self._current = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
+        os.write(self._current, self._header)
+        segment = _Segment(path, self._header, self._form)
+        self._segments.append(segment)
+        return segment
+
+    def _make_room(self) -> None:
+        """Remove segments until there is room for one more: those of other names first."""
+        others = list(self._others())
+        over = self.num_bytes + sum(size for _, size in others) + self._segment_bytes
+        over -= self._most_bytes
+        for folder, size in others:
+            if over <= 0:
+                return
+            over -= size if _removed(folder) else 0
+        while over > 0 and self._segments:
+            oldest = min(self._segments, key=lambda one: one.used)
+            self._segments.remove(oldest)
+            gone = [key for key, (segment, _) in self._index.items() if segment is oldest]
+            for key in gone:
+                del self._index[key]
+            oldest.path.unlink(missing_ok=True)
+            over -= oldest.num_bytes
+
+    def _others(self) -> Iterator[tuple[Path, int]]:
+        """Yield the folders of other names with their sizes, the one that was written first."""
+        folders = [one for one in self._top.iterdir() if _NAME.fullmatch(one.name)]
+        others = [one for one in folders if one != self._folder and one.is_dir()]
+        for folder in sorted(others, key=lambda one: one.stat().st_mtime):
+            yield folder, sum(one.stat().st_size for one in folder.glob("*.kv"))
+
+
+def _removed(folder: Path) -> bool:
+    """Remove the records of another name, unless a process writes them; return whether it did."""
+    try:
+        lock = lock_file(folder / "lock")
+    except OSError:
+        return False
+    try:
+        for path in (*folder.glob("*.kv"), folder / "lock"):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _check(head: bytes) -> bytes:
+    return blake2b(head, digest_size=_CHECK_BYTES).digest()

@@ -1,0 +1,202 @@
+"""Answers after a restart: the same to the bit, from the blocks of a process before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from tests.api.test_llm import model
+
+__all__ = ["model"]  # a fixture
+
+DRAWN = SamplingParams(max_tokens=8, temperature=0.8, seed=7, logprobs=2, ignore_eos=True)
+PROMPTS = [[5 + (i * 7 + j * j) % 90 for j in range(90)] for i in range(3)]
+CACHED = 80  # tokens of each: at least one is computed
+
+
+def engine(model: Path, folder: Path | None, **options: Any) -> LLM:
+    kept = {"kv_disk": f"{folder}:64MiB", "kv_disk_min": 32} if folder else {}
+    return LLM(model, **{"kv_cache_memory": "1MiB", "threads": 1} | kept | options)
+
+
+def answers(llm: LLM) -> tuple[list[Any], list[int]]:
+    """What is drawn with all log-probabilities, and how much was cached."""
+    outputs = [llm.generate([prompt], DRAWN, progress=False)[0] for prompt in PROMPTS]
+    if llm.kv_disk:
+        llm.kv_disk.settle()
+    llm.engine.check()
+    drawn = [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
+    return drawn, [one.num_cached_tokens for one in outputs]
+
+
+def assert_same(drawn: list[Any], expected: list[Any], *, tolerance: float) -> None:
+    """The same tokens and logprobs; numpy's products differ a little by how many rows they have."""
+    assert [tokens for tokens, _ in drawn] == [tokens for tokens, _ in expected]
+    for (_, ours), (_, theirs) in zip(drawn, expected, strict=True):
+        for here, there in zip(ours, theirs, strict=True):
+            assert {token: one.rank for token, one in here.items()} == {
+                token: one.rank for token, one in there.items()
+            }
+            for token, one in here.items():
+                assert abs(one.logprob - there[token].logprob) <= tolerance
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"backend": "cpu"},
+        {"backend": "cpu", "kv_cache_dtype": "int8-int4"},
+        {"backend": "cpu", "dtype": "f32", "kv_cache_dtype": "f32"},
+        {"backend": "cpu", "kv_cache_dtype": "f16"},
+        {"backend": "reference"},
+    ],
+    ids=lambda formats: "-".join(formats.values()),
+)
+def test_a_restart_finds_its_blocks(model: Path, tmp_path: Path, formats: dict[str, Any]) -> None:
+    with engine(model, None, **formats) as llm:
+        alone, _ = answers(llm)
+    with engine(model, tmp_path, **formats) as llm:
+        first, cached = answers(llm)
+        assert cached == [0] * 3
+        assert llm.kv_disk is not None
+        assert llm.kv_disk.counts["written"] >= 3 * CACHED // 16
+    with engine(model, tmp_path, **formats) as llm:
+        again, cached = answers(llm)
+        assert cached == [CACHED] * 3
+        assert llm.kv_disk is not None
+        assert llm.kv_disk.counts["written"] == 0, "it was there"
+    assert alone == first
+    assert_same(again, first, tolerance=1e-4 if formats["backend"] == "reference" else 0.0)
+
+
+def test_a_sleep_finds_them_too(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path) as llm:
+        first, _ = answers(llm)
+        llm.sleep(2)
+        assert answers(llm) == (first, [CACHED] * 3)
+
+
+def test_other_formats_and_roots_have_blocks_of_their_own(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path) as llm:
+        answers(llm)
+    with engine(model, tmp_path, kv_cache_dtype="f32", dtype="f32") as llm:
+        assert answers(llm)[1] == [0] * 3
+    with engine(model, tmp_path) as llm:
+        assert llm.kv_disk is not None
+        assert llm.kv_disk.wanted(PROMPTS[0], b"") is not None
+        assert llm.kv_disk.wanted(PROMPTS[0], b"another key") is None
+
+
+def test_short_prompts_are_not_kept(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path, kv_disk_min=91) as llm:
+        answers(llm)
+        assert llm.kv_disk is not None
+        assert llm.kv_disk.counts == {"written": 0, "read": 0, "dropped": 0}
+
+
+def test_nothing_is_read_that_is_computed_sooner(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path) as llm:
+        answers(llm)
+    with engine(model, tmp_path) as llm:
+        assert llm.kv_disk is not None
+        llm.kv_disk._tokens_per_s = 1e12
+        assert answers(llm)[1] == [0] * 3
+
+
+def test_a_prompt_that_goes_on_reads_what_memory_lacks(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path) as llm:
+        first, _ = answers(llm)
+    with engine(model, tmp_path) as llm:
+        begin = SamplingParams(max_tokens=1)
+        llm.generate([PROMPTS[0][:40]], begin, progress=False)
+        assert answers(llm) == (first, [CACHED] * 3)
+
+
+def test_a_cache_that_is_too_small_takes_what_fits(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path) as llm:
+        first, _ = answers(llm)
+        size = llm.config.kv_bytes // llm.config.num_blocks
+    with engine(model, tmp_path, kv_cache_memory=str(7 * size), max_model_len=98) as llm:
+        assert answers(llm) == (first, [CACHED] * 3)
+
+
+def test_damaged_files_change_no_answer(model: Path, tmp_path: Path) -> None:
+    dice = Random(5)
+    with engine(model, tmp_path) as llm:
+        first, _ = answers(llm)
+    (file,) = tmp_path.glob("*/*.kv")
+    whole = file.read_bytes()
+    for _ in range(12):
+        data = bytearray(whole)
+        for _ in range(dice.choice((1, 3, 200))):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        file.write_bytes(data[: dice.choice((len(data), dice.randrange(len(data))))])
+        with engine(model, tmp_path) as llm:
+            assert answers(llm)[0] == first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_disk": "nowhere"}, "write PATH:SIZE"),
+        ({"kv_disk": "{}:much"}, "is not a size"),
+        ({"kv_disk": "{}:10"}, "give at least"),
+        ({"kv_disk": "{}/file:1GiB"}, "File exists|Not a directory"),
+        ({"kv_disk": "{}:1GiB", "trace": "{}/trace"}, "contradict"),
+        ({"kv_disk": "{}:1GiB", "enable_prefix_caching": False}, "prefix caching"),
+        ({"kv_disk": "{}:1GiB", "kv_disk_min": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_said_at_the_start(
+    model: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    given = {
+        name: value.format(tmp_path) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        engine(model, None, **given)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.kv_disk.test_tier import answers, engine
+print("begun", flush=True)
+with engine(Path(sys.argv[1]), Path(sys.argv[2])) as llm:
+    while True:
+        print(answers(llm)[1], flush=True)
+        llm.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.full)])
+def test_a_process_that_is_killed_leaves_no_wrong_answer(
+    model: Path, tmp_path: Path, num_kills: int
+) -> None:
+    dice = Random(9)
+    with engine(model, None) as llm:
+        alone, _ = answers(llm)
+    for number in range(num_kills):
+        folder = tmp_path / str(number % 5)
+        command = [sys.executable, "-c", KILLED, str(model), str(folder)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        for _ in range(dice.randint(1, 3)):
+            assert process.stdout.readline(), "it could not start"
+        time.sleep(dice.random() * 0.3)  # any moment will do
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with engine(model, folder) as llm:
+            assert answers(llm)[0] == alone
