@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.kv_disk.segments import Form, Record, Segments
+from ridgeline.kv_disk.segments import KeptBlock, RecordForm, Segments
 
 NAME, OTHER = "ab" * 16, "cd" * 16
-FORM = Form(4, 1000)
+FORM = RecordForm(4, 1000)
 SIZE = 64 * FORM.record_bytes  # of eight segments
 
 
-def record(number: int) -> Record:
-    return Record(
+def record(number: int) -> KeptBlock:
+    return KeptBlock(
         number.to_bytes(16, "big"),
         (number - 1).to_bytes(16, "big") if number else b"a root",
         tuple(range(number, number + 4)),

@@ -121,7 +121,7 @@ def new_tier(
     """
     if (place := options.kv_disk_place) is None:
         return None
-    from ridgeline.kv_disk.segments import Form, Segments  # here: most engines have none
+    from ridgeline.kv_disk.segments import RecordForm, Segments  # here: most engines have none
     from ridgeline.kv_disk.tier import Tier
 
     if config.num_checkpoints is not None:
@@ -133,7 +133,7 @@ def new_tier(
     except ValueError as error:
         raise ValueError(f"--kv-disk: {error}") from None
     digest = hashlib.sha256(f"{name} {layout}".encode()).hexdigest()
-    form = Form(config.block_size, len(config.groups) * blocks[0].nbytes)
+    form = RecordForm(config.block_size, len(config.groups) * blocks[0].nbytes)
     segments = Segments(*place, digest[:32], form, say)
     return Tier(engine, blocks, segments, least_tokens=options.kv_disk_min, say=say)
 

@@ -34,7 +34,7 @@ _SEGMENT = re.compile(r"\d{8}\.kv")
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
-class Record(NamedTuple):
+class KeptBlock(NamedTuple):
     """A place of a text: its tokens, after those of its parent, and the blocks of all groups.
 
     ``parent`` is the key of the block before, or of a first block its request's root.
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     data: bytes | memoryview
 
 
-class Form(NamedTuple):
+class RecordForm(NamedTuple):
     """How large the parts of a record are: tokens, and bytes of data."""
 
     num_tokens: int
@@ -62,7 +62,7 @@ class Form(NamedTuple):
         """Of all of it."""
         return self.head.size + _CHECK_BYTES + self.data_bytes
 
-    def written(self, record: Record) -> list[bytes | memoryview]:
+    def written(self, record: KeptBlock) -> list[bytes | memoryview]:
         """Return a record as it is stored, in parts."""
         key, parent, tokens, data = record
         begin = self.head.pack(key, len(parent), parent, *tokens, 0)
@@ -75,7 +75,7 @@ class Form(NamedTuple):
         fields, check = head[: self.head.size], head[self.head.size :]
         return fields[:16] if len(check) == _CHECK_BYTES and check == _check(fields) else None
 
-    def read(self, stored: bytes) -> Record | None:
+    def read(self, stored: bytes) -> KeptBlock | None:
         """Return a stored record, None if it is damaged."""
         end = self.head.size + _CHECK_BYTES
         if len(stored) < self.record_bytes or self.key_of(stored[:end]) is None:
@@ -85,13 +85,13 @@ class Form(NamedTuple):
         data = memoryview(stored)[end:]
         if zlib.crc32(data, zlib.crc32(begin)) != crc:
             return None
-        return Record(key, parent[:size], tuple(tokens), data)
+        return KeptBlock(key, parent[:size], tuple(tokens), data)
 
 
 class _Segment:
     """A file of records; it is closed when nobody reads it any more."""
 
-    def __init__(self, path: Path, header: bytes, form: Form) -> None:
+    def __init__(self, path: Path, header: bytes, form: RecordForm) -> None:
         """Open a file for reading. Raises OSError, and ValueError if it is none of ours."""
         self.path, self._begin, self._form = path, len(header), form
         self._file = os.open(path, os.O_RDONLY)
@@ -130,7 +130,7 @@ class Segments:
     """
 
     def __init__(
-        self, folder: Path, most_bytes: int, name: str, form: Form, say: Callable[[str], None]
+        self, folder: Path, most_bytes: int, name: str, form: RecordForm, say: Callable[[str], None]
     ) -> None:
         """Read which records there are.
 
@@ -196,7 +196,7 @@ class Segments:
         """What all segments under this name take."""
         return sum(one.num_bytes for one in tuple(self._segments))
 
-    def read(self, key: bytes) -> Record | None:
+    def read(self, key: bytes) -> KeptBlock | None:
         """Return a record; None if it is not there, or damaged. Any thread may call."""
         with self._lock:
             found = self._index.get(key)
@@ -217,7 +217,7 @@ class Segments:
             return None
         return record
 
-    def append(self, record: Record) -> None:
+    def append(self, record: KeptBlock) -> None:
         """Add a record, and make room for it. Raises OSError, as on a full disk."""
         with self._lock:
             if not self.can_write or record.key in self._index:

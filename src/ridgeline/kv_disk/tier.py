@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.engine import Engine
-from ridgeline.core.records import Record as EngineEvent
-from ridgeline.core.records import StepRecord
+from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Content
-from ridgeline.kv_disk.segments import Record, Segments
+from ridgeline.kv_disk.segments import KeptBlock, Segments
 
 _MOST_QUEUED_BYTES = 256 << 20  # beyond that blocks are dropped: the disk is too slow
 _READ_BYTES_PER_S = 200e6  # until it is measured
@@ -31,7 +30,7 @@ _NEW_SHARE = 0.3  # of a measurement, in what is known so far
 _LEAST_TOKENS = 64  # of a prompt in a step that says how fast prompts are computed
 
 
-class Wanted(NamedTuple):
+class KeptPrompt(NamedTuple):
     """What files have more of a prompt than memory: the keys of its blocks, and where it ends."""
 
     root: bytes
@@ -66,7 +65,7 @@ class Tier:
         self.counts = dict.fromkeys(("written", "read", "dropped"), 0)
         self._read_bytes_per_s = _READ_BYTES_PER_S
         self._tokens_per_s: float | None = None  # how fast prompts are computed
-        self._queue: queue.SimpleQueue[Record | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[KeptBlock | threading.Event | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._writer = threading.Thread(target=self._write, name="kv-disk", daemon=True)
         self._writer.start()
@@ -74,7 +73,7 @@ class Tier:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def _on_record(self, record: EngineEvent) -> None:
+    def _on_record(self, record: Record) -> None:
         """Copy the blocks that a step has filled, in the engine's thread."""
         if not isinstance(record, StepRecord):
             return
@@ -108,7 +107,7 @@ class Tier:
             self.counts["dropped"] += 1
             return
         parent = content.parent if isinstance(content.parent, bytes) else content.parent.key
-        record = Record(key, parent, content.tokens, self._blocks[known].tobytes())
+        record = KeptBlock(key, parent, content.tokens, self._blocks[known].tobytes())
         self._queued_bytes += len(record.data)
         self._queue.put(record)
 
@@ -141,7 +140,7 @@ class Tier:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def wanted(self, tokens: Sequence[int], root: bytes) -> Wanted | None:
+    def wanted(self, tokens: Sequence[int], root: bytes) -> KeptPrompt | None:
         """Return what is worth reading for a prompt, None if nothing is.
 
         Any thread may call: meanwhile memory may change, which is looked at again later.
@@ -166,18 +165,18 @@ class Tier:
         read_s = num_more * self._bytes_per_place / self._read_bytes_per_s
         if self._tokens_per_s is not None and num_more * size / self._tokens_per_s < read_s:
             return None
-        return Wanted(root, keys, parts, num_known)
+        return KeptPrompt(root, keys, parts, num_known)
 
     @property
     def _bytes_per_place(self) -> int:
         return int(self._blocks[0].nbytes) * len(self._kv.windows)
 
-    def read(self, wanted: Wanted) -> list[Record | None]:
+    def read(self, wanted: KeptPrompt) -> list[KeptBlock | None]:
         """Return the records of a prompt's blocks, up to the first that is not what it should be.
 
         Those that memory had are None. Any thread may call.
         """
-        found: list[Record | None] = [None] * wanted.num_known
+        found: list[KeptBlock | None] = [None] * wanted.num_known
         begin_s, num_bytes = time.perf_counter(), 0
         parent = wanted.keys[wanted.num_known - 1] if wanted.num_known else wanted.root
         for key, tokens in zip(
@@ -193,7 +192,7 @@ class Tier:
             self._read_bytes_per_s = _mixed(self._read_bytes_per_s, num_bytes / took_s)
         return found
 
-    def place(self, wanted: Wanted, records: Sequence[Record | None]) -> int:
+    def place(self, wanted: KeptPrompt, records: Sequence[KeptBlock | None]) -> int:
         """Put records into free blocks, between two steps; return how many places they are.
 
         What the next token does not see behind a window is left out. Blocks of this prompt that are
@@ -240,7 +239,7 @@ class Tier:
 
     def fetch(
         self, tokens: Sequence[int], root: bytes
-    ) -> tuple[Wanted, list[Record | None]] | None:
+    ) -> tuple[KeptPrompt, list[KeptBlock | None]] | None:
         """Read what is worth it of a prompt; None if nothing is. Any thread may call."""
         wanted = self.wanted(tokens, root)
         return None if wanted is None else (wanted, self.read(wanted))

@@ -32,7 +32,7 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
-from ridgeline.server.engine.kept_blocks import Kept, load
+from ridgeline.server.engine.kept_blocks import KeptBlocks, load
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import CAPPED, note_ignored
@@ -72,7 +72,7 @@ class Service:
         memory: Callable[[], ProcessMemory],
         loras: Loras,
         naps: Naps,
-        kept: Kept | None = None,
+        kept: KeptBlocks | None = None,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 

@@ -12,7 +12,7 @@ from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.turns import in_thread
 
 
-class Kept(Protocol):
+class KeptBlocks(Protocol):
     """Blocks of the cache in files (``kv_disk.tier.Tier``)."""
 
     def fetch(self, tokens: Sequence[int], root: bytes) -> tuple[Any, Sequence[Any]] | None:
@@ -22,7 +22,7 @@ class Kept(Protocol):
         """Put into the cache what was read, in the engine's thread."""
 
 
-async def load(engine: EngineClient, kept: Kept | None, stream: RequestStream) -> None:
+async def load(engine: EngineClient, kept: KeptBlocks | None, stream: RequestStream) -> None:
     """Put what files have of a stream's prompts into the engine's cache."""
     if kept is None or stream.params.prompt_logprobs is not None:  # these are computed whole
         return
