@@ -10,6 +10,7 @@ those of other names: of a model, formats or code that are not in use.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import struct
@@ -75,14 +76,14 @@ class RecordForm(NamedTuple):
         fields, check = head[: self.head.size], head[self.head.size :]
         return fields[:16] if len(check) == _CHECK_BYTES and check == _check(fields) else None
 
-    def read(self, stored: bytes) -> KeptBlock | None:
-        """Return a stored record, None if it is damaged."""
+    def read(self, stored: memoryview) -> KeptBlock | None:
+        """Return a stored record, of which ``stored`` stays a part; None if it is damaged."""
         end = self.head.size + _CHECK_BYTES
-        if len(stored) < self.record_bytes or self.key_of(stored[:end]) is None:
+        if self.key_of(bytes(stored[:end])) is None:
             return None
         key, size, parent, *tokens, crc = self.head.unpack(stored[: self.head.size])
         begin = self.head.pack(key, size, parent, *tokens, 0)
-        data = memoryview(stored)[end:]
+        data = stored[end:]
         if zlib.crc32(data, zlib.crc32(begin)) != crc:
             return None
         return KeptBlock(key, parent[:size], tuple(tokens), data)
@@ -116,9 +117,9 @@ class _Segment:
         for number in range(self.num_records):
             yield os.pread(self._file, size, self.place(number))
 
-    def read(self, number: int) -> bytes:
-        """Return a record as it is stored."""
-        return os.pread(self._file, self._form.record_bytes, self.place(number))
+    def read(self, number: int, room: memoryview) -> int:
+        """Put a record, as it is stored, into ``room``; return how many bytes there are of it."""
+        return os.preadv(self._file, [room], self.place(number))
 
 
 class Segments:
@@ -196,8 +197,21 @@ class Segments:
         """What all segments under this name take."""
         return sum(one.num_bytes for one in tuple(self._segments))
 
-    def read(self, key: bytes) -> KeptBlock | None:
-        """Return a record; None if it is not there, or damaged. Any thread may call."""
+    def room(self, count: int) -> list[memoryview]:
+        """Return room for so many records, on huge pages where the system has them."""
+        size = self._form.record_bytes
+        area = mmap.mmap(-1, count * size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # an operating system without them
+                area.madvise(mmap.MADV_HUGEPAGE)
+        whole = memoryview(area)
+        return [whole[i * size : (i + 1) * size] for i in range(count)]
+
+    def read(self, key: bytes, room: memoryview) -> KeptBlock | None:
+        """Return a record, which is read into ``room``; None if it is not there, or damaged.
+
+        Any thread may call.
+        """
         with self._lock:
             found = self._index.get(key)
             if found is None:
@@ -205,10 +219,10 @@ class Segments:
             segment, number = found
             self._clock += 1
             segment.used = self._clock
-        try:
-            record = self._form.read(segment.read(number))
-        except OSError:
-            record = None
+        record = None
+        with suppress(OSError):  # then it is lost, as a damaged one
+            if segment.read(number, room) == len(room):
+                record = self._form.read(room)
         if record is None or record.key != key:
             with self._lock:
                 self.num_bad += 1

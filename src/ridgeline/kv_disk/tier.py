@@ -12,7 +12,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from ridgeline.kv_disk.segments import KeptBlock, Segments
 _MOST_QUEUED_BYTES = 256 << 20  # beyond that blocks are dropped: the disk is too slow
 _READ_BYTES_PER_S = 200e6  # until it is measured
 _NEW_SHARE = 0.3  # of a measurement, in what is known so far
+_PIECE = 32  # blocks that are read together: memory that was used before costs less than new
 _LEAST_TOKENS = 64  # of a prompt in a step that says how fast prompts are computed
 
 
@@ -171,39 +173,49 @@ class Tier:
     def _bytes_per_place(self) -> int:
         return int(self._blocks[0].nbytes) * len(self._kv.windows)
 
-    def read(self, wanted: KeptPrompt) -> list[KeptBlock | None]:
-        """Return the records of a prompt's blocks, up to the first that is not what it should be.
+    def pieces(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], int]]:
+        """Read what is worth it of a prompt, piece by piece; any thread may call.
 
-        Those that memory had are None. Any thread may call.
+        Each yields what puts it into the cache (``place``), which is to be called before the next.
         """
-        found: list[KeptBlock | None] = [None] * wanted.num_known
-        begin_s, num_bytes = time.perf_counter(), 0
-        parent = wanted.keys[wanted.num_known - 1] if wanted.num_known else wanted.root
-        for key, tokens in zip(
-            wanted.keys[wanted.num_known :], wanted.tokens[wanted.num_known :], strict=True
-        ):
-            record = self._segments.read(key)
-            if record is None or (record.parent, record.tokens) != (parent, tokens):
+        if (wanted := self.wanted(tokens, root)) is None:
+            return
+        num_keys = len(wanted.keys)
+        rooms = self._segments.room(min(_PIECE, num_keys - wanted.num_known))
+        for first in range(wanted.num_known, num_keys, _PIECE):
+            records = self._read(wanted, first, rooms)
+            yield partial(self._place, wanted, first, records)
+            if len(records) < min(_PIECE, num_keys - first):
+                return
+
+    def _read(self, wanted: KeptPrompt, first: int, rooms: Sequence[memoryview]) -> list[KeptBlock]:
+        """Return records of a prompt's blocks, up to the first that is not what it should be."""
+        found: list[KeptBlock] = []
+        begin_s = time.perf_counter()
+        for i, room in enumerate(rooms[: len(wanted.keys) - first], start=first):
+            parent = wanted.keys[i - 1] if i else wanted.root
+            record = self._segments.read(wanted.keys[i], room)
+            if record is None or (record.parent, record.tokens) != (parent, wanted.tokens[i]):
                 break
             found.append(record)
-            parent, num_bytes = key, num_bytes + len(record.data)
         took_s = max(time.perf_counter() - begin_s, 1e-9)
-        if num_bytes:
-            self._read_bytes_per_s = _mixed(self._read_bytes_per_s, num_bytes / took_s)
+        if found:
+            now = len(found) * self._bytes_per_place / took_s
+            self._read_bytes_per_s = _mixed(self._read_bytes_per_s, now)
         return found
 
-    def place(self, wanted: KeptPrompt, records: Sequence[KeptBlock | None]) -> int:
-        """Put records into free blocks, between two steps; return how many places they are.
+    def _place(self, wanted: KeptPrompt, first: int, records: Sequence[KeptBlock]) -> int:
+        """Put records, from ``first``, into free blocks, between two steps; return how many.
 
         What the next token does not see behind a window is left out. Blocks of this prompt that are
         in memory are held meanwhile, so that they do not make room for the others.
         """
         kv, pool = self._kv, self._kv.pool
-        end, size = len(records), kv.block_size
+        end, size = len(wanted.keys), kv.block_size
         behind = [0 if w is None else max(end * size - w + 1, 0) // size for w in kv.windows]
         held, chain = list[int](), list[Content]()
         num_placed = 0
-        for i, record in enumerate(records):
+        for i in range(first + len(records)):
             parent = chain[-1] if chain else wanted.root
             known = wanted.keys[i], parent, wanted.tokens[i]
             content = pool.find(*known)
@@ -223,9 +235,9 @@ class Tier:
             held += present
             if not absent:
                 continue
-            if record is None or len(pool.free) < len(absent):
+            if i < first or len(pool.free) < len(absent):  # it was there, and is gone
                 break
-            parts = np.frombuffer(record.data, np.uint8).reshape(len(kv.windows), -1)
+            parts = np.frombuffer(records[i - first].data, np.uint8).reshape(len(kv.windows), -1)
             for group in absent:
                 block = pool.take(group)
                 self._blocks[block] = parts[group]
@@ -237,17 +249,11 @@ class Tier:
         self.counts["read"] += num_placed
         return num_placed
 
-    def fetch(
-        self, tokens: Sequence[int], root: bytes
-    ) -> tuple[KeptPrompt, list[KeptBlock | None]] | None:
-        """Read what is worth it of a prompt; None if nothing is. Any thread may call."""
-        wanted = self.wanted(tokens, root)
-        return None if wanted is None else (wanted, self.read(wanted))
-
     def load(self, tokens: Sequence[int], root: bytes) -> None:
         """Put what is worth reading of a prompt into the cache, between two steps."""
-        if found := self.fetch(tokens, root):
-            self.place(*found)
+        for place in self.pieces(tokens, root):
+            if not place():
+                break
 
 
 def _mixed(known: float | None, new: float) -> float:

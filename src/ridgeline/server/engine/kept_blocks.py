@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.engine.interface import EngineClient
@@ -15,11 +14,11 @@ from ridgeline.server.http.turns import in_thread
 class KeptBlocks(Protocol):
     """Blocks of the cache in files (``kv_disk.tier.Tier``)."""
 
-    def fetch(self, tokens: Sequence[int], root: bytes) -> tuple[Any, Sequence[Any]] | None:
-        """Read what is worth it of a prompt behind a root; None if nothing is."""
+    def pieces(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], int]]:
+        """Read what is worth it of a prompt behind a root; yield what puts it into the cache.
 
-    def place(self, wanted: Any, records: Sequence[Any]) -> int:
-        """Put into the cache what was read, in the engine's thread."""
+        That returns how many blocks it put there, and is called in the engine's thread.
+        """
 
 
 async def load(engine: EngineClient, kept: KeptBlocks | None, stream: RequestStream) -> None:
@@ -28,5 +27,7 @@ async def load(engine: EngineClient, kept: KeptBlocks | None, stream: RequestStr
         return
     root = stream.cache_root + stream.adapter.digest
     for prompt in stream.prompts:
-        if found := await in_thread(kept.fetch, prompt, root):
-            await between_steps(engine, partial(kept.place, *found))
+        pieces = kept.pieces(prompt, root)
+        while (place := await in_thread(next, pieces, None)) is not None:
+            if not await between_steps(engine, place):
+                break
