@@ -1,4 +1,4 @@
-"""``ridgeline bench`` of servers, results and GPUs: search, images, compare, gpu."""
+"""``ridgeline bench`` of servers, results, GPUs and techniques."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.bench.claims.main import bench_claims
 from ridgeline.bench.compare import Format, compare
 from ridgeline.bench.gpu.main import SECONDS, bench_gpu, chosen_parts
 from ridgeline.bench.images.main import Images, bench_images
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.out_file import check_out
 from ridgeline.bench.search.main import Wish, search
+from ridgeline.cli.commands.models import MODEL_HELP, AsJson
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.foresight.simulator.workload import Workload
 
@@ -23,6 +25,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("images")(images)
     app.command("compare")(compare_results)
     app.command("gpu")(gpu)
+    app.command("claims")(claims)
 
 
 # What a search decides itself is no flag: which load, how many requests, whom it asks.
@@ -113,3 +116,27 @@ def gpu(
     """
     if not bench_gpu(chosen_parts(parts), seconds, is_tiny=tiny, out=out):
         raise typer.Exit(1)
+
+
+def claims(
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{MODEL_HELP} Default: smollm2; with --on, Llama 2 13B."),
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option(help="Simulate this device (plan --devices) instead.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Time for all; what does not fit is named.")
+    ] = 150,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the picture (.svg), or a .json, .csv or .md file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what the field's techniques bring here with what their papers claim.
+
+    Each technique is off and on in turn: on the real engine, or with --on by the scheduler under a
+    virtual clock, with no model loaded. Then batch sizes, with latency and cost.
+    """
+    bench_claims(model, on, seconds, out, as_json=as_json)

@@ -1,0 +1,231 @@
+"""``ridgeline bench claims``: what the field's techniques bring here, beside what papers claim."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ridgeline.bench.claims.picture import claims_svg
+from ridgeline.bench.claims.real import RealStage
+from ridgeline.bench.claims.stage import LoadSizes, Stage
+from ridgeline.bench.claims.techniques import (
+    BatchSize,
+    Found,
+    Technique,
+    batch_sizes,
+    techniques,
+)
+from ridgeline.bench.claims.virtual import LLAMA_2_13B, VirtualStage
+from ridgeline.bench.out_file import check_out, write_out
+from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.terminal import console, table_of_numbers
+
+ENDINGS = (".svg", ".json", ".csv", ".md")
+_MODEL_HERE = "smollm2"
+_CACHE = "256MiB"  # where it is not to be scarce
+_BATCHES_SHARE = 0.2  # of the time, for the table of batch sizes
+_OF_GPUS = LoadSizes(
+    num_requests=200, prompts=(256, 768), mean_new=192, most_new=1536, one=(512, 128),
+    cache_tokens=None, shared=(1920, 128), batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    long_prompt=2048, long_load=(80, 2600, 60), weights=("bf16", "int8", "int4"),
+    caches=("bf16", "int8"),
+)  # fmt: skip
+_OF_PROCESSORS = LoadSizes(
+    num_requests=24, prompts=(16, 96), mean_new=24, most_new=256, one=(128, 32),
+    cache_tokens=1536, shared=(192, 16), batches=(1, 4, 16, 64, 256), long_prompt=512,
+    long_load=(16, 256, 24),
+    weights=("bf16", "int8", "int4"), caches=("f16", "int8"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClaimResults:
+    """All that was compared.
+
+    Attributes:
+        machine, model: where, and of what.
+        found: techniques that ran.
+        batches: the table of batch sizes.
+        left_out: techniques for which there was no time.
+        seconds: how long it took.
+    """
+
+    machine: str
+    model: str
+    found: Sequence[Found]
+    batches: Sequence[BatchSize]
+    left_out: Sequence[str]
+    seconds: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each technique, as documents have them."""
+        return [
+            {
+                "technique": one.technique.name,
+                "off": one.technique.off.name,
+                "on": one.technique.on.name,
+                "off_flags": one.technique.off.flags,
+                "on_flags": one.technique.on.flags,
+                "claim": one.technique.claim.text if one.technique.claim else None,
+                "paper": one.technique.claim.paper if one.technique.claim else None,
+                "factor": round(one.factor, 3),
+                "least": round(min(one.factors), 3),
+                "most": round(max(one.factors), 3),
+                "unit": one.technique.unit,
+                "off_value": round(one.technique.value(one.off[-1]), 3),
+                "on_value": round(one.technique.value(one.on[-1]), 3),
+                "why": one.why,
+            }
+            for one in self.found
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return {
+            "machine": self.machine,
+            "model": self.model,
+            "techniques": self.rows(),
+            "batch_sizes": [one._asdict() for one in self.batches],
+            "left_out": list(self.left_out),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def bench_claims(
+    model: str | None, on: str | None, seconds: float, out: Path | None, *, as_json: bool,
+    options: dict[str, Any] | None = None, sizes: LoadSizes | None = None,
+) -> ClaimResults:  # fmt: skip
+    """Compare all techniques, print a table or the document, and write a file.
+
+    Args:
+        model: as people type it; None takes a small one here, and the papers' own on a device.
+        on: a device of the catalogue; None computes here.
+        seconds: about how long; techniques for which no time is left are named.
+        out: gets the picture, the document or the rows.
+        as_json: print the document.
+        options: of the engine here.
+        sizes: of loads.
+
+    Raises ValueError if model or device is none, or nothing can be compared in the time.
+    """
+    check_out(out, ENDINGS)
+    begin_s = time.monotonic()
+    if on is None:
+        usual = {"kv_cache_memory": _CACHE}
+        real = RealStage(model or _MODEL_HERE, usual | (options or {}), sizes or _OF_PROCESSORS)
+        try:
+            results = _compare(real, seconds, begin_s)
+        finally:
+            real.close()
+    else:
+        virtual = VirtualStage(model or LLAMA_2_13B, on, sizes or _OF_GPUS)
+        results = _compare(virtual, seconds, begin_s)
+    if not results.found:
+        raise ValueError(f"--seconds {seconds:g} is too little to compare anything")
+    if as_json:
+        print(json.dumps(results.as_dict(), allow_nan=False))
+    else:
+        _print(results)
+    if out is not None:
+        sys.stdout.flush()
+        if out.suffix == ".json":
+            out.write_text(json.dumps(results.as_dict(), indent=1) + "\n", encoding="utf-8")
+        else:
+            write_out(out, results.rows(), claims_svg(_title(results), results.found))
+    return results
+
+
+def _compare(stage: Stage, seconds: float, begin_s: float) -> ClaimResults:
+    """Run both sides of each technique in turn, as long as there is time."""
+    todo = list(techniques(stage))
+    found, left_out = list[Found](), list[str]()
+    end_s = begin_s + (1 - _BATCHES_SHARE) * seconds
+    with count_bar("Comparing", note="techniques") as report:
+        for number, technique in enumerate(todo):
+            report(number, len(todo))
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                left_out.append(technique.name)
+                continue
+            found.append(_rounds(technique, stage.rounds, left_s / (len(todo) - number)))
+    batches = list(_within(batch_sizes(stage), begin_s + seconds))
+    took_s = time.monotonic() - begin_s
+    return ClaimResults(stage.name, stage.model, found, batches, left_out, took_s)
+
+
+def _rounds(technique: Technique, rounds: int, seconds: float) -> Found:
+    """Run off and on in turn, once at least, and again only if that fits the seconds."""
+    off, on, begin_s = [], [], time.monotonic()
+    for number in range(rounds):
+        if number and 2 * (time.monotonic() - begin_s) > seconds:
+            break
+        off.append(technique.off.run())
+        on.append(technique.on.run())
+    return Found(technique, off, on)
+
+
+def _within(sizes: Iterator[BatchSize], end_s: float) -> Iterator[BatchSize]:
+    """Yield batch sizes until the time is over; a larger one takes longer than all before."""
+    begin_s = time.monotonic()
+    for size in sizes:
+        yield size
+        if 2 * time.monotonic() - begin_s > end_s:
+            return
+
+
+def _title(results: ClaimResults) -> str:
+    return f"What techniques bring: {results.model} on {results.machine}"
+
+
+def _print(results: ClaimResults) -> None:
+    terminal = console(160)
+    table = Table("technique", "off -> on", "claim", "paper", box=None, pad_edge=False)
+    table.add_column("here", justify="right")
+    table.add_column("why")
+    for row in results.rows():
+        spread = row["most"] - row["least"]
+        here = f"{row['factor']:.2f}x"
+        here += f" ({row['least']:.2f}-{row['most']:.2f})" if spread > 0.005 else ""
+        sides = f"{row['off']} -> {row['on']}"
+        table.add_row(
+            row["technique"], sides, row["claim"] or "-", row["paper"] or "", here, row["why"]
+        )
+    terminal.print(f"{_title(results)}, {results.seconds:.0f} s\n")
+    terminal.print(table)
+    terminal.print()
+    terminal.print(_table_of_batches(results.batches))
+    if results.left_out:
+        terminal.print(f"left out, --seconds is too small: {', '.join(results.left_out)}")
+
+
+def _table_of_batches(batches: Sequence[BatchSize]) -> Table:
+    table = table_of_numbers("streams at once", "tokens/s", "of the most", "ms per token", "cost")
+    most = max(one.tokens_per_s for one in batches)
+    cost: Callable[[BatchSize], str] = _cost(batches[0])
+    for one in batches:
+        table.add_row(
+            str(one.num_streams),
+            f"{one.tokens_per_s:,.0f}",
+            f"{one.tokens_per_s / most:.0%}",
+            f"{1e3 * one.token_s:.1f}",
+            cost(one),
+        )
+    return table
+
+
+def _cost(alone: BatchSize) -> Callable[[BatchSize], str]:
+    """Return how a cost is written: in USD, or as a part of what one stream costs."""
+
+    def of(one: BatchSize) -> str:
+        if one.usd_per_million is not None:
+            return f"${one.usd_per_million:,.2f} per million"
+        return f"{alone.tokens_per_s / one.tokens_per_s:.0%} of one stream's"
+
+    return of

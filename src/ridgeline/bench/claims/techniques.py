@@ -1,0 +1,357 @@
+"""The techniques: for each the load on which it is off and on, in turn, and what limits it.
+
+Each is described once, for the real engine and for the virtual clock. What a technique brings is a
+factor; why it is not the paper's follows from counts: how many steps there are, how long one takes,
+how many sequences share it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import Random
+from typing import NamedTuple
+
+from ridgeline.bench.claims.papers import CLAIMS, Claim
+from ridgeline.bench.claims.stage import ClaimRequest, RunCounts, Stage, Ways
+
+_STATIC = 8  # sequences of a batch that is filled and run to its end
+_BUSY = 0.7  # of what can be served: where the tail of a token is looked at
+_SERVED_WELL, _NEAR = 0.95, 0.03  # where a rate holds, and how near it is found
+_VALUE_BYTES = 2  # of a score of attention, in memory
+_PASSES = 4  # scores are written, read by softmax, written again and read again (Dao et al.)
+
+
+class Side(NamedTuple):
+    """One of two ways that are compared: what it is called, its flags, and what it runs."""
+
+    name: str
+    flags: str
+    run: Callable[[], RunCounts]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique, off and on.
+
+    Attributes:
+        name: as in ``CLAIMS``, or another.
+        off, on: the two sides.
+        value: what is compared, of a tally; more is better.
+        unit: of the value.
+        why: what limits it here, of both tallies.
+        claim: the paper's figure, if there is one.
+    """
+
+    name: str
+    off: Side
+    on: Side
+    why: Callable[[RunCounts, RunCounts], str]
+    claim: Claim | None
+    value: Callable[[RunCounts], float] = field(default=lambda found: found.tokens_per_s)
+    unit: str = "tokens/s"
+
+
+def _steps(off: RunCounts, on: RunCounts) -> str:
+    """Say by steps why one way is faster than another."""
+    return (
+        f"steps {off.num_steps:,} -> {on.num_steps:,}, each {on.step_s / off.step_s:.2g} times as "
+        f"long; {off.num_seqs:.1f} -> {on.num_seqs:.1f} sequences in one"
+    )
+
+
+def _rows(off: RunCounts, on: RunCounts) -> str:
+    return (
+        f"tokens through the layers {off.num_rows:,} -> {on.num_rows:,} "
+        f"({off.num_rows / on.num_rows:.1f} times fewer); a step reads the weights all the same"
+    )
+
+
+def _read(off: RunCounts, on: RunCounts) -> str:
+    return (
+        f"a step {1e3 * off.step_s:.3g} -> {1e3 * on.step_s:.3g} ms: only the weights become "
+        "smaller, not the cache, the arithmetic and what a step costs by itself"
+    )
+
+
+def _guessed(off: RunCounts, on: RunCounts) -> str:
+    return (
+        f"{on.num_tokens / on.num_steps:.2f} tokens a step instead of "
+        f"{off.num_tokens / off.num_steps:.2f}; a step takes {on.step_s / off.step_s:.2f} times "
+        "as long with drafts"
+    )
+
+
+def _assumed(off: RunCounts, on: RunCounts) -> str:
+    said = _guessed(off, on)
+    return f"{said}; that 0.6 are right is assumed, and what drafting takes is left out"
+
+
+def _tails(off: RunCounts, on: RunCounts) -> str:
+    return f"a token of the slowest 5 %: {1e3 * off.tail_s:.3g} -> {1e3 * on.tail_s:.3g} ms"
+
+
+def _rates(off: RunCounts, on: RunCounts) -> str:
+    return (
+        f"{off.rate_per_s:.3g} -> {on.rate_per_s:.3g} requests/s; a step "
+        f"{1e3 * off.step_s:.3g} -> {1e3 * on.step_s:.3g} ms; both end at what the device computes"
+    )
+
+
+def techniques(stage: Stage) -> Iterator[Technique]:
+    """Yield all techniques that a stage can compare."""
+    yield from _of_batching(stage)
+    yield from _of_prompts(stage)
+    yield from _of_guessing(stage)
+    yield from _of_formats(stage)
+
+
+def _many(stage: Stage) -> list[ClaimRequest]:
+    """Return a load of many requests whose clients do not know how long their answers will be."""
+    sizes, rng = stage.sizes, Random("many")
+    load = []
+    for i in range(sizes.num_requests):
+        num_new = min(sizes.most_new, 1 + int(rng.expovariate(1 / sizes.mean_new)))
+        prompt = stage.prompt(rng.randint(*sizes.prompts), f"many {i}")
+        load.append(ClaimRequest(prompt, num_new, sizes.most_new))
+    return load
+
+
+def _of_batching(stage: Stage) -> Iterator[Technique]:
+    load, sizes = _many(stage), stage.sizes
+
+    def side(name: str, policy: str, reserve: str, most: int | None = None) -> Side:
+        flags = f"--policy {policy} --kv-reservation {reserve}"
+        ways = Ways(
+            policy=policy,
+            kv_reservation=reserve,
+            max_num_seqs=most or 256,
+            cache_tokens=sizes.cache_tokens,
+        )
+        flags += f" --max-num-seqs {most}" if most else ""
+        return Side(name, flags, lambda: stage.run(load, ways))
+
+    num_prompt, num_new = sizes.one
+    prompt = stage.prompt(num_prompt, "one")
+    one = [ClaimRequest(prompt, num_new, num_new)]
+    longer = [ClaimRequest(prompt + stage.prompt(i, "more"), 1, 1) for i in range(num_new)]
+    yield Technique(
+        "KV cache",
+        Side("recompute", "max_tokens=1, again", lambda: stage.run(longer, Ways(), in_turn=True)),
+        Side(
+            "cached",
+            "(always)",
+            lambda: stage.run(one, Ways()),
+        ),
+        _rows,
+        None,
+    )
+    static = side("static", "static", "full")
+    orca, paged = side("orca", "orca", "full"), side("orca, paged", "orca", "paged")
+    claims = CLAIMS
+    name = "iteration-level batching"
+    yield Technique(name, static, orca, _steps, claims[name])
+    yield Technique("paged KV cache", orca, paged, _steps, claims["paged KV cache"])
+    few = side(f"static, {_STATIC}", "static", "full", _STATIC)
+    all_of_it = side("splitfuse", "splitfuse", "paged")
+    name = "continuous batching"
+    yield Technique(name, few, all_of_it, _steps, claims[name])
+
+
+def _of_prompts(stage: Stage) -> Iterator[Technique]:
+    sizes = stage.sizes
+    load = _long(stage)
+    whole, pieces = Ways(policy="orca", kv_reservation="paged"), Ways()
+    most_per_s: list[float] = []  # found by the first that runs, and the same for both
+
+    def busy(ways: Ways) -> RunCounts:
+        if not most_per_s:
+            most_per_s.append(len(load) / stage.run(load, ways).seconds)
+        return stage.run(_arriving(load, _BUSY * most_per_s[0]), ways)
+
+    flags = "--policy orca --kv-reservation paged", "--policy splitfuse"
+    yield Technique(
+        "prompts in pieces: tail",
+        Side("whole", flags[0], lambda: busy(whole)),
+        Side("pieces", flags[1], lambda: busy(pieces)),
+        _tails,
+        CLAIMS["tail of a token"],
+        value=lambda found: 1 / found.tail_s,
+        unit="tokens/s of the slowest 5 %",
+    )
+    if not stage.is_real:  # finding a rate takes many runs
+        yield Technique(
+            "prompts in pieces: rate",
+            Side("whole", flags[0], lambda: _highest_rate(stage, load, whole)),
+            Side("pieces", flags[1], lambda: _highest_rate(stage, load, pieces)),
+            _rates,
+            CLAIMS["prompts in pieces"],
+            value=lambda found: found.rate_per_s,
+            unit="requests/s",
+        )
+    num_shared, num_own = sizes.shared
+    runs = count()
+
+    def in_turn(ways: Ways) -> RunCounts:
+        seed = f"run {next(runs)}"  # new texts for each run: a cache knows those of the last
+        shared = stage.prompt(num_shared, seed)
+        owns = (stage.prompt(num_own, f"{seed}, {i}") for i in range(sizes.num_requests))
+        return stage.run([ClaimRequest(shared + own, 8, 8) for own in owns], ways, in_turn=True)
+
+    yield Technique(
+        "prefix cache",
+        Side("off", "--no-enable-prefix-caching", lambda: in_turn(Ways())),
+        Side("on", "--enable-prefix-caching", lambda: in_turn(Ways(enable_prefix_caching=True))),
+        _rows,
+        CLAIMS["prefix cache"],
+    )
+
+
+def _long(stage: Stage) -> list[ClaimRequest]:
+    """Return a load of long prompts and short answers, as FastGen's."""
+    num, num_prompt, num_new = stage.sizes.long_load
+    rng, load = Random("long"), []
+    for i in range(num):
+        prompt, new = (max(4, int(rng.gauss(mean, 0.3 * mean))) for mean in (num_prompt, num_new))
+        load.append(ClaimRequest(stage.prompt(prompt, f"long {i}"), new, new))
+    return load
+
+
+def _arriving(load: Sequence[ClaimRequest], rate_per_s: float) -> list[ClaimRequest]:
+    """Return a load with Poisson arrivals."""
+    rng, at_s, arriving = Random("arrivals"), 0.0, []
+    for one in load:
+        at_s += rng.expovariate(rate_per_s)
+        arriving.append(one._replace(arrival_s=at_s))
+    return arriving
+
+
+def _highest_rate(stage: Stage, load: Sequence[ClaimRequest], ways: Ways) -> RunCounts:
+    """Return the run with the highest rate at which 95 % are served well, to 3 %."""
+    best = stage.run(load, ways)
+    low, high = 0.0, 2 * len(load) / best.seconds
+    while high - low > _NEAR * high:
+        middle = (low + high) / 2
+        found = stage.run(_arriving(load, middle), ways)
+        if found.served_well >= _SERVED_WELL:
+            low, best = middle, found
+        else:
+            high = middle
+    return best._replace(rate_per_s=low)
+
+
+def _of_guessing(stage: Stage) -> Iterator[Technique]:
+    num_new = 3 * stage.sizes.one[1]
+    load = [ClaimRequest(stage.repeating_prompt(), num_new, num_new)]
+    off = Side("off", "--speculative-config off", lambda: stage.run(load, Ways()))
+    kinds = {"drafts": "ngram", "lookahead": "lookahead"}
+    for name, kind in kinds.items() if stage.is_real else [("drafts", "4:0.6")]:
+        flag = "--speculative-config" if stage.is_real else "--drafts"
+        on = Side(kind, f"{flag} {kind}", partial(stage.run, load, Ways(drafts=kind)))
+        why = _guessed if stage.is_real else _assumed
+        yield Technique(name, off, on, why, CLAIMS[name])
+
+
+def _of_formats(stage: Stage) -> Iterator[Technique]:
+    num_prompt, num_new = stage.sizes.one
+    prompt = stage.prompt(num_prompt, "one")
+    one = [ClaimRequest(prompt, num_new, num_new)]
+    wide, eight, four = stage.sizes.weights
+
+    def side(dtype: str) -> Side:
+        return Side(dtype, f"--dtype {dtype}", lambda: stage.run(one, Ways(dtype=dtype)))
+
+    yield Technique("weights in 8 bits", side(wide), side(eight), _read, None)
+    name = "weights in 4 bits"
+    yield Technique(name, side(wide), side(four), _read, CLAIMS[name])
+    many = _many(stage)
+
+    def cached(dtype: str) -> Side:
+        ways = Ways(kv_cache_dtype=dtype, cache_tokens=stage.sizes.cache_tokens)
+        return Side(dtype, f"--kv-cache-dtype {dtype}", lambda: stage.run(many, ways))
+
+    name = "KV cache in fewer bits"
+    wide, narrow = stage.sizes.caches
+    yield Technique(name, cached(wide), cached(narrow), _steps, CLAIMS[name])
+    if stage.read_bytes_per_s:
+        yield _tiles(stage)
+
+
+def _tiles(stage: Stage) -> Technique:
+    """Return attention with and without scores in memory: a prompt that ran, and a sum.
+
+    No engine here can write scores to memory, so what that would take is added.
+    """
+    num = stage.sizes.long_prompt
+    load = [ClaimRequest(stage.prompt(num, "long"), 1, 1)]
+    score_bytes = _PASSES * _VALUE_BYTES * stage.num_heads * num * num
+    more_s = score_bytes / stage.read_bytes_per_s
+
+    def untiled() -> RunCounts:
+        found = stage.run(load, Ways())
+        return found._replace(seconds=found.seconds + more_s, step_s=found.step_s + more_s)
+
+    def why(off: RunCounts, on: RunCounts) -> str:
+        return (
+            f"reckoned: {score_bytes / 1e9:.3g} GB of scores of a prompt of {num:,} are not "
+            f"written and read, {1e3 * more_s:.3g} ms of {1e3 * off.seconds:.3g} for the whole "
+            "prompt, most of which is products"
+        )
+
+    return Technique(
+        "attention in tiles",
+        Side("scores in memory", "(reckoned)", untiled),
+        Side("tiles", "(always)", lambda: stage.run(load, Ways())),
+        why,
+        CLAIMS["attention in tiles"],
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a technique brought: values of both sides, one of each round."""
+
+    technique: Technique
+    off: Sequence[RunCounts]
+    on: Sequence[RunCounts]
+
+    @property
+    def factors(self) -> list[float]:
+        """The factor of each round."""
+        value = self.technique.value
+        return [value(on) / value(off) for off, on in zip(self.off, self.on, strict=True)]
+
+    @property
+    def factor(self) -> float:
+        """The median of all rounds."""
+        return statistics.median(self.factors)
+
+    @property
+    def why(self) -> str:
+        """What limits it here, and what was claimed of what."""
+        claim = self.technique.claim
+        said = f" (claimed of {claim.setting})" if claim else ""
+        return self.technique.why(self.off[-1], self.on[-1]) + said
+
+
+class BatchSize(NamedTuple):
+    """What a number of streams at once brings, and costs."""
+
+    num_streams: int
+    tokens_per_s: float
+    token_s: float
+    usd_per_million: float | None
+
+
+def batch_sizes(stage: Stage) -> Iterator[BatchSize]:
+    """Yield throughput, latency and cost of rising numbers of streams."""
+    num_prompt, num_new = stage.sizes.one
+    for num in stage.sizes.batches:
+        each = (stage.prompt(num_prompt // 4, f"batch {i}") for i in range(num))
+        found = stage.run([ClaimRequest(prompt, num_new, num_new) for prompt in each], Ways())
+        usd = stage.usd_per_hour
+        cost = None if usd is None else usd / 3600 / (num / found.tail_s) * 1e6
+        yield BatchSize(num, num / found.tail_s, found.tail_s, cost)
