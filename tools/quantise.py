@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ridgeline.engine_setup.locate import locate
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.families import HF_FAMILIES
+from ridgeline.models.quantized.parts import packed
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
@@ -40,15 +41,6 @@ NF4 = [
     0.7229568362236023, 1.0,
 ]  # fmt: skip
 _FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-
-
-def words(values: Array, bits: int) -> Array:
-    """Return each row's values in words, the first in the lowest bits."""
-    per_word = 32 // bits
-    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    parts = values.astype(np.uint32).reshape(len(values), -1, per_word) << shifts
-    packed: Array = np.bitwise_or.reduce(parts, axis=2)
-    return packed.view(np.int32)
 
 
 def brain(values: Array) -> Array:
@@ -84,8 +76,8 @@ def gptq(w: Array, bits: int) -> Made:
     q = np.clip(np.rint(groups / scales.astype(np.float32)), -middle, middle - 1) + middle
     q, scales = q.reshape(w.shape), scales[:, :, 0].T
     parts: Stored = {
-        "qweight": ("I32", words(q, bits).T),
-        "qzeros": ("I32", words(np.full(scales.shape, middle - 1), bits)),
+        "qweight": ("I32", packed(q, bits).T),
+        "qzeros": ("I32", packed(np.full(scales.shape, middle - 1), bits)),
         "scales": ("F16", scales),
     }
     return parts, {
@@ -106,8 +98,8 @@ def awq(w: Array) -> Made:
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     columns = np.arange(len(w)).reshape(-1, 8)[:, order].reshape(-1)
     parts: Stored = {
-        "qweight": ("I32", words(q[:, columns], 4)),
-        "qzeros": ("I32", words(zeros[:, :, 0].T[:, columns], 4)),
+        "qweight": ("I32", packed(q[:, columns], 4)),
+        "qzeros": ("I32", packed(zeros[:, :, 0].T[:, columns], 4)),
         "scales": ("F16", scales[:, :, 0].T),
     }
     return parts, {
@@ -131,7 +123,7 @@ def w4a16(w: Array) -> Made:
     bits = brain(largest(groups) / 7.5)
     q = np.clip(np.rint(groups / of_brain(bits)), -8, 7).reshape(w.shape) + 8
     parts: Stored = {
-        "weight_packed": ("I32", words(q, 4)),
+        "weight_packed": ("I32", packed(q, 4)),
         "weight_scale": ("BF16", bits[:, :, 0]),
         "weight_shape": ("I64", np.array(w.shape)),
     }

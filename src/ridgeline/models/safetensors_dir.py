@@ -51,7 +51,7 @@ def load_directory(path: Path) -> Checkpoint:
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
         raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
-    quantized = read_quantized(config, _read_weights(folder), str(path))
+    quantized = read_quantized(config, read_weights(folder), str(path))
     arch, tensors = model_from_config(
         quantized.config, quantized.tensors, str(path), quantized.spare
     )
@@ -172,7 +172,7 @@ def _parse_object(content: bytes, where: Path) -> dict[str, Any]:
     return value
 
 
-def _read_weights(folder: Folder) -> dict[str, Tensor]:
+def read_weights(folder: Folder) -> dict[str, Tensor]:
     """Return all tensors of the directory under their files' names."""
     single = folder.find("model.safetensors")
     if single is not None:

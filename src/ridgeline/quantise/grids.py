@@ -97,7 +97,9 @@ def _both(x: Floats, weight: Floats, group: int) -> tuple[Floats, Floats]:
     return _columns(x, group), _columns(np.ascontiguousarray(weight), group)
 
 
-def _symmetric(top: int, group: int, signed: bool = True) -> Callable[[Floats, Floats], Grid]:
+def fit_symmetric(top: int, group: int, *, signed: bool = True) -> Callable[[Floats, Floats], Grid]:
+    """Return what fits grids of -top to top - 1 steps, a half float for each group."""
+
     def fit(x: Floats, weight: Floats) -> Grid:
         scale = symmetric(*_both(x, weight, group), top, signed=signed).reshape(len(x), -1)
         stored = _half(scale)
@@ -218,8 +220,8 @@ def _super(dtype: str) -> Callable[[Whole, tuple[NDArray[np.generic], ...]], Byt
 FORMS = {
     form.name: form
     for form in (
-        Form("Q4_0", BLOCK, BLOCK, 0, 15, _symmetric(8, BLOCK), _simple("Q4_0")),
-        Form("Q5_0", BLOCK, BLOCK, 0, 31, _symmetric(16, BLOCK), _simple("Q5_0")),
+        Form("Q4_0", BLOCK, BLOCK, 0, 15, fit_symmetric(8, BLOCK), _simple("Q4_0")),
+        Form("Q5_0", BLOCK, BLOCK, 0, 31, fit_symmetric(16, BLOCK), _simple("Q5_0")),
         Form("Q5_1", BLOCK, BLOCK, 0, 31, _affine, _simple("Q5_1")),
         Form("Q4_K", SUPER, BLOCK, 0, 15, _k_affine(15), _super("Q4_K")),
         Form("Q5_K", SUPER, BLOCK, 0, 31, _k_affine(31), _super("Q5_K")),

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
 from ridgeline.machine import write_whole
+from ridgeline.models.gguf.blocks import BLOCK, SUPER
+from ridgeline.models.gguf.file import BLOCK_SIZES
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.quantise.feedback import passed_on, quantised, spread_of, weight_of
-from ridgeline.quantise.grids import FORMS
+from ridgeline.quantise.grids import FORMS, Form
 from ridgeline.quantise.source import Added, SourceFile
 from ridgeline.quantise.targets import TARGETS, types_of
 
@@ -29,7 +32,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Report = Callable[[int, int], None]
 
-_AT_ONCE = 1 << 21  # weights in a piece
+_AT_ONCE = 1 << 18  # weights in a piece: they stay in the second-level cache
 _QUANTISATION_VERSION = 2
 
 
@@ -79,55 +82,66 @@ def quantise_file(source: SourceFile, out: Path, wishes: Wishes, report: Report)
         ValueError: a tensor's weights are not finite.
         OSError: it cannot be written, as where the disk is full.
     """
-    work = _Requantiser(source, wishes, report)
-    write_whole(out, work.write)
-    return work.done()
+    num_experts = max(getattr(layer.ffn, "num", 0) for layer in source.checkpoint.arch.layers)
+    types = types_of(wishes.target, source.raw, num_experts)
+    main, file_type = TARGETS[wishes.target]
+    work = Requantiser(source, wishes, types, FORMS, report)
+    metadata = {
+        **source.metadata,
+        "general.file_type": number("u32", file_type),
+        "general.quantization_version": number("u32", _QUANTISATION_VERSION),
+    }
+    rooms = {name: TensorRoom(types[name], tensor.shape) for name, tensor in source.raw.items()}
+    write_whole(out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)))
+    has_super = BLOCK_SIZES[main][0] == SUPER
+    return work.done(sum(has_super and BLOCK_SIZES[dtype][0] == BLOCK for dtype in types.values()))
 
 
-class _Requantiser:
-    """One file being written."""
+class TensorSink(Protocol):
+    """A file that is being written, whose tensors may come in any order."""
 
-    def __init__(self, source: SourceFile, wishes: Wishes, report: Report) -> None:
+    num_bytes: int
+
+    def put(self, name: str, rows: Bytes, begin_bytes: int = 0) -> None:
+        """Write bytes of a tensor, which begin ``begin_bytes`` after its first."""
+
+
+class Requantiser:
+    """A model's tensors on their way into a file."""
+
+    def __init__(
+        self,
+        source: SourceFile,
+        wishes: Wishes,
+        types: Mapping[str, str],
+        forms: Mapping[str, Form],
+        report: Report,
+    ) -> None:
+        """Take the type of each tensor, and how the types that are searched for are made."""
         self._source, self._wishes, self._report = source, wishes, report
-        num_experts = max(getattr(layer.ffn, "num", 0) for layer in source.checkpoint.arch.layers)
-        self._types = types_of(wishes.target, source.raw, num_experts)
+        self._types, self._forms = types, forms
         self._total = sum(int(np.prod(tensor.shape)) for tensor in source.raw.values())
         self._written: set[str] = set()
         self._num_done = self._calibrated = self._num_bytes = 0
         self._spreads: dict[str, Floats] = {}
-        self._by_place: dict[str, list[str]] = {}  # name in the file -> canonical names
-        for name, place in source.places.items():
-            self._by_place.setdefault(place.name, []).append(name)
 
-    def write(self, file: IO[bytes]) -> None:
-        """Write all of it."""
-        raw = self._source.raw
-        _, file_type = TARGETS[self._wishes.target]
-        metadata = {
-            **self._source.metadata,
-            "general.file_type": number("u32", file_type),
-            "general.quantization_version": number("u32", _QUANTISATION_VERSION),
-        }
-        rooms = {name: TensorRoom(self._types[name], tensor.shape) for name, tensor in raw.items()}
-        self._out = GGUFOut(file, metadata, rooms)
+    def write(self, begin: Callable[[], TensorSink]) -> None:
+        """Write all tensors into what ``begin`` returns."""
+        self._out = begin()
         self._num_bytes = self._out.num_bytes
         with ThreadPoolExecutor(self._wishes.threads) as self._pool:
             if self._wishes.windows:
                 windows, threads = self._wishes.windows, self._wishes.threads
                 run_observed(self._source.checkpoint, windows, threads, self._observe)
-            for name in raw:
+            for name in self._source.raw:
                 if name not in self._written:
                     self._convert(name)
 
-    def done(self) -> QuantisedFile:
+    def done(self, instead: int) -> QuantisedFile:
         """Return what was written."""
         types: dict[str, int] = {}
-        wanted = {"Q5_0", "Q5_1", "F16"} if self._wishes.target.endswith(("_m", "_k")) else set()
         for name, dtype in self._types.items():
-            size = int(np.prod(self._source.raw[name].shape))
-            types[dtype] = types.get(dtype, 0) + size
-        instead = sum(dtype in wanted and self._source.raw[name].dtype != dtype
-                      for name, dtype in self._types.items())  # fmt: skip
+            types[dtype] = types.get(dtype, 0) + int(np.prod(self._source.raw[name].shape))
         return QuantisedFile(
             self._num_bytes, self._total, types, instead, self._calibrated, self._spreads
         )
@@ -138,19 +152,20 @@ class _Requantiser:
         """Quantise a tensor in pieces, and write it."""
         tensor, dtype = self._source.raw[name], self._types[name]
         importance = self._wishes.importance.get(name)
-        if importance is not None and dtype in FORMS:
+        if importance is not None and dtype in self._forms:
             self._calibrated += int(np.prod(tensor.shape))
 
         def piece(rows: slice) -> Bytes:
-            if dtype == tensor.dtype and name not in self._wishes.added:
+            if not self._is_changed(name):
                 return np.ascontiguousarray(tensor.data[rows])
-            return _encoded(self._weights(name, rows), dtype, importance)
+            return self._encoded(self._weights(name, rows), dtype, importance)
 
         begin = 0
-        for encoded in self._pool.map(piece, _pieces(tensor)):
+        pieces = list(_pieces(tensor, whole=dtype in self._forms and dtype not in FORMS))
+        for rows, encoded in zip(pieces, self._pool.map(piece, pieces), strict=True):
             self._out.put(name, encoded, begin)
             begin += encoded.nbytes
-            self._note(len(encoded) * tensor.shape[-1])
+            self._note((rows.stop - rows.start) * tensor.shape[-1])
         self._written.add(name)
 
     def _weights(self, name: str, rows: slice) -> Floats:
@@ -165,6 +180,10 @@ class _Requantiser:
             raise ModelFileError(f"tensor {name!r} has weights that are not finite")
         return values
 
+    def _is_changed(self, name: str) -> bool:
+        tensor = self._source.raw[name]
+        return self._types[name] != tensor.dtype or name in self._wishes.added
+
     def _note(self, count: int) -> None:
         self._num_done += count
         self._report(self._num_done, self._total)
@@ -176,7 +195,7 @@ class _Requantiser:
         canonical = [f"layers.{layer}.{name}" for name in names]
         places = {name: self._source.places.get(name) for name in canonical}
         in_file = dict.fromkeys(place.name for place in places.values() if place is not None)
-        searched = [name for name in in_file if self._types[name] in FORMS]
+        searched = [name for name in in_file if self._types[name] in self._forms]
         spread = spread_of(rows) if searched else np.zeros((0, 0), np.float32)
         upper = passed_on(spread) if searched else spread
         importance = np.diag(spread).copy()
@@ -187,7 +206,7 @@ class _Requantiser:
                 self._spreads[name] = np.diag(spread).copy()
                 self._calibrated += int(np.prod(self._source.raw[name].shape))
                 changes[name] = self._fed_back(name, importance, upper)
-            elif self._types[name] != self._source.raw[name].dtype:
+            elif self._is_changed(name):
                 changes[name] = self._changed(name)
         begin = 0
         shapes = self._source.checkpoint.arch.layers[layer].shapes(rows.shape[1], norm_bias=False)
@@ -200,7 +219,7 @@ class _Requantiser:
 
     def _fed_back(self, name: str, importance: Floats, upper: Floats) -> Floats:
         """Quantise a matrix with error feedback and write it; return by how much it changed."""
-        tensor, form = self._source.raw[name], FORMS[self._types[name]]
+        tensor, form = self._source.raw[name], self._forms[self._types[name]]
 
         weights = self._weights(name, slice(0, tensor.shape[0]))
         q, grid = quantised(weights, importance, upper, form)
@@ -211,11 +230,26 @@ class _Requantiser:
         """Quantise a matrix as it is without a text, write it; return by how much it changed."""
         tensor = self._source.raw[name]
         everything = slice(0, tensor.shape[0])
-        encoded = _encoded(self._weights(name, everything), self._types[name], None)
+        encoded = self._encoded(self._weights(name, everything), self._types[name], None)
         self._put_whole(name, encoded)
         stored = Tensor(name, self._types[name], tensor.shape, encoded)
         out: Floats = stored.to_f32() - tensor.to_f32()
         return out
+
+    def _encoded(self, weights: Floats, dtype: str, importance: Floats | None) -> Bytes:
+        """Return the file's rows of ``[rows, inputs]``.
+
+        Without importance Q8_0 and Q4_0 are those of everybody's tools, bit for bit.
+        """
+        if dtype not in self._forms or (dtype == "Q4_0" and importance is None):
+            import gguf  # slow to import
+
+            out: Bytes = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[dtype])
+            return out.view(np.uint8).reshape(len(weights), -1)
+        form = self._forms[dtype]
+        weight = weight_of(weights, 1.0 if importance is None else importance, form.span)
+        grid = form.fit(weights, weight)
+        return form.rows(form.rounded(weights, grid), grid.numbers)
 
     def _put_whole(self, name: str, encoded: Bytes) -> None:
         self._out.put(name, encoded)
@@ -223,26 +257,10 @@ class _Requantiser:
         self._written.add(name)
 
 
-def _pieces(tensor: Tensor) -> Iterator[slice]:
+def _pieces(tensor: Tensor, *, whole: bool) -> Iterator[slice]:
     """Yield ranges of the rows of a tensor, all of its axes but the last taken together."""
     num_rows = len(tensor.stored)
-    at_once = max(1, _AT_ONCE // tensor.shape[-1]) if len(tensor.shape) > 1 else num_rows
+    is_vector = len(tensor.shape) < 2
+    at_once = num_rows if whole or is_vector else max(1, _AT_ONCE // tensor.shape[-1])
     for low in range(0, num_rows, at_once):
         yield slice(low, min(low + at_once, num_rows))
-
-
-def _encoded(weights: Floats, dtype: str, importance: Floats | None) -> Bytes:
-    """Return the file's rows of ``[rows, inputs]``.
-
-    Without importance Q8_0 and Q4_0 are those of everybody's tools, bit for bit.
-    """
-    if dtype not in FORMS or (dtype == "Q4_0" and importance is None):
-        import gguf  # slow to import
-
-        out: Bytes = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[dtype])
-        return out.view(np.uint8).reshape(len(weights), -1)
-    form = FORMS[dtype]
-    grid = form.fit(
-        weights, weight_of(weights, 1.0 if importance is None else importance, form.span)
-    )
-    return form.rows(form.rounded(weights, grid), grid.numbers)

@@ -1,4 +1,4 @@
-"""A GGUF file as it is to be written again: its tensors, and where the engine's matrices lie."""
+"""A model as it is to be written again: its tensors, and where the engine's matrices lie."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.families import model_from_gguf
+from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.gguf.file import stored_keys
 from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
+from ridgeline.models.safetensors_dir import Folder, read_weights
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-_MATRICES = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
+_OF_GGUF = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
+_OF_DIRECTORIES = re.compile(r".+\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj\.weight")
 
 
 class MatrixPlace(NamedTuple):
@@ -64,35 +66,62 @@ def read_source(path: Path) -> SourceFile:
     if path.is_dir():
         raise ModelFileError(
             f"{path}: a directory of safetensors; convert it to a GGUF file of 16 bits first, with "
-            f"llama.cpp's convert_hf_to_gguf.py, or write --to int4-gptq"
+            f"llama.cpp's convert_hf_to_gguf.py, or write it --to int4-gptq"
         )
     checkpoint = load_checkpoint(path)
     values, raw = read_gguf_parts(path)
     stored = stored_keys(next(part_paths(path)))
     metadata = {key: value for key, value in stored.items() if not key.startswith("split.")}
-    return SourceFile(checkpoint, raw, metadata, _places(values, raw, str(path)))
+    numbered = _numbered(raw, _OF_GGUF)
+    _, bound = model_from_gguf(values, numbered, str(path))
+    return SourceFile(checkpoint, raw, metadata, _places(bound, _OF_GGUF))
 
 
-def _places(
-    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
-) -> dict[str, MatrixPlace]:
-    """Let the engine bind rows that hold nothing but their own number, and see where they came."""
-    numbered = {
-        name: _numbered(tensor) if _MATRICES.fullmatch(name) else tensor
+def read_directory(path: Path) -> SourceFile:
+    """Read a directory of safetensors that are not quantised.
+
+    Raises:
+        ModelFileError: it is none, damaged or not supported.
+    """
+    if not path.is_dir():
+        raise ModelFileError(
+            f"{path}: a GGUF file; int4-gptq is made of a directory of safetensors"
+        )
+    checkpoint, folder = load_checkpoint(path), Folder(path)
+    config, raw = folder.json("config.json") or {}, read_weights(folder)
+    if checkpoint.quantization:
+        raise ModelFileError(
+            f"{path}: quantised already ({checkpoint.quantization}): give the model it was made of"
+        )
+    _, bound = model_from_config(config, _numbered(raw, _OF_DIRECTORIES), str(path))
+    places = _places(bound, _OF_DIRECTORIES)
+    if not places:
+        raise ModelFileError(f"{path}: no matrix of its layers can be written as int4-gptq")
+    return SourceFile(checkpoint, raw, {}, places)
+
+
+def _numbered(raw: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str, Tensor]:
+    """Return tensors whose rows hold nothing but their own number, where names say matrices.
+
+    When the engine has bound them, the numbers say where its rows came from.
+    """
+    return {
+        name: Tensor.converted(
+            name, "F32", tensor.shape, 4 * tensor.shape[0], partial(_numbers, tensor.shape[0])
+        )
+        if matrices.fullmatch(name) and len(tensor.shape) == 2
+        else tensor
         for name, tensor in raw.items()
     }
-    _, bound = model_from_gguf(values, numbered, where)
+
+
+def _places(bound: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str, MatrixPlace]:
     found = {}
     for name, tensor in bound.items():
         in_file = tensor.name.partition("/")[0]
-        if tensor.make is not None and _MATRICES.fullmatch(in_file):
+        if tensor.make is not None and matrices.fullmatch(in_file):
             found[name] = MatrixPlace(in_file, tensor.data.view(np.int32).reshape(-1))
     return found
-
-
-def _numbered(tensor: Tensor) -> Tensor:
-    rows = tensor.shape[0]
-    return Tensor.converted(tensor.name, "F32", tensor.shape, 4 * rows, partial(_numbers, rows))
 
 
 def _numbers(rows: int) -> NDArray[np.uint8]:

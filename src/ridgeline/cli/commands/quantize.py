@@ -16,21 +16,26 @@ from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.machine import usable_cpus
 from ridgeline.models.gguf.parts import part_paths
+from ridgeline.quantise import gptq
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
 from ridgeline.quantise.job import QuantisedFile, Wishes, quantise_file
-from ridgeline.quantise.source import SourceFile, additions, read_source
+from ridgeline.quantise.source import SourceFile, additions, read_directory, read_source
 from ridgeline.quantise.targets import PLAIN, TARGETS
 from ridgeline.text.of_checkpoint import tokenizer_of
 
+_TARGETS = (*TARGETS, gptq.TARGET)
 _WINDOW = 512
 _LEAST_TOKENS, _MOST_TOKENS = 2_000, 4_096  # of a text; more changes little, and takes longer
 
 
 def quantize(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.")],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="The .gguf file to write; a directory for int4-gptq."),
+    ],
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", help=f"What to write: {', '.join(TARGETS)}.")
+        str, typer.Option(metavar="FORMAT", help=f"What to write: {', '.join(_TARGETS)}.")
     ],
     calibrate: Annotated[
         Path | None,
@@ -48,17 +53,24 @@ def quantize(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
-    """Write a GGUF model again in fewer bits. It is read and written layer by layer."""
-    if to not in TARGETS:
-        raise UsageError(f"--to {to}: give one of {', '.join(TARGETS)}")
+    """Write a model again in fewer bits, layer by layer.
+
+    A GGUF file is made of a GGUF file, int4-gptq of a directory of safetensors.
+    """
+    if to not in _TARGETS:
+        raise UsageError(f"--to {to}: give one of {', '.join(_TARGETS)}")
     located = locate(model).path
-    _check_out(located, out, imatrix_out, force=force)
+    is_directory = to == gptq.TARGET
+    if is_directory:
+        _check_folder(out, imatrix, imatrix_out)
+    else:
+        _check_out(located, out, imatrix_out, force=force)
     if imatrix_out is not None and calibrate is None:
         raise UsageError("--imatrix-out writes what --calibrate FILE measures: give that too")
     if imatrix is not None and calibrate is not None:
         raise UsageError("--imatrix and --calibrate both say what matters: give one of them")
     begin_s = time.monotonic()
-    source = read_source(located)
+    source = read_directory(located) if is_directory else read_source(located)
     _say_types(source)
     wishes = Wishes(
         to,
@@ -68,7 +80,8 @@ def quantize(
         usable_cpus(),
     )
     with count_bar(f"Writing {out.name}", note="weights") as report:
-        done = quantise_file(source, out, wishes, report)
+        quantise = gptq.quantise_directory if is_directory else quantise_file
+        done = quantise(source, out, wishes, report)
     if imatrix_out is not None and calibrate is not None:
         num_tokens = sum(map(len, wishes.windows))
         write_imatrix(imatrix_out, done.spreads, num_tokens, calibrate.name)
@@ -95,6 +108,16 @@ def windows(source: SourceFile, text_file: Path) -> list[tuple[int, ...]]:
     room = min(_WINDOW, checkpoint.arch.max_position) - len(begin)
     last = min(len(ids), _MOST_TOKENS)
     return [(*begin, *ids[low : min(low + room, last)]) for low in range(0, last, room)]
+
+
+def _check_folder(out: Path, imatrix: Path | None, imatrix_out: Path | None) -> None:
+    """Raise UsageError if a directory cannot be written where it should be."""
+    if out.exists():
+        raise UsageError(f"{out} exists: name another directory, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: there is no folder {out.parent}")
+    if imatrix is not None or imatrix_out is not None:
+        raise UsageError(f"--imatrix and --imatrix-out are for GGUF files, not for {gptq.TARGET}")
 
 
 def _check_out(model: Path, out: Path, imatrix_out: Path | None, *, force: bool) -> None:
@@ -136,7 +159,7 @@ def _say_types(source: SourceFile) -> None:
 def _show(
     source: SourceFile, out: Path, done: QuantisedFile, wishes: Wishes, seconds: float
 ) -> None:
-    before = sum(part.stat().st_size for part in _files(source.checkpoint.path))
+    before = sum(tensor.nbytes for tensor in source.raw.values())
     table = table_of()
     table.columns[0].style, table.columns[0].no_wrap = "dim", True
     bits = 8 * done.num_bytes / done.num_weights
