@@ -21,6 +21,7 @@ from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Checkpoint
 
 CALIBRATION = sorted(Path(__file__).parents[1].glob("docs/*.md"))
 RANK, NUM_TOKENS = 4, 192
@@ -46,6 +47,21 @@ def quantize(model: Path, out: Path, *flags: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def loss_of(path: Path, base: Checkpoint) -> float:
+    checkpoint = load_checkpoint(path)
+    parts = {"text": windows(checkpoint, texts()["prose"], NUM_TOKENS, NUM_TOKENS)}
+    return measure(checkpoint, [REFERENCE], parts, Options(), base)[REFERENCE]["text"].mean_kl
+
+
+def speed_of(path: Path) -> float:
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    with LLM(str(path), kv_cache_memory="32MiB") as llm:
+        llm.generate(["Once"], params)
+        begin = time.monotonic()
+        llm.generate(["Once upon a time"], params)
+    return params.max_tokens / (time.monotonic() - begin)
+
+
 def main() -> None:
     model = locate("smollm2").path
     arch = load_checkpoint(model).arch
@@ -60,25 +76,17 @@ def main() -> None:
             "4 bits": ("q4_k_m", ()),
             "4 bits, calibrated": ("q4_k_m", ("--calibrate", str(text))),
         }
-        base = None
-        for name, (target, flags) in ways.items():
+        made = {}
+        for name, (target, flags) in ways.items():  # all first: a child's peak counts its parent's
             out, begin = here / f"{target}-{len(flags)}.gguf", time.monotonic()
             quantize(model, out, "--to", target, *merge, *flags)
-            seconds = time.monotonic() - begin
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
-            checkpoint = load_checkpoint(out)
-            base = base or checkpoint
-            parts = {"text": windows(checkpoint, texts()["prose"], NUM_TOKENS, NUM_TOKENS)}
-            loss = measure(checkpoint, [REFERENCE], parts, Options(), base)[REFERENCE]["text"]
-            with LLM(str(out), kv_cache_memory="32MiB") as llm:
-                params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
-                llm.generate(["Once"], params)
-                begin = time.monotonic()
-                llm.generate(["Once upon a time"], params)
-                speed = params.max_tokens / (time.monotonic() - begin)
+            made[name] = out, time.monotonic() - begin, peak
+        base = load_checkpoint(made["8 bits"][0])
+        for name, (out, seconds, peak) in made.items():
             print(
                 f"{name:18} {out.stat().st_size / 1e6:6.1f} MB, written in {seconds:.1f} s with at "
-                f"most {peak:,.0f} MB; {speed:.0f} tokens/s; KL {loss.mean_kl:.4f}"
+                f"most {peak:,.0f} MB; {speed_of(out):.0f} tokens/s; KL {loss_of(out, base):.4f}"
             )
 
 
