@@ -169,6 +169,14 @@ def test_whole_prompts_need_a_budget_for_the_longest(
     assert chosen.policy == policy
     assert chosen.max_num_batched_tokens == (4096 if policy.whole_prompts else 2048)
     assert resolve(Options(policy=name, max_num_seqs=5000), ARCH).max_num_batched_tokens == 5000
+    chosen = resolve(Options(policy=name, is_shared=True), ARCH)
+    assert chosen.max_num_batched_tokens == (4096 if policy.whole_prompts else 256)
+
+
+def test_steps_are_short_where_several_keys_share_unless_said(memory: pytest.MonkeyPatch) -> None:
+    shared = resolve(Options(is_shared=True, max_num_batched_tokens=1000), ARCH)
+    assert (shared.max_num_batched_tokens, shared.max_num_seqs) == (1000, 256)
+    assert resolve(Options(is_shared=True, max_num_seqs=300), ARCH).max_num_batched_tokens == 300
 
 
 def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.MonkeyPatch) -> None:
@@ -176,7 +184,7 @@ def test_a_cache_that_cannot_be_met_is_the_largest_that_fits(memory: pytest.Monk
     small: dict[str, Any] = {"max_num_batched_tokens": 256, "backend": "reference"}
     chosen = resolve(Options(kv_cache_memory="1GiB", **small), ARCH)
     (note,) = chosen.notes
-    assert "not 1.0 GiB" in note
+    assert "not 1.00 GiB" in note
     assert "--kv-cache-memory" in note
     assert "\n" not in note
     assert 50 * MIB < chosen.kv_bytes < 200 * MIB
@@ -231,7 +239,7 @@ def test_a_small_cache_shortens_sequences_and_says_so(memory: pytest.MonkeyPatch
 def test_a_limit_holds_however_much_memory_is_free(memory: pytest.MonkeyPatch) -> None:
     """What is free changes while a router looks, its limit does not."""
     options = Options(backend="reference")
-    with pytest.raises(ValueError, match=r"not enough memory: 0\.1 MiB is available"):
+    with pytest.raises(ValueError, match=r"not enough memory: 100\.0 KiB is available"):
         resolve(options, ARCH, most_bytes=100 << 10)
     most = WEIGHT_BYTES + 200 * MIB
     limited = resolve(options, ARCH, most_bytes=most)
@@ -242,7 +250,7 @@ def test_a_limit_holds_however_much_memory_is_free(memory: pytest.MonkeyPatch) -
 
 def test_where_nothing_fits_the_numbers_are_named(memory: pytest.MonkeyPatch) -> None:
     memory.setattr(resolving, "available_bytes", lambda: WEIGHT_BYTES)
-    weights = f"{WEIGHT_BYTES / MIB:.1f} MiB for weights"
+    weights = f"{WEIGHT_BYTES / MIB:.2f} MiB for weights"
     with pytest.raises(ValueError, match=f"not enough memory.*{weights}"):
         resolve(Options(backend="reference"), ARCH)
     memory.setattr(resolving, "available_bytes", lambda: 1 << 40)

@@ -64,14 +64,14 @@ def test_with_noise_one_in_a_hundred_is_broken_at_most(noise: Noise) -> None:
 
 
 def test_two_keys_are_promised_as_much_as_one() -> None:
-    """Shares of slots cost hardly a promise, and break none more."""
+    """Shares cost few promises, and break none more: who has more waits for half of each step."""
     for seed in (0, 1):
         _, of_one = served(Noise(), seed, 15.0)
         wishes = overload(15.0, seed)
         for i, wish in enumerate(wishes):
             wish.owner = "ab"[i % 3 == 0]
         Promising(Noise(), seed).run(wishes)
-        assert num(wishes, "kept") >= 0.95 * num(of_one, "kept")
+        assert num(wishes, "kept") >= 0.9 * num(of_one, "kept")
         assert num(wishes, "broken") <= num(of_one, "broken") + 1
 
 

@@ -65,7 +65,7 @@ def test_a_sequence_that_does_not_fit_is_shortened() -> None:
         "600.0 MiB",
         "9,600 tokens",
         "not 16,000",
-        "1000.0 MiB available",
+        "1,000.0 MiB available",
         "--max-model-len",
     ):
         assert part in note
@@ -81,7 +81,7 @@ def test_a_wish_that_does_not_fit_is_shrunk() -> None:
     plan = fit(wanted=5 * GIB)
     assert (plan.num_blocks, plan.max_model_len) == (600, 160)
     (note,) = plan.notes
-    assert "600.0 MiB (9,600 tokens), not 5.0 GiB: of 1000.0 MiB" in note
+    assert "600.0 MiB (9,600 tokens), not 5.00 GiB: of 1,000.0 MiB" in note
     assert note.endswith("change --kv-cache-memory")
 
 
@@ -101,13 +101,13 @@ def test_the_smallest_start_is_two_blocks() -> None:
 
 
 def test_a_wish_below_two_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--kv-cache-memory 1\.5 MiB is too little.*2\.0 MiB"):
+    with pytest.raises(ValueError, match=r"--kv-cache-memory 1\.50 MiB is too little.*2\.00 MiB"):
         fit(wanted=MIB * 3 // 2)
 
 
 def test_a_size_of_less_than_a_tenth_of_a_mib_is_a_number_too() -> None:
     assert [gib(size) for size in (0, 512, 40 << 10, MIB // 2, GIB)] == [
-        "0.0 MiB", "0.5 KiB", "40.0 KiB", "0.5 MiB", "1.0 GiB",
+        "0 B", "512 B", "40.0 KiB", "512.0 KiB", "1.00 GiB",
     ]  # fmt: skip
 
 

@@ -20,10 +20,11 @@ from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_gguf
 from ridgeline.models.tensors import Tensor
+from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
-from ridgeline.planner.memory.in_words import gib, sentence
+from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.pictures import memory_svg
 from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model

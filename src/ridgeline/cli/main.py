@@ -159,7 +159,7 @@ def _bear_any_locale() -> None:
         sys.stdin.reconfigure(encoding="utf-8")
 
 
-engine_options = flags("options", Options)
+engine_options = flags("options", Options, fixed={"is_shared": False})
 
 
 @app.callback(invoke_without_command=True)
@@ -255,8 +255,8 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
     from ridgeline.server.main import serve  # its web framework would slow every other command
 
     @contextmanager
-    def load() -> Iterator[LLM]:
-        with loaded(name, seeded(options)) as llm:
+    def load(is_shared: bool) -> Iterator[LLM]:
+        with loaded(name, replace(seeded(options), is_shared=is_shared)) as llm:
             say(f"seed {llm.config.seed} for requests without one")
             yield llm
 

@@ -42,7 +42,12 @@ class Options:
         None, "Maximum number of sequences that run at once. Default: 256."
     )
     max_num_batched_tokens: int | None = flag_field(
-        None, "Maximum number of tokens in one step. Default: 2048."
+        None,
+        "Maximum number of tokens in one step. Default: 2048; 256 on a processor where serve has "
+        "several keys.",
+    )
+    is_shared: bool = flag_field(  # serve knows it: no flag
+        False, "Whether several keys share the engine: then nobody waits for long steps of others."
     )
     block_size: int = flag_field(16, "Tokens per block of the KV cache.")
     kv_cache_memory: int | str | None = flag_field(

@@ -80,7 +80,7 @@ class Router:
     def __init__(self, catalogue: Catalogue, pool: Pool, *, takes_any_name: bool = False) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
-        With ``takes_any_name`` a name that none has is the model that was used last.
+        With ``takes_any_name`` an unknown name means the model that was used last.
         """
         self._takes_any_name = takes_any_name
         self.catalogue, self.pool = catalogue, pool
@@ -92,7 +92,7 @@ class Router:
         return [self.shown(name, is_operator) for name in self.catalogue.models()]
 
     def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
-        """Return a model as ``/v1/models`` shows it; who uses it how much only operators see."""
+        """Return a model as ``/v1/models`` shows it; only operators see how much it is used."""
         slot = self.pool.slots.get(name)
         worker = slot.worker if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
@@ -139,7 +139,7 @@ class Router:
         return entries
 
     def chosen(self, name: Any) -> tuple[str, str]:
-        """Return name and model of what a request names. Raises ApiError if there is no such."""
+        """Return the name and the model that a request means. Raises ApiError if there is none."""
         models = self.catalogue.models()
         known = ", ".join(map(repr, list(models)[:10])) or "no model any more"
         known += ", ..." if len(models) > 10 else ""
@@ -155,12 +155,12 @@ class Router:
         return known_name, models[known_name]
 
     def subject(self, name: str | None) -> ModelSpec:
-        """Return what plans are made for. Raises ApiError if there is no such model."""
+        """Return the model that a plan is for. Raises ApiError if there is none."""
         known_name, model = self.chosen(name)
         return replace(subject_of(model, stores()), name=known_name)
 
     def last_used(self) -> str:
-        """Return the name of the model that was used last; of none yet, the first."""
+        """Return the name of the model that was used last, or of the first if none was."""
         loaded = [slot for slot in self.pool.slots.values() if slot.worker is not None]
         if not loaded:
             return next(iter(self.catalogue.models()), "")
@@ -178,7 +178,7 @@ def new_app(router: Router) -> FastAPI:
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))
 
     async def post(request: Request) -> Response:
-        """Pass on what names its model in its body."""
+        """Pass on a request that names its model in its body."""
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
         body = await request.body()
@@ -189,7 +189,7 @@ def new_app(router: Router) -> FastAPI:
         return PassedOn(router.pool, name, use, body)
 
     async def get(request: Request) -> Response:
-        """Pass on what names its model in its query; without one it is the model last used."""
+        """Pass on a request that names its model in its query; by default the model last used."""
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
         return PassedOn(router.pool, name, partial(router.pool.use, name, model))
 
@@ -235,7 +235,7 @@ def new_app(router: Router) -> FastAPI:
 
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
-    """Return how long a request of Ollama's wants its model to stay; others do not say."""
+    """Return how long a request of Ollama's asks its model to stay; other requests do not say."""
     value = fields.get("keep_alive")
     if not path.startswith("/api/") or value is None:
         return None
@@ -263,7 +263,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Say that this process lives, and which models hang: it mends that itself."""
+        """Say that this process lives, and which models hang; it ends those itself."""
         hung = await router.pool.look()
         return {"status": "ok"} | ({"hung": hung} if hung else {})
 

@@ -14,7 +14,8 @@ class Catalogue:
     """The models that were named, and those in a folder, which may change.
 
     Attributes:
-        write: takes a line for the log about what is wrong with the folder, once for each.
+        write: takes a line for the log about what is wrong with the folder; each problem is told
+        once.
     """
 
     def __init__(self, models: Sequence[str], folder: Path | None) -> None:
@@ -44,11 +45,11 @@ class Catalogue:
     def models(self) -> Mapping[str, str]:
         """Return the models, as people type them, by name; those that were named come first.
 
-        Of two with one name, the one that was there before counts.
+        If two have the same name, the one that was there first counts.
         """
         try:
             models, problems = self._named_and_found(_models_in(self._folder))
-        except OSError as error:  # it was removed, or is a disk that is away
+        except OSError as error:  # it was removed, or its disk is not mounted
             models = dict(self._named)
             problems = [f"--models-dir {self._folder} cannot be read: {error.strerror}"]
         for problem in problems:

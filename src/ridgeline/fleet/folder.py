@@ -1,7 +1,5 @@
-"""The folder of a router's sockets: nobody else may enter, and it goes with the router.
-
-One that is killed leaves its folder behind, with a lock on it that is gone: the next router to
-start removes it.
+"""The folder of a router's sockets: nobody else may enter, and it is removed with the router. A
+router that is killed leaves its folder behind without a lock; the next router to start removes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A request passed on to its model's process, and the answer, byte for byte.
 
-A stream outlives that process. Beside its bytes comes a journal, which says of which tokens they
-were made. When the process ends, the request and the journal go to the next one, which goes on
-behind it. What was not whole is not shown, so nothing comes twice and nothing is missing.
+A stream outlives that process. With its bytes comes a journal of the tokens that they were made
+from. When the process ends, the request and the journal go to the next process, which continues
+where the journal ends. Frames that were not complete are not shown, so nothing comes twice and
+nothing is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PassedOn(Response):
         use: Callable[[], AbstractAsyncContextManager[Worker]],
         body: bytes = b"",
     ) -> None:
-        """Pass a request with this body on to who ``use`` says, a process of the model ``name``."""
+        """Pass a request with this body on to a process of the model ``name``, from ``use``."""
         super().__init__()
         self._pool, self._name, self._use, self._body = pool, name, use, body
         self._seed, self._journal = secrets.randbits(63), bytearray()
@@ -57,7 +58,7 @@ class PassedOn(Response):
         try:
             await working
         except asyncio.CancelledError:
-            if not self._has_begun:  # else nobody reads what would be said of it
+            if not self._has_begun:  # else nobody reads why
                 raise ApiError(499, "the client left") from None
         except (httpx2.HTTPError, ApiError) as error:
             if self._has_begun:  # the reader must see that it is not whole

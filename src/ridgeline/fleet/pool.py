@@ -175,7 +175,7 @@ class Pool:
                 slot.worker.kill()
 
     async def close(self) -> None:
-        """Start no more models, and end all when their requests have, or their time is over."""
+        """Start no more models; end each when its requests have ended or its time is up."""
         self._is_closed = True
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._shutdown_timeout_s
@@ -320,7 +320,7 @@ class Pool:
     # --- ending --------------------------------------------------------------------------------
 
     def _begin_idle(self, slot: Slot) -> None:
-        """Begin to count the time that a model is idle, and let others have its memory."""
+        """Begin to count the time that a model is idle; others may have its memory."""
         self._freed.set()
         if slot.keep_alive_s >= 0 and slot.worker is not None:
             loop = asyncio.get_running_loop()

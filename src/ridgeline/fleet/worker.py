@@ -133,7 +133,7 @@ class Worker:
             return probe.connect_ex(str(self._socket)) not in (errno.ENOENT, errno.ECONNREFUSED)
 
     async def look(self) -> None:
-        """Ask it how it is, with a second's patience; what comes of it is in ``trouble``."""
+        """Ask it how it is, with a second's patience; the result is in ``trouble``."""
         began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(STATUS_S):
@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a further request would not be in vain."""
+        """Whether it could still answer a request."""
         return not self._is_lost and self._silent_s() < _SILENT_S
 
     def is_hung(self, timeout_s: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_MIB = 1024**2
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) 
     return low * block_size
 
 
-def gib(num_bytes: int) -> str:
-    """Return a size for people, in GiB or MiB; in KiB what would be none of these."""
-    if num_bytes >= 1024 * _MIB:
-        return f"{num_bytes / (1024 * _MIB):,.1f} GiB"
-    if 0 < num_bytes < _MIB // 20:
-        return f"{num_bytes / 1024:.1f} KiB"
-    return f"{num_bytes / _MIB:.1f} MiB"
+def gib(num_bytes: float) -> str:
+    """Return a size for people, in GiB, MiB or KiB."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if num_bytes >= unit:
+            digits = 1 if num_bytes >= 10 * unit else 2
+            return f"{num_bytes / unit:,.{digits}f} {name}"
+    return f"{num_bytes:,.0f} B"

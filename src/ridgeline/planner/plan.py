@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.format_bytes import format_named
 from ridgeline.physics.hardware import Device
+from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
@@ -21,7 +22,7 @@ from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
 from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
-from ridgeline.planner.memory.in_words import gib, sentence
+from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of

@@ -122,9 +122,9 @@ def _with_room(options: ServeOptions) -> ServeOptions:
 
 
 def serve(
-    model: str, load: Callable[[], AbstractContextManager[LLM]], options: ServeOptions
+    model: str, load: Callable[[bool], AbstractContextManager[LLM]], options: ServeOptions
 ) -> None:
-    """Serve a model until a signal ends it.
+    """Serve a model until a signal ends it; ``load`` is told whether several keys share it.
 
     Raises OSError or ValueError if the address, the keys or the model cannot be had, and
     DeviceLost if a device fails for good.
@@ -138,7 +138,7 @@ def serve(
     threading.Thread(target=code_digest, name="code", daemon=True).start()  # the disk has time now
     with (
         unbound(listener),
-        load() as llm,
+        load(len(keys.labels) > 1) as llm,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -291,6 +292,15 @@ def test_tokens_per_minute_count_prompt_and_answer(model: Path) -> None:
         _, _, headers = served.call("/v1/models", **bearer("a"))
         status, _, headers = served.call(COMPLETE, body, **bearer("a"))
         assert (status, headers["x-ratelimit-remaining-tokens"]) == (429, "4")
+
+
+def test_short_requests_of_one_key_are_spaced_out_beside_another(locked: Served) -> None:
+    """Nothing goes by how fast the machine is: unless they are spaced out, they are too quick."""
+    locked.call("/version", **bearer("second-key"))
+    begin_s = time.monotonic()
+    for _ in range(60):  # 20 at once, then 200 a second
+        assert locked.call("/version", **bearer("first-key"))[0] == 200
+    assert time.monotonic() - begin_s > 0.18
 
 
 def test_requests_at_a_time(model: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.limits import Limits, Spacing
 
 
 def test_buckets_fill_with_time_and_remember_debt() -> None:
@@ -23,3 +24,31 @@ def test_buckets_fill_with_time_and_remember_debt() -> None:
     limits.take("b", 1)
     left = [limits.headers(key)["x-ratelimit-remaining-tokens"] for key in "ab"]
     assert left == ["0", "59"]
+
+
+def test_a_flood_is_spaced_out_beside_another_key_and_alone_is_not() -> None:
+    now_s = [100.0]
+    pace = Spacing(lambda: now_s[0])
+    assert [pace.wait_s("a", 0) for _ in range(1000)] == [0.0] * 1000
+    pace.wait_s(ANYONE, 0)  # a probe without a key is no other key
+    assert pace.wait_s("a", 0) == 0.0
+    pace.wait_s("v", 0)
+    waits = [pace.wait_s("a", 0) for _ in range(100)]
+    assert waits[:10] == [0.0] * 10, "a few come at once"
+    assert waits[-1] == pytest.approx(waits[-2] + 1 / 200)
+    assert pace.wait_s("v", 0) == 0.0, "the other key has its own pace"
+    now_s[0] += waits[-1]
+    assert [pace.wait_s("v", 0) for _ in range(20)] == [0.0] * 20
+    now_s[0] += 1.5
+    assert pace.wait_s("a", 0) == 0.0, "it is alone again"
+
+
+def test_a_long_body_counts_as_many_requests_and_nobody_waits_for_ever() -> None:
+    now_s = [100.0]
+    pace = Spacing(lambda: now_s[0])
+    pace.wait_s("v", 0)
+    waits = [pace.wait_s("a", 1 << 20) for _ in range(4)]
+    assert waits[3] - waits[2] == pytest.approx(17 / 200)
+    assert pace.wait_s("b", 1 << 30) == 0.0
+    assert pace.wait_s("b", 0) < 0.1, "no body counts as more than a MiB"
+    assert max(pace.wait_s("a", 1 << 20) for _ in range(1000)) == 5.0

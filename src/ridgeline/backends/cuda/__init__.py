@@ -1,10 +1,10 @@
 """The cuda backend: NVIDIA GPUs, by kernels in Triton that torch launches.
 
-This module is its face; code outside imports nothing else of it. It imports torch when a model is
-loaded, not before: a machine without can plan, and is told what is missing. ``layer_spec`` says
-what is refused, ``sizes`` what a model takes, ``device`` what there is to compute on. ``model``
-has the layers as calls of operations, ``step`` a step's arrays and graphs, ``kernels`` the
-operations, and ``twins`` the same in torch, which say what kernels must give and run in tests.
+Other code imports this module alone. It imports torch when a model is loaded, not before: a machine
+without torch can plan, and is told what is missing. ``layer_spec`` says what is refused, ``sizes``
+what a model takes, ``device`` what there is to compute on. ``model`` has the layers as calls of
+operations, ``step`` a step's arrays and graphs, ``kernels`` the operations, and ``twins`` the same
+in torch, which say what kernels must give and run in tests.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
 
 
 def too_large(checkpoint: Checkpoint, dtype: str, room: int, ranks: int = 1) -> str:
-    """Return what to say of weights of which a rank's do not fit into ``room`` bytes."""
+    """Return the error about weights of which a rank's part is larger than ``room`` bytes."""
     has_experts = any(isinstance(layer.ffn, Experts) for layer in checkpoint.arch.layers)
     need = {
         form: sum(sizes.weights_bytes(checkpoint, form, ranks).values()) for form in sizes.FORMATS

@@ -37,9 +37,9 @@ class DeviceFacts(NamedTuple):
     Attributes:
         torch: its version; None if it is not installed.
         has_triton: whether Triton is installed.
-        cuda: the version of CUDA that torch was built for; None of a build without.
+        cuda: the version of CUDA that torch was built for; None for a build without it.
         driver: the newest version of CUDA that the driver knows; None if there is no driver.
-        gpu: the first GPU's name; None if none is to be seen.
+        gpu: the first GPU's name; None if there is none.
         capability: its compute capability.
     """
 
@@ -157,7 +157,7 @@ def room_bytes() -> int | None:
 def rest_of_device(
     device: str, named_bytes: int, allocated_bytes: int, reserved_bytes: int, used_bytes: int
 ) -> dict[str, Held]:
-    """Return what is used of a device beside what has a name, so that all of it sums up.
+    """Return the memory of a device that no named line counts, so that the lines add up to all.
 
     Args:
         device: its name.

@@ -24,9 +24,9 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.models.tensors import Checkpoint
 
-_PROBED_GRAPHS = (1, 64, 512)  # sizes, of which the others' memory is reckoned
+_PROBED_GRAPHS = (1, 64, 512)  # sizes, from which the others' memory is estimated
 _PLAIN = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
-# What takes most memory behind the layers: rows of logits are copied, and ranked.
+# What takes most memory after the layers: rows of logits are copied, and ranked.
 DEAREST = SamplingParams(top_p=0.9, seed=0, repetition_penalty=1.1, logprobs=20)
 _SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
@@ -132,7 +132,7 @@ def _fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
 
 
 def _graph_bytes(runner: CudaRunner, setup: Setup) -> int:
-    """Return what all graphs will take, reckoned from a few that steps capture, then dropped."""
+    """Return what all graphs will take, estimated from a few that are captured and dropped."""
     sizes = [size for size in _PROBED_GRAPHS if size in runner.graphs.sizes]
     free_before, _ = torch.cuda.mem_get_info()
     for size in reversed(sizes):  # the others fit into the memory of the largest

@@ -154,7 +154,7 @@ class CudaRunner:
         if len(known) == len(step.work):
             self._run_ahead(step, ahead.picked, places)
         found = _Launched(ahead.picked, ahead.pending, len(ahead.work)).tokens() if known else []
-        if found is None:  # the usual way says which request is at fault
+        if found is None:  # the usual path says which request is at fault
             self._ahead = None
             return self._compute(step)
         if self._ahead is not None:
@@ -348,7 +348,7 @@ class CudaRunner:
         return Held(size, size, device=str(self.device))
 
     def timed_calls(self) -> dict[str, tuple[Any, str]]:
-        """Return whose method does what on the host in a step, to be measured there."""
+        """Return the methods that do the host's parts of a step, to be timed there."""
         return {
             "arranges": (self, "_arrange"),
             "sends": (self._steps, "send"),

@@ -80,7 +80,7 @@ def _part_of(name: str, num_axes: int) -> str:
 def footprint(arch: ModelArch, setup: Setup) -> Footprint:
     """Return what a setup takes beside the weights: the largest step, and a token in the cache.
 
-    A runner on a GPU measures the step: this is what is reckoned with before it is loaded.
+    A runner on a GPU measures the step: this is the estimate before it is loaded.
     """
     arch = Share(arch, count=setup.tensor_parallel_size).arch
     wide = 4 if setup.dtype == "f32" else 2

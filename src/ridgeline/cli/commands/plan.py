@@ -19,9 +19,10 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.physics.kv_plan import gib
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
-from ridgeline.planner.memory.in_words import gib, length, parts_of
+from ridgeline.planner.memory.in_words import length, parts_of
 from ridgeline.planner.memory.known_estimator import Published
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg

@@ -6,9 +6,11 @@ knows nothing of budgets and cannot break an invariant: the scheduler grants wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -16,8 +18,11 @@ from typing import NamedTuple, Protocol
 from ridgeline.core.request import Sequence
 
 _num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_surplus", "request.due_s")
+_owner, _group = attrgetter("request.owner"), attrgetter("is_surplus", "request.owner")
 Queue = Listing[Sequence]  # in the order of ``queues.by_rank``
 Wish = tuple[Sequence, int]  # sequence, and tokens wanted; at most its pending tokens are granted
+
+_Pieces = Generator[Wish, None, int]  # returns how many tokens are left
 
 
 class Load(NamedTuple):
@@ -55,21 +60,29 @@ class Policy(Protocol):
         """Yield wishes, those of highest priority first, for a step of ``budget`` tokens."""
 
 
-def _in_turn(running: Queue, prompts: Queue, least: int) -> tuple[list[Sequence], bool]:
-    """Return who decodes now, and whether prompts take turns by owner (not behind a due one)."""
-    decoding = [seq for seq in running if seq.num_pending == 1]
-    is_shared = len({seq.request.owner for seq in (*decoding, *prompts)}) > 1
-    is_divided = is_shared and not (prompts and prompts[0].request.due_s < inf)
-    if len(decoding) <= least or not is_shared:
-        return decoding, is_divided
-    of_owner, chosen = dict[str, list[Sequence]](), list[Sequence]()
-    for seq in decoding:
-        of_owner.setdefault(seq.request.owner, []).append(seq)
-    for first, *others in of_owner.values():
+def _in_turn(decoding: Queue, least: int) -> Iterator[Sequence]:
+    """Yield who decodes: of each owner as many as of all others together, or ``least``."""
+    for _, (first, *others) in groupby(sorted(decoding, key=_owner), _owner):
         most = max(least, len(decoding) - 1 - len(others))
         at = sum(seq.num_generated for seq in others) % max(1, len(others))  # moves on
-        chosen += (first, *(others[at:] + others[:at])[: most - 1])
-    return chosen, is_divided
+        yield from (first, *(others[at:] + others[:at])[: most - 1])
+
+
+def _pieces(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Pieces:
+    """Yield an owner's first prompt, then others, short ones first; ranked tokens take twice."""
+    kept, (first, *others) = 0, group
+    if is_read:
+        others.sort(key=lambda seq: (*_due_s(seq), seq.num_pending))
+        alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
+        shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
+        kept = min(sum(shorter), left // 2)
+    for seq in (first, *others):
+        cost = 2 if is_held_up and seq.request.params.prompt_logprobs is not None else 1
+        wanted, kept = min(seq.num_pending, max(1, (left - kept) // cost)), 0
+        if left > 0:
+            yield seq, wanted
+            left -= cost * min(seq.num_pending, wanted)
+    return left
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class SplitFuse:
     While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
     steps are not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads, the
     first prompt leaves up to half of that to shorter ones. Due ones go first. Beside others an
-    owner decodes as many as all of them, or ``least``, and its prompts count as one.
+    owner decodes as many as all of them, or an eighth of ``least``, and reads as many tokens.
     """
 
     name: str = "splitfuse"
@@ -88,27 +101,22 @@ class SplitFuse:
     least: int = 64  # of a processor; a GPU's is larger
 
     def wishes(self, running: Queue, waiting: Queue, load: Load, budget: int) -> Iterator[Wish]:
-        """Yield single tokens first, then the first prompt, then the others, short ones first."""
+        """Yield single tokens first, then of each owner the first prompt, then short ones."""
         prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
-        now, is_divided = _in_turn(running, prompts, self.least)
+        now = [seq for seq in running if seq.num_pending == 1]
+        few = max(1, self.least // 8)  # doubles the time of a step with one row (docs/adr/0027)
+        rows, waits = Counter(map(_owner, now)), Counter(map(_owner, prompts))
+        if is_shared := len(rows | waits) > 1:
+            now = [*_in_turn(now, few)]
         yield from ((seq, 1) for seq in now)
-        decoding, is_read = len(now), load.is_read or is_divided  # others must not wait
-        left, kept, is_held_up = budget - decoding, 0, is_read and decoding > 0
-        if is_read and prompts:
-            if is_held_up:
-                owners = {seq.request.owner for seq in prompts}
-                num = len(owners) if is_divided else len(prompts) + load.num_outside
-                left = min(left, max(decoding, self.least, self.least * num // decoding))
-            first, own, others = prompts[0], prompts[0].request.owner, prompts[1:]
-            others.sort(key=lambda s: (*_due_s(s), s.request.owner == own, s.num_pending))
-            prompts = [first, *others]
-            alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
-            shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
-            kept = min(sum(shorter), left // 2)
-        for seq in prompts:
-            ranks = seq.request.params.prompt_logprobs is not None
-            cost = 2 if ranks and is_held_up else 1  # ranking a token takes as long as reading it
-            wanted, kept = min(seq.num_pending, max(1, (left - kept) // cost)), 0
-            if left > 0:
-                yield seq, wanted
-                left -= cost * min(seq.num_pending, wanted)
+        decoding, left, is_read = len(now), budget - len(now), load.is_read or is_shared
+        groups = [[*group] for _, group in groupby(sorted(prompts, key=_group), _group)]
+        groups.sort(key=lambda group: (group[0].is_surplus, sum(map(_num_pending, group))))
+        num = sum(not group[0].is_surplus for group in groups)
+        if is_held_up := is_read and decoding > 0:
+            least, outside = (few * num, 0) if is_shared else (self.least, load.num_outside)
+            pace = min(self.least * (waits[one] + outside) // rows[one] for one in rows)
+            left = min(left, max(decoding, least, pace))
+        for i, group in enumerate(groups):  # of equal parts, what is not wanted is for the others
+            part = -(-left // max(1, num - i))
+            left += (yield from _pieces(group, part, is_read=is_read, is_held_up=is_held_up)) - part

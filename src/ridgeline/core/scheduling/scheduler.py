@@ -141,18 +141,15 @@ class Scheduler:
         """
         queues, budget = self.queues, self.max_num_batched_tokens
         everyone, inside = (*queues.running, *queues.waiting), Counter[str]()
-        free = queues.max_num_seqs - sum(seq.num_slots for seq in everyone)
-        prompts = [seq.num_pending for seq in queues.running if seq.num_pending > 1]
-        prompts += [seq.num_pending for seq in queues.waiting]
+        prompts = [s.num_pending for s in everyone if s.num_pending > 1 or s.status is not _RUNNING]
         short_len = budget // 8
-        short = sum(num_tokens for num_tokens in prompts if num_tokens <= short_len)
         for seq in everyone:
             inside[seq.request.owner] += max(seq.num_slots, len(seq.seeds))
         return Room(
-            num_seqs=free,
+            num_seqs=queues.max_num_seqs - sum(seq.num_slots for seq in everyone),
             num_tokens=budget - sum(prompts),
             short_len=short_len,
-            num_short_tokens=budget // 2 - short,
+            num_short_tokens=budget // 2 - sum(n for n in prompts if n <= short_len),
             max_num_seqs=queues.max_num_seqs,
             inside=inside,
         )
@@ -225,14 +222,9 @@ class Scheduler:
             self.speculation.extend(kv, granted, work, left)
         _add_masks(granted, work)
         state_copies = kv.add_states(work, granted)
-        return Step(
-            tuple(work),
-            tuple(kv.copies),
-            tuple(admitted),
-            tuple(seq.id for seq in preempted),
-            tuple(self._waits(granted, verdicts, unnamed)),
-            state_copies,
-        )
+        gone = tuple(seq.id for seq in preempted)
+        waits = tuple(self._waits(granted, verdicts, unnamed))
+        return Step(tuple(work), tuple(kv.copies), tuple(admitted), gone, waits, state_copies)
 
     def _upto(self, seq: Sequence, end: int) -> int:
         return seq.request.max_len if self.policy.reserve_full else end

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from ridgeline.physics.kv_plan import gib
 from ridgeline.planner.memory.ledger import Ledger
 from ridgeline.planner.memory.placement import Placement
-
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-
-
-def gib(num_bytes: float) -> str:
-    """Return a size for people, in GiB, MiB or KiB."""
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
-        if num_bytes >= unit:
-            digits = 1 if num_bytes >= 10 * unit else 2
-            return f"{num_bytes / unit:,.{digits}f} {name}"
-    return f"{num_bytes:,.0f} B"
 
 
 def length(tokens: int | None) -> str:

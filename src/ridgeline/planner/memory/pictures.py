@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ridgeline import svg
-from ridgeline.planner.memory.in_words import gib, parts_of
+from ridgeline.physics.kv_plan import gib
+from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.placement import Placement
 
 _LEFT, _RIGHT, _TOP = 190, 150, 96

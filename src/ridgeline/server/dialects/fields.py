@@ -40,7 +40,7 @@ _NO_MIROSTAT = "a draw must not depend on earlier ones: use top_n_sigma or min_p
 _NO_DYNATEMP = "use temperature with min_p or top_n_sigma"
 _NO_ADAPTIVE = "a draw must not depend on earlier ones: use xtc_probability"
 
-# Samplers that there are not; of those that only tune one of them nothing depends.
+# Samplers that we do not have. A field that only tunes one of them changes nothing.
 SAMPLERS: Table = {
     **_refused("llama.cpp", "mirostat", _NO_MIROSTAT, most_off=0),
     **_hint("llama.cpp", "mirostat_tau mirostat_eta", "they only tune mirostat"),

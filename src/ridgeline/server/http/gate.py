@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.server.http.keys import ANYONE, Keys
-from ridgeline.server.http.limits import Limits
+from ridgeline.server.http.limits import Limits, Spacing
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER
 
@@ -92,7 +92,7 @@ class Gate:
                 expose_headers=["*"],
                 allow_private_network=True,
             )
-        self._limits = limits
+        self._limits, self._pace = limits, Spacing()
         self._max_body_bytes, self._max_file_bytes = max_body_bytes, max_file_bytes
         self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
@@ -197,6 +197,9 @@ class Gate:
             scope["state"] |= {"journal": None}  # of a router's alone
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            length = headers.get(b"content-length", b"")
+            if wait_s := self._pace.wait_s(tenant, int(length) if length.isdigit() else 0):
+                await asyncio.sleep(wait_s)
             with self._counted(tenant, scope):
                 if (scope["method"], scope["path"]) == ("POST", UPLOADS):
                     body = self._counting(headers, receive)

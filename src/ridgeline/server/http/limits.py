@@ -9,6 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import ANYONE
+
+_ALONE_S = 1.0  # a key is alone if no other has asked for so long
+_REQUESTS_PER_S = 200  # of one key, beside others
+_BURST_S = 0.1  # so much of that may come at once
+_LIKE_ONE_BYTES, _LONG_BYTES = 1 << 16, 1 << 20  # so much of a body counts as a further request
+_LONGEST_S = 5.0  # nobody waits longer
 
 
 class _Bucket:
@@ -32,6 +39,33 @@ class _Bucket:
     def wait_s(self, amount: float) -> float:
         """Return the seconds until this amount is available."""
         return max(0.0, (amount - self.left()) * 60 / self.per_minute)
+
+
+class Spacing:
+    """Spaces out a key's requests while others ask: refusals and look-ups cost time too.
+
+    The shortest take so little that a flood of them never lets the event loop sleep, and every
+    thread that needs the interpreter beside it waits. Nobody is refused.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nobody seen."""
+        self._clock = clock
+        self._seen_s: dict[str, float] = {}
+        self._free_s: dict[str, float] = {}  # when the next request of a key may begin
+
+    def wait_s(self, label: str, num_bytes: int) -> float:
+        """Count a request with a body of this length; return after how long it may begin."""
+        now_s = self._clock()
+        self._seen_s[label] = now_s
+        others = (at for one, at in self._seen_s.items() if one not in (label, ANYONE))
+        if max(others, default=-math.inf) < now_s - _ALONE_S:
+            self._free_s.pop(label, None)
+            return 0.0
+        begin_s = max(self._free_s.get(label, 0.0), now_s - _BURST_S)
+        cost_s = (1 + min(num_bytes, _LONG_BYTES) / _LIKE_ONE_BYTES) / _REQUESTS_PER_S
+        self._free_s[label] = begin_s + cost_s
+        return min(max(0.0, begin_s - now_s), _LONGEST_S)
 
 
 @dataclass

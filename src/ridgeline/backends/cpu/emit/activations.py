@@ -24,7 +24,7 @@ def activated(name: str, x: Value) -> Value:
 
 
 def gated(name: str, gate: Value, up: Value) -> Value:
-    """Return inner values that gates let through: see ``arch.model.Mlp``."""
+    """Return gated inner values: see ``arch.model.Mlp``."""
     if name != "swiglu_clamped":
         return activated(name, gate) * up
     gate = _at_most(gate, 7.0)

@@ -2,13 +2,13 @@
 
 Rows that are sampled, or ranked, keep them, and are drawn from at the end (``draw``).
 
-With few rows, where reading weights is all there is to it, most of the head is not read: bound
-pruning. A low-precision proxy of it in 5 bits (``layout.pruned_head``) gives proxy logits, and with
-each of them a bound: the output's distance from its proxy, times the length of the activations
-(Cauchy-Schwarz). Exact logits are computed of the likeliest, then of the candidates, whose bound
-leaves open that they are likelier still: of some tiles in a hundred. The token found is the same as
-without the proxy, and so is its logit. This is how search for the largest inner product has long
-been done (Ram & Gray, 2012).
+With few rows, where nearly all of the time goes to reading weights, most of the head is not read:
+bound pruning. A low-precision proxy of it in 5 bits (``layout.pruned_head``) gives proxy logits,
+and with each of them a bound: the output's distance from its proxy, times the length of the
+activations (Cauchy-Schwarz). Exact logits are computed of the likeliest, then of the candidates,
+whose bound does not exclude that they are likelier still: a few tiles in a hundred. The token found
+is the same as without the proxy, and so is its logit. This is how search for the largest inner
+product has long been done (Ram & Gray, 2012).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Tiles = tuple[Value, Value, Value]  # of a product: the first, the end, and whi
 
 
 class BoundPruning:
-    """Whether pruning is worth its while: not where many candidates stay. No answer changes."""
+    """Whether pruning pays: not where many candidates stay. No answer changes."""
 
     def __init__(self) -> None:
         """Start with pruning enabled."""

@@ -28,7 +28,7 @@ def choose_limited(fn: Function, out: Value, bias: Value, choice: Value, experts
     """Keep the shares at ``out`` of the experts that a row goes to, as weights.
 
     With a softmax they are exponentials. ``choice`` is room: what experts are chosen by, then the
-    same of groups, and whether a group is met.
+    same of groups, and whether a group is chosen.
     """
     everything = fn.var(fn.value(0.0, F32))
     with fn.loop(experts.num) as e:
@@ -93,7 +93,7 @@ def take_one_by_one(
 
 
 def _limit_to_groups(fn: Function, choice: Value, experts: Experts) -> None:
-    """Leave minus infinity at ``choice`` for experts of groups that are not met."""
+    """Leave minus infinity at ``choice`` for experts of groups that are not chosen."""
     size, least = experts.num // experts.num_groups, -math.inf
     of_groups = choice + route_stride(experts)
     is_met = of_groups + (choice_bytes(experts) - route_stride(experts)) // 2

@@ -14,7 +14,7 @@ from ridgeline.backends.cpu.layout.latent import LatentHeads
 def share_of_queries(
     thread: StepEmitter, i: Value, layer: Words, rows: tuple[Value, ...], scope: str
 ) -> None:
-    """Make queries of compressed rows, by outputs; all threads meet before and behind."""
+    """Make queries of compressed rows, by outputs; threads wait for each other before and after."""
     latent = thread.kind.heads.latent
     if latent is None or not latent.q_rank:
         return

@@ -171,7 +171,7 @@ def _emit_adjust(module: object) -> None:
     def repeated(value: Value) -> Value:
         return select(value > 0.0, value / repetition, value * repetition)
 
-    # Twice how often a token is in the answer, and 1 once it was met at all.
+    # Twice how often a token is in the answer, plus 1 if it occurs at all.
     with fn.loop(entry["history_len"]) as i:
         token = fn.load(entry["history"] + i * 4, I32, 4).signed(I64)
         seen = fn.load(counts + token * 4, I32, 4)
@@ -267,7 +267,7 @@ class _List:
         self.peaks, self.ids, self.values, self.weights = (of[f"draw_{name}"] for name in names)
 
     def told(self) -> Value:
-        """Return what a kernel has just said."""
+        """Return the result of the last call of a kernel."""
         return self.fn.load(self._cell, I64, 8)
 
     def narrow(self, wanted: Value) -> None:

@@ -190,7 +190,7 @@ def routed(
 def joined(
     thread: StepEmitter, layer: Words, sums: Value, dense: Value, row: Value, scope: str
 ) -> Value:
-    """Return where a row's sum of what experts and the dense network made is.
+    """Return where a row's sum of the outputs of experts and of the dense network is.
 
     It has a place of its own: all threads may read both.
     """

@@ -28,7 +28,7 @@ class Network:
     group: str = "in"
 
     def values(self, thread: StepEmitter, layer: Words, gates: Value) -> tuple[Value, int | Value]:
-        """Return where what the gates let through is, and the bytes from row to row."""
+        """Return where the gated values are, and the bytes from row to row."""
         if not self.ffn.given:
             return gates + self.ffn.size * 4, self.ffn.gate_up_stride
         own = thread.args["inputs"] + layer["number"] * (self.ffn.size * 4)

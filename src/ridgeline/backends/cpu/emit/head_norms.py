@@ -14,7 +14,7 @@ HeadNorm = tuple[Value, Value | None]  # where its weights are, and its scale if
 def qk_norms(
     fn: Function, heads: Heads, row: Value, norms: Value, kv_head: Value
 ) -> tuple[Callable[[int], HeadNorm], Callable[[int], HeadNorm]]:
-    """Return what says where the weights of a query's or key's norm are, and its scale if known."""
+    """Return where the weights of a query's or key's norm are, and its scale if known."""
     head_bytes = heads.size * 4
     if heads.attention.qk_norm != "width":
         return lambda g: (norms, None), lambda g: (norms + head_bytes, None)

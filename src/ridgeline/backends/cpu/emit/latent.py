@@ -1,8 +1,8 @@
 """Latent attention (DeepSeek-V2, 2024): absorbed queries, one key, and values that are part of it.
 
-A query head goes through its part of "k_b", and then meets latents themselves; what it sees of them
-goes through its part of "v_b". Both are small products in f32 of weights that stay floats, with one
-order of sums, so a row's bits do not depend on how many others there are.
+A query head is multiplied by its part of "k_b", and attends to the latents themselves; the result
+is multiplied by its part of "v_b". Both are small products in f32 of weights that stay floats, with
+one order of sums, so a row's bits do not depend on how many others there are.
 
 A record has no values: they are the channels of its keys that do not turn. Keys lie with the tokens
 side by side, so a weighted sum has a lane for each token, and adds the lanes up once, at its end.

@@ -1,4 +1,4 @@
-"""What attention does with a row, as calls of kernels: rotate and store, look back, go on."""
+"""What attention does with a row, as calls of kernels: rotate and store, attend, add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTEND = Kernel(
 def after_attention(
     thread: StepEmitter, layer: Words, x: Value, y: Value, row: Value, scope: str
 ) -> None:
-    """Add what attention made to a row of x; leave what the feed-forward network reads."""
+    """Add attention's output to a row of x; leave what the feed-forward network reads."""
     readers = () if thread.kind.ffn.experts else thread.kind.ffn.inner
     if thread.kind.is_parallel:  # of x as it is before
         names = thread.kind.norm_names

@@ -66,7 +66,7 @@ def _emit_convolve(module: object, shape: Recurrence) -> None:
     """``convolve``: some channels' weighted sums over their last tokens, in place.
 
     ``x`` is in row 0, ``states`` in the window of slot 0. Between two gates (LFM2) it is the first
-    gate's; the other gate and what they gate follow. Elsewhere SiLU comes behind the sum.
+    gate's; the other gate and what they gate follow. Elsewhere SiLU follows the sum.
     """
     fn = CONVOLVE.begin(module)
     x, stride, order, segments, num_segments, states, state_stride, *vectors = fn.args
@@ -236,7 +236,7 @@ def _emit_scan(module: object, shape: Recurrence, mixer: Ssm) -> None:
     fn.finish()
 
 
-# --- behind the memories -----------------------------------------------------------------------
+# --- after the memories ------------------------------------------------------------------------
 
 
 def _emit_gate_heads(module: object, shape: Recurrence, eps: float) -> None:

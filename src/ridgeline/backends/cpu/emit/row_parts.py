@@ -50,7 +50,7 @@ def only_norm(thread: StepEmitter, layer: Words, name: str, x: Value, out: Value
 
 
 def add(thread: StepEmitter, layer: Words, part: str, x: Value, y: Value) -> None:
-    """Add to a row of x what "attn", "mlp" or "input" made, after its norm if any."""
+    """Add to a row of x the output of "attn", "mlp" or "input", after its norm if any."""
     fn, sizes, post_norm = thread.fn, thread.sizes, f"{part}_post_norm"
     if post_norm in thread.kind.norm_names:
         y, made = thread.local("rotated"), y

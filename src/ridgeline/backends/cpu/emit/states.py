@@ -46,7 +46,7 @@ def whole_projections(
 
 
 def recur(thread: StepEmitter, layer: Words, shape: Recurrence) -> None:
-    """Take all rows of the step through a layer's states, together; all threads meet behind it."""
+    """Take all rows of the step through a layer's states; threads wait for each other after it."""
     fn, args = thread.fn, thread.args
     states = args["states"] + layer["state_at"]
     step = {name: args[name] for name in ("order", "segments", "num_segments", "state_stride")} | {

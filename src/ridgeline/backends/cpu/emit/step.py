@@ -3,15 +3,16 @@
 Work is split between threads in one of three ways, by how many rows (tokens) the step has:
 
 * **by output features**, up to 6 rows: every thread computes its share of each product's outputs
-  for all rows, then steals some of what another has left; they meet five times a layer. What is
-  cheap - norms, quantising - each does for itself.
-* **mixed**, up to 16 rows: products by output features, all else by tokens, so they meet three or
-  four times more. Each weight is still read once.
+  for all rows, then steals some of what another has left; they wait for each other five times a
+  layer. What is cheap - norms, quantising - each does for itself.
+* **mixed**, up to 16 rows: products by output features, all else by tokens, so they wait three or
+four times more. Each weight is still read once.
 * **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
-  steals what is left of others', and they meet once a layer, when keys and values are in the cache.
+steals what is left of others', and they wait for each other once a layer, when keys and values are
+in the cache.
 
 Through a mixer that keeps a state threads take channels and heads of all rows, in the order of each
-sequence, and meet once or twice more.
+sequence, and wait once or twice more.
 
 All call the same kernels in the same order for a row, so they give the same bits. Each has code
 for each kind of layer (``layout.shapes.LayerKind``), which a word of the layer chooses. This module
@@ -339,7 +340,7 @@ def _attended_to_activations(
 
 
 def _by_tokens(thread: StepEmitter) -> None:
-    """Many rows: each thread takes blocks of them through a layer, and meets the others once.
+    """Many rows: each thread takes blocks of them through a layer, and waits for the others once.
 
     After the last layer's keys and values only the rows with an output go on.
     """

@@ -1,10 +1,10 @@
 """Workers and the barrier: threads that spin briefly, then sleep until they are woken.
 
-All threads run the same compiled step, each with its number. Inside it they meet at barriers a
-third of a microsecond apart, where only spinning is quick enough; but a thread whose core is taken
-by someone else would be spun for in vain, and an engine without work must cost nothing. So every
-wait spins for about 50 microseconds and then sleeps in the kernel (Linux futex; elsewhere short
-naps).
+All threads run the same compiled step, each with its number. Inside it they wait at barriers a
+third of a microsecond apart, where only spinning is quick enough; but spinning is wasted while
+another process has the core of a thread that is waited for, and an engine without work must cost
+nothing. So every wait spins for about 50 microseconds and then sleeps in the kernel (Linux futex;
+elsewhere short naps).
 
 While another process keeps a core busy, a thread that shares it is away for milliseconds at a time,
 and the 150 barriers per token of batch 1 wait for it. One thread fewer is faster then:

@@ -1,11 +1,11 @@
 """Attention over a paged cache, for any mix of lengths, and the fold of partial results.
 
-A row's bits depend on its own tokens alone. A query at position p meets its keys in an order that
-p alone decides: keys are cut at absolute multiples of a tile (one product) and of SPLIT (one
-partial result), and partial results are folded in order by one function, whether other programs
-found them (single tokens with long contexts) or this one. What is masked changes nothing. The
-matrix unit sums the weights too, beside the values, so the sum's order depends on no number of
-threads. Where a fused multiply-add is meant it is written; the compiler makes none of its own.
+A row's bits depend on its own tokens alone. A query at position p takes its keys in an order that p
+alone decides: keys are cut at absolute multiples of a tile (one product) and of SPLIT (one partial
+result), and partial results are folded in order by one function, whether other programs found them
+(single tokens with long contexts) or this one. What is masked changes nothing. The matrix unit sums
+the weights too, beside the values, so the sum's order depends on no number of threads. Where a
+fused multiply-add is meant it is written; the compiler makes none of its own.
 
 So the instance for single tokens (16 rows, 2 warps) and that for prompts (64 rows, 4 warps) give
 the same bits. Algorithm: FlashAttention-2 (Dao, 2023) over blocks (Kwon et al., 2023), with splits

@@ -104,7 +104,7 @@ class Part:
     def run(self, cases: Iterable[Case], need_s: float = 3.0, *, are_ours: bool = True) -> None:
         """Measure cases one after another while there is time; one that fails ends nothing else.
 
-        What others cannot is no failure of ours. A case may run cases itself.
+        What others' code cannot do is no failure of ours. A case may run cases itself.
         """
         left_out = []
         for i, (name, measure) in enumerate(cases):

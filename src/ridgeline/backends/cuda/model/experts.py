@@ -1,4 +1,4 @@
-"""Mixtures of experts on the device: who meets whom, and products with each expert's matrices.
+"""Mixtures of experts on the device: which token goes where, and products with the matrices.
 
 Pairs of a token and an expert are sorted by expert, and cut into tiles of one expert. A row's sum
 has one order, and a token's experts are added up in the order of their numbers: the same bits in
@@ -50,7 +50,7 @@ def mixture(
     ops: Any,
     ranks: Ranks,
 ) -> Tensor:
-    """Return the weighted sum of what each token's experts make of it, float32.
+    """Return the weighted sum of the outputs of each token's experts, float32.
 
     ``routed`` are the rows that choose them. Of each expert every one of ``ranks`` has a part.
     """
@@ -106,7 +106,7 @@ def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
 
 
 def meet_heads(num_tokens: int, num_heads: int, device: torch.device) -> Meetings:
-    """Return the pairs of tokens and heads, where each head has a matrix that all tokens meet."""
+    """Return the pairs of tokens and heads, where each head has a matrix for all tokens."""
     return meet(torch.arange(num_heads, device=device).expand(num_tokens, -1), num_heads)
 
 

@@ -59,7 +59,7 @@ class Model:
         states: States,
         ranks: Ranks,
     ) -> None:
-        """Take weights, operations, the groups of layers, states, and who has the rest of it."""
+        """Take weights, operations, the groups of layers, states, and the ranks with the rest."""
         self.arch, self.weights, self.ops, self.dtype = arch, weights, ops, dtype
         device, self._states, self._ranks = weights.embed.device, states, ranks
         mixers = {

@@ -33,7 +33,7 @@ def main(descriptor: int) -> None:
             _serve(pipe, start)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except BaseException as error:  # who waits for this rank is told why
+    except BaseException as error:  # those that wait for this rank are told why
         first, *_ = [*str(error).splitlines(), ""]
         with suppress(OSError):
             pipe.send(Failed(-1, first or type(error).__name__))

@@ -2,7 +2,7 @@
 
 A thread of the first rank's process has started them, and Linux ends them with it. It reads what
 they say. If one of them ends, or a step is not done in time, it ends all of them and says in one
-line which one it was; who waits for a rank is let go.
+line which one it was; those that wait for a rank wait no longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Start(NamedTuple):
     Attributes:
         rank: which one it is.
         parent: the process that started it.
-        folder: where ranks meet, with the file ``progress``.
+        folder: by which ranks find each other, with the file ``progress``.
         model: the path of the model.
         setup: of the runner, which says how many ranks there are.
     """
@@ -73,7 +73,7 @@ class Processes:
     """All ranks but the first.
 
     Attributes:
-        folder: where ranks meet; ``forget_folder`` removes it.
+        folder: by which ranks find each other; ``forget_folder`` removes it.
         progress: of all ranks, in memory that they share: how far each has come in a step.
         step_timeout_s: after which a step is given up.
         lost: why no step can run any more.
@@ -161,7 +161,7 @@ class Processes:
         self._thread.join()
 
     def forget_folder(self) -> None:
-        """Remove where ranks met."""
+        """Remove the folder by which ranks found each other."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check_alike(self, error: Exception) -> None:
@@ -240,7 +240,7 @@ class Processes:
         return running > 0 and self._waited_s > self.step_timeout_s
 
     def _lose(self, line: str) -> None:
-        """End all ranks, and let go of those who wait for one."""
+        """End all ranks, and wake those who wait for one."""
         for process in self._processes.values():
             process.kill()
         with self._changed:
@@ -252,7 +252,7 @@ class Processes:
         return f"rank {rank} of {self.count} (process {self._processes[rank].pid})"
 
     def _who_ended(self, seen: int) -> int:
-        """Return who ended first, of those that have: it says nothing, and others that it is gone.
+        """Return the rank that ended first: it says nothing, and others say that it is gone.
 
         ``seen`` is one of them.
         """
@@ -280,7 +280,7 @@ class Processes:
         return f"has ended with status {status}"
 
     def _who_stalls(self) -> str:
-        """Return who has come least far in a step that takes too long."""
+        """Return the rank that has come least far in a step that takes too long."""
         far = self.progress.tolist()
         late = [rank for rank in range(1, self.count) if far[rank] == min(far)]
         names = " and ".join(map(self._name, late)) if min(far) < far[0] else "the ranks"

@@ -72,7 +72,7 @@ class Ranks:
         return int(self._all(torch.tensor([number], device=device)).amin())
 
     def abort(self) -> None:
-        """Let go of what waits for ranks that are no more; any thread may call."""
+        """Wake what waits for ranks that have ended; any thread may call."""
         if not isinstance(self._group, dist.ProcessGroupGloo):  # which sees that they are gone
             self._group.abort()
 
@@ -86,7 +86,7 @@ class Ranks:
 
 
 def connect(folder: Path, rank: int, count: int, device: torch.device, progress: Any) -> Ranks:
-    """Wait for all ranks, which meet by files in ``folder``, and return this one of them."""
+    """Wait for all ranks, which find each other by files in ``folder``; return this one."""
     store = dist.FileStore(str(folder / "ranks"), count)
     group: Any
     if device.type == "cuda":

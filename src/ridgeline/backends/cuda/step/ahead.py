@@ -3,8 +3,8 @@ are known to the host.
 
 Its tokens are those that the device has drawn. When the core asks for a step, each item that asks
 for exactly what was computed gets it; all others are computed as usual. A row's bits do not depend
-on the step that it is in, so nobody can tell, and the core knows nothing of it. All launches are on
-one stream: a block that was given away meanwhile is written later by its new owner.
+on the step that it is in, so no answer shows it, and the core knows nothing of it. All launches are
+on one stream: a block that was given away meanwhile is written later by its new owner.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def is_plain(item: Work) -> bool:
 
 
 def next_work(step: Step, block_size: int, max_model_len: int) -> tuple[Work, ...] | None:
-    """Return what a step of plain single tokens will be followed by; None where no try is worth it.
+    """Return what a step of plain single tokens will be followed by; None where it is not worth
+    trying.
 
     Their blocks must be there. While prompts wait, the next step will be theirs too, and weights
     are better read once for both.

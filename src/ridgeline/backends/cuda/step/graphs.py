@@ -32,7 +32,7 @@ class Variant(NamedTuple):
 
 
 class Graphs:
-    """Runs layers, on a GPU by graphs that are captured when they are first met.
+    """Runs layers, on a GPU by graphs that are captured when they are first needed.
 
     Attributes:
         pads: whether steps are padded.
@@ -86,7 +86,8 @@ class Graphs:
     def _capture(self, size: int, variant: Variant) -> tuple[Any, Any]:
         """Capture one graph; all share the memory of the largest so far.
 
-        What cannot be captured runs without a graph from then on: slower, and as right.
+        What cannot be captured runs without a graph from then on: slower, but with the same
+        results.
         """
         self._run(size, variant, True)  # compiles and loads what a capture cannot
         try:

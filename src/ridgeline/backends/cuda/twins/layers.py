@@ -304,7 +304,8 @@ def grouped_product(
         x: rows of tokens ``[T, K]`` if ``first``, else of pairs, by expert.
         weight: ``[experts, N, K]``.
         bias: ``[experts, N]`` float32, or None.
-        met: which token meets whom. ``order``: pairs (token times ``per_token`` plus a number) by
+        met: which token goes to which experts. ``order``: pairs (token times ``per_token`` plus a
+        number) by
             expert; ``offsets``: where each expert's begin, and the end; ``per_token``: experts of
             a token. Kernels read also ``tile_expert``, ``tile_begin`` and ``rows``.
         first: the result's rows are pairs by expert; else pairs by token.

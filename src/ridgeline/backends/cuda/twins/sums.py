@@ -1,7 +1,8 @@
 """Products of rows with rows, as twins make them: by torch, or in an order that nothing decides.
 
 Torch's own products sum in an order that follows the sizes of all rows. On a GPU the kernels do not
-(docs/log/gpu.md). Where tests compare bits of rows in other company, twins have to be like them.
+(docs/log/gpu.md). Where tests compare bits of rows in different batches, twins have to be like
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MOST_PRODUCTS = 1 << 24  # that are there at a time
 
 
 def are_ordered() -> bool:
-    """Whether a sum is to have the same bits in any company: slow, for tests."""
+    """Whether a sum is to have the same bits in any batch: slow, for tests."""
     return os.environ.get(TWINS) == ORDERED
 
 

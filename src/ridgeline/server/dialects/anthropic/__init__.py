@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, as a thin edge over chats."""
+"""Anthropic's Messages API, translated to and from OpenAI's chats."""

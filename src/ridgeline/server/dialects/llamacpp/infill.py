@@ -96,7 +96,7 @@ class LlamaCppRequest(CompletionRequest):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _paired(cls, biases: Any) -> list[tuple[int | str, float]] | None:
-        """Return pairs of an id, or a text, and a bias, of which false rules its tokens out."""
+        """Return pairs of an id or a text, and a bias; a bias of false rules the tokens out."""
         if biases is None:
             return None
         if isinstance(biases, dict):
@@ -125,7 +125,7 @@ class LlamaCppRequest(CompletionRequest):
         return _kind_of_prompt(self.prompt) == "[prompts]"
 
     def encode_biases(self, encode: Callable[[str], Sequence[int]]) -> None:
-        """Let each token of a text that has a bias have it; ``encode`` returns its ids."""
+        """Give the bias of a text to each of its tokens; ``encode`` returns their ids."""
         biases: dict[str, float] = {}
         for key, bias in self.logit_bias or ():
             biases |= dict.fromkeys(map(str, [key] if isinstance(key, int) else encode(key)), bias)
@@ -165,7 +165,7 @@ class InfillRequest(LlamaCppRequest):
     def texts(self, max_chars: int) -> tuple[str, str, list[File]]:
         """Return what stands before and behind the cursor, and the last of the other files.
 
-        Of each not much more than ``max_chars``, beyond which nothing can fit.
+        Each has little more than ``max_chars`` characters, as no more can fit.
         """
         files: list[File] = []
         left = max_chars

@@ -1,4 +1,4 @@
-"""llama.cpp's own routes, and LM Studio's list of models, over the one path."""
+"""llama.cpp's own routes, and LM Studio's list of models; OpenAI's completions answer them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
             "total_slots": slots,
             "model_alias": service.name,
-            "model_path": service.name,  # where a file lies is nobody's business
+            "model_path": service.name,  # paths of this machine are not shown
             "chat_template": text.chat_template.source,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",

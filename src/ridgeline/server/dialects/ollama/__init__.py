@@ -1,1 +1,1 @@
-"""Ollama's API, for programs that have a setting for it: a thin edge over the one path."""
+"""Ollama's API, for programs that have a setting for it, translated to and from OpenAI's."""

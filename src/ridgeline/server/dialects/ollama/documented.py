@@ -10,7 +10,7 @@ LINES = "Lines of JSON, each with a piece; the last has done: true, or error."
 
 
 class CalledFunction(Shaped):
-    """What is called, with what."""
+    """The function that is called, and its arguments."""
 
     name: str
     arguments: dict[str, Any]

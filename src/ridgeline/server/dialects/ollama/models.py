@@ -7,7 +7,7 @@ from typing import Any
 from ridgeline.models.summary import Summary
 from ridgeline.server.dialects.ollama.response import time_of
 
-VERSION = "0.12.11"  # of Ollama's API, as it is spoken here: clients ask for a lowest one
+VERSION = "0.12.11"  # of Ollama's API that is served here: clients require a lowest one
 _NEVER = "9999-12-31T23:59:59Z"
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 

@@ -52,7 +52,7 @@ class OllamaOptions(Strict):
 
 
 class ToolCallFunction(Strict):
-    """What was called, with what."""
+    """The function that was called, and its arguments."""
 
     extras = fields.OLLAMA_CALL
 

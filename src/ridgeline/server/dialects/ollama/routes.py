@@ -1,4 +1,4 @@
-"""Ollama's routes over the one path."""
+"""Ollama's routes; OpenAI's answer them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _add_vectors(app: FastAPI, service: Service) -> None:
 
 
 def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
-    """Answer a request for nothing, by which clients load a model or let it go."""
+    """Answer an empty request, by which clients load or unload a model."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     end = {
         "model": body.model,

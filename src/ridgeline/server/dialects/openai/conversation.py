@@ -152,14 +152,14 @@ class Rendering(Strict):
 
     @property
     def effort(self) -> str | None:
-        """How much to think before the answer, if the request says; "none" is not at all."""
+        """How much to think before the answer, if the request says so; "none" means not at all."""
         efforts = (self.reasoning_effort, self.think, self.reasoning and self.reasoning.effort)
         said = [one for one in efforts if isinstance(one, str)]
         return said[0] if said else "none" if False in self._switches else None
 
     @property
     def _switches(self) -> list[bool | str | None]:
-        """What the request says of whether to think at all."""
+        """Whether to think at all, if the request says so."""
         kind = self.thinking.type if self.thinking else None
         enabled = self.reasoning.enabled if self.reasoning else None
         return [self.enable_thinking, self.think, kind and kind != "disabled", enabled]

@@ -118,7 +118,7 @@ class ScoreRequest(_Wanted):
 
 
 class Vectors:
-    """The vectors of a stream's prompts, as far as they are there.
+    """The vectors of a stream's prompts that are there so far.
 
     Attributes:
         values: by prompt.

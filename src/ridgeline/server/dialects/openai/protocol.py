@@ -289,7 +289,7 @@ class _SamplingFields(Strict):
                 raise ApiError(400, message, param=name, code="invalid_value")
 
     def watched(self, new_text: NewText) -> NewText:
-        """Return what makes the texts of answers, of what makes them without rules of their own."""
+        """Return ``new_text`` with this request's own rules for the texts of its answers."""
         return new_text
 
     def sampling(

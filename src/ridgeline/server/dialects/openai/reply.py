@@ -224,7 +224,7 @@ class Reply(Response):
     def keep(self, journal: Journal, fingerprint: str) -> None:
         """Let a router know how far the answer is, or go on where ``journal`` ends.
 
-        ``fingerprint`` is what equal answers hang on.
+        Answers are equal only where ``fingerprint`` is.
         """
         self._journal, self._fingerprint = journal, fingerprint
         self._of_stream[HEADER.decode()] = "frames"
@@ -261,7 +261,7 @@ class Reply(Response):
             self._finish_note()
 
     async def _go_on(self, journal: Journal, send: Send) -> None:
-        """Stand where another server ended, if one began the answer."""
+        """Continue where another server ended, if one began the answer."""
         if journal.goes_on:
             await self._send(send, b"", self._of_stream)  # what goes wrong now is an event of it
         for one in journal.begin(self._stream, self._fingerprint):
@@ -346,7 +346,7 @@ class Reply(Response):
         await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
 
     def _notes(self) -> bytes:
-        """Return what the journal has of the bytes that are to be sent now."""
+        """Return the journal's entry for the bytes that are to be sent now."""
         return self._journal.notes() if self._journal else b""
 
     async def _fail(self, send: Send, error: StreamError) -> None:
@@ -414,8 +414,8 @@ def sse(value: dict[str, Any]) -> bytes:
 def in_pieces(value: object, depth: int = _DEPTH) -> str:
     """Return a value as JSON, encoded an object at a time.
 
-    The encoder keeps the interpreter to itself until a value is done, so of a long answer all of
-    which were one the event loop would be silent for tenths of a second.
+    The encoder holds the interpreter until a value is done; a long answer encoded as one value
+    would stop the event loop for tenths of a second.
     """
     if depth and isinstance(value, dict):
         fields = (f"{_encode(name)}:{in_pieces(one, depth - 1)}" for name, one in value.items())

@@ -1,4 +1,4 @@
-"""Answers in the making: events become the choices of OpenAI's objects.
+"""The answers to a request while they grow: events become the choices of OpenAI's objects.
 
 One path for both kinds of completion, streamed or whole; they differ in how a piece of text and
 the logprobs of a token are written. It knows nothing of connections.

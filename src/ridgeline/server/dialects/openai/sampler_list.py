@@ -20,7 +20,7 @@ _SHOWN = (
     *("xtc_probability", "xtc_threshold", "min_tokens", "stop"),
 )
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum")
-_FAR = 1 << 31  # a bound as far away says only what a field can hold
+_FAR = 1 << 31  # a bound this large only says what a field can hold
 _KINDS = ("array", "integer", "number")
 
 

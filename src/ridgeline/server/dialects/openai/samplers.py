@@ -59,8 +59,8 @@ _IN_ORDER: Mapping[str, Mapping[str, float]] = {
 def switched_off(names: Sequence[str] | None) -> dict[str, float]:
     """Return the fields, with values, that switch off all samplers but those of llama.cpp's list.
 
-    Without a list none is switched off. Raises ApiError for a sampler that there is not, and for
-    another order than that here.
+    Without a list none is switched off. Raises ApiError for an unknown sampler, and for any order
+    but ours.
     """
     if names is None:
         return {}

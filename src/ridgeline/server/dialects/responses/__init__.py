@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, as a thin edge over chats."""
+"""OpenAI's Responses API, translated to and from chats."""

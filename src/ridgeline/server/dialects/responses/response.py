@@ -199,7 +199,7 @@ class ResponseShape:
         reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"],
-            # Writing the cache costs nobody anything.
+            # Nobody is charged for writing to the cache.
             "input_tokens_details": {"cache_write_tokens": 0, **usage["prompt_tokens_details"]},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": reasoning},

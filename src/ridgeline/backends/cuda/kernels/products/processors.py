@@ -1,4 +1,4 @@
-"""How many processors a device has."""
+"""The number of processors of a device."""
 
 from __future__ import annotations
 

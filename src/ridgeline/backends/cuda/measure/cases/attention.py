@@ -41,7 +41,7 @@ SMALL: tuple[tuple[Heads, dict[str, Any]], ...] = (
     ((4, 2, 16), {"has_sinks": True, "window": 70}),
     ((4, 2, 16), {"has_slopes": True}),
     ((4, 2, 16), {"has_slopes": True, "softcap": 5.0}),
-    ((9, 3, 8), {}),  # three query heads of a key head: a row of a program is nobody's
+    ((9, 3, 8), {}),  # three query heads of a key head: a row of a program is unused
     ((2, 2, 24), {}),  # channels that are no power of two
     ((2, 1, 16), {"block_size": 5}),  # a block that divides no tile
     ((2, 1, 16), {"block_size": 32}),

@@ -20,7 +20,7 @@ SLOTS = 6  # of states
 
 
 def experts(part: Part, num_tokens: int) -> tuple[Tensor, Tensor, Tensor, Meetings]:
-    """Return rows, matrices of experts, and who meets whom: Qwen3-30B-A3B's shapes."""
+    """Return rows, matrices of experts, and which rows go to which: Qwen3-30B-A3B's shapes."""
     num, each, hidden, size = (8, 2, 128, 64) if part.is_tiny else (128, 8, 2048, 768)
     x = part.normal(num_tokens, hidden)
     gate_up = part.normal(num, 2 * size, hidden, scale=hidden**-0.5)

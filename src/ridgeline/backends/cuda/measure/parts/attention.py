@@ -52,7 +52,7 @@ def _decode(part: Part, what: str, shape: Shape, batch: int, context: int) -> No
 
 def _prefill(part: Part, name: str, shape: Shape, length: int) -> None:
     of = texts(part, shape.of_heads, [(0, length)])
-    flops = 2 * length * length * shape.heads * shape.head_dim  # half of all pairs are met
+    flops = 2 * length * length * shape.heads * shape.head_dim  # the mask leaves half of all pairs
     given = of.given()
     took_s = part.seconds(lambda: part.ops.attend(*given))
     keys, values = of.contiguous()

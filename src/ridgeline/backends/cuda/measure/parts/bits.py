@@ -125,7 +125,7 @@ def _heads(part: Part) -> None:
 
 
 def _rowwise(part: Part) -> Iterator[Case]:
-    """Yield what has a program for each row or value."""
+    """Yield the operations that have a program for each row or value."""
     width = 40 if part.is_tiny else 4096
     weight = part.normal(width, dtype=F32)
     for kind in ("rms", "layer"):
