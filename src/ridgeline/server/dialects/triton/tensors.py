@@ -83,7 +83,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def check_shape(shape: Sequence[int], num_elements: int) -> None:
-    """Raise ValueError unless a tensor of this shape has so many elements."""
+    """Raise ValueError unless a tensor of this shape has this number of elements."""
     if math.prod(shape) != num_elements:
         shown = ", ".join(map(str, shape[:8]))
         raise ValueError(f"its shape is [{shown}], but it has {num_elements} elements")
