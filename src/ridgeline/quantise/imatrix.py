@@ -56,7 +56,7 @@ def read_imatrix(path: Path, raw: Mapping[str, Tensor]) -> dict[str, Floats]:
 
 
 def write_imatrix(path: Path, spreads: Mapping[str, Floats], num_tokens: int, dataset: str) -> None:
-    """Write mean squares of inputs, by names of tensors, that a text of this number of tokens showed."""
+    """Write mean squares of inputs, by names of tensors, that a text of ``num_tokens`` showed."""
     metadata = {
         "general.type": string("imatrix"),
         "imatrix.datasets": strings([dataset]),
