@@ -200,3 +200,15 @@ def test_a_process_that_is_killed_leaves_no_wrong_answer(
         process.stdout.close()
         with engine(model, folder) as llm:
             assert answers(llm)[0] == alone
+
+
+def test_without_the_flag_nothing_of_it_is_loaded(model: Path) -> None:
+    code = "import sys; from pathlib import Path; from tests.kv_disk.test_tier import LLM\n"
+    code += "LLM(Path(sys.argv[1]), kv_cache_memory='1MiB', threads=1).close()\n"
+    code += (
+        "print(sorted(name for name in sys.modules if 'kv_disk.' in name and 'tests' not in name))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

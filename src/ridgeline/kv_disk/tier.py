@@ -45,7 +45,7 @@ class Tier:
     """Blocks of one engine's cache in files.
 
     Attributes:
-        counts: blocks that were written, read, dropped and damaged.
+        counts: blocks that were written, read, and dropped as the disk was too slow.
     """
 
     def __init__(
@@ -72,6 +72,11 @@ class Tier:
         self._writer = threading.Thread(target=self._write, name="kv-disk", daemon=True)
         self._writer.start()
         engine.listeners.append(self._on_record)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """All counts, with that of damaged blocks. Any thread may call."""
+        return self.counts | {"damaged": self._segments.num_bad}
 
     # --- writing -------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Answering:
             self._score,
             keys.labels or (ANYONE,),
             lambda: llm.adapters.in_use,
+            lambda: llm.kv_disk.counted if llm.kv_disk else {},
         )
         self.async_engine.listeners.append(self.metrics.on_record)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)

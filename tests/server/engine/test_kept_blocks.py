@@ -31,6 +31,12 @@ def test_a_new_server_answers_from_what_the_old_one_kept(model: Path, tmp_path: 
         settled(served)
     with serving(model, kept) as served:
         assert asked(served) == (first, 80)
+        name = "ridgeline:kv_disk_blocks_total"
+        counts = {one: value for one, value in served.metrics().items() if one.startswith(name)}
+        assert counts == {
+            f'{name}{{what="{what}"}}': value
+            for what, value in (("written", 0), ("read", 5), ("dropped", 0), ("damaged", 0))
+        }
         assert served.call("/v1/sleep", {"level": 2})[0] == 200
         assert asked(served) == (first, 80)
 

@@ -117,16 +117,17 @@ class Metrics:
         score: PredictionMonitor,
         keys: Iterable[str],
         adapters: Callable[[], Mapping[str, int]] = dict,
+        kept: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
         ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
         ``keys`` are the labels of keys that are known from the start; ``adapters`` says how many
-        requests have each adapter.
+        requests have each adapter, and ``kept`` what became of blocks that files keep.
         """
         self._model = model_name
         self._gauges, self._num_lost, self.score = gauges, num_lost, score
-        self._adapters = adapters
+        self._adapters, self._kept = adapters, kept
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
@@ -270,6 +271,8 @@ class Metrics:
             yield self._one(gauge, name, name, value)
         text = "Requests that have an adapter."
         yield self._by("lora_name", gauge, "lora_requests", text, self._adapters())
+        text = "Blocks of the cache that files keep: what became of them."
+        yield self._by("what", counter, "kv_disk_blocks", text, self._kept())
         live = sum(count for count, _ in self._live.values())
         elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
         for name, text in _COUNTERS.items():
