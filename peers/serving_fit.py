@@ -3,10 +3,11 @@
     python -m peers.serving_fit silicon_sample.csv --configs model_configs
 
 The table and the configs are those of ``peers.serving_points``. For each engine and generation of
-devices three constants and a power are fitted to the time of an answer's token, and for each engine
-two to the time of its first: what a server takes for a request, and which share of all clients'
-prompts it waits for. Errors are of the formula that plans compare devices with, for a model that
-was left out with all that are built like it. Rows are printed as physics/data/efficiency.csv has
+devices five constants and a power are fitted to the time of an answer's token, each pulled towards
+what is usual, as few models hardly tell them apart; and for each engine two to the time of its
+first: what a server takes for a request, and which share of all clients' prompts it waits for.
+Errors are of the formula that plans compare devices with, for a model that was left out with all
+that are built like it. Rows are printed as physics/data/efficiency.csv has
 them, with the factor that 95 % of these errors stay below: of a further model it held nine in ten.
 Then comes the table of ``serving_points`` for models that were left out of constants and of factors
 alike. Nothing is written.
@@ -35,28 +36,30 @@ from peers.serving_points import (
     table,
 )
 from peers.static_batch import batch_steps
-from ridgeline.physics.device_time import OLDER, DeviceTime, Efficiency
+from ridgeline.physics.device_time import DeviceTime, Efficiency
 from ridgeline.planner.capacity.candidate import Candidate
-from ridgeline.planner.capacity.latency_model import efficiencies
 from ridgeline.planner.capacity.search import settled_of
 from ridgeline.planner.capacity.steady_state import queue_s
 
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
-LOWEST, HIGHEST = np.log([1e-7, 0.05, 0.05]), np.log([1e-3, 1.0, 1.0])
-START = np.log([3e-5, 0.8, 0.7])
+# Of a layer, of memory, products and attention, and of a sequence: "Efficiency" in this order.
+USUAL = np.log([3e-5, 0.8, 0.8, 0.4, 3e-5])
+LOWEST, HIGHEST = np.log([1e-7, 0.05, 0.05, 0.02, 1e-7]), np.log([1e-3, 1.0, 1.0, 1.0, 1e-3])
+PULL = np.array([20.0, 60.0, 30.0, 20.0, 14.0])  # a case's error of 1 for each is so far from usual
 FIRST_LOWEST, FIRST_HIGHEST = np.log([1e-4, 1e-3]), np.log([10.0, 3.0])
 FIRST_START = np.log([5e-2, 0.4])
 QUANTILE = 0.95  # of errors; nine in ten of a model must be below that was in no error
 _LEAST = 0.05  # errors below this weigh no more than it
 _MOST_STEPS = 9  # of batch_steps
 HEAD = (
-    "engine,generation,o_us,e_m,e_c,p,request_ms,queue_share,num_points,loo_error,factor_90,"
-    "first_factor_90,source"
+    "engine,generation,o_us,e_m,e_c,e_a,seq_us,p,request_ms,queue_share,num_points,loo_error,"
+    "factor_90,first_factor_90,source"
 )
 SOURCE = "AIConfigurator 0.12.0, silicon_sample.csv; 2025 and 2026"
 Floats = npt.NDArray[np.float64]
 # With constants of 1, DeviceTime.parts() says what the constants multiply.
-_ONES = Efficiency("", "", 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, 0.0, 1.0, 1.0, "")
+_ONES = Efficiency("", "", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, 0.0, 1.0, 1.0, "")
+_PARTS = ("overhead", "bandwidth", "compute", "attention", "sequences", "link")
 
 
 class Case(NamedTuple):
@@ -67,7 +70,7 @@ class Case(NamedTuple):
         candidate: what a plan makes of it.
         engine, generation: which constants it belongs to.
         built: width and number of layers: models of the same are left out together.
-        steps: [_MOST_STEPS, 5]: how many, layers, and seconds of bandwidth, compute and link.
+        steps: [_MOST_STEPS, 7]: how many, and what ``_PARTS`` take with constants of 1.
         answer_s: of the answer, measured; meanwhile each other client's request is computed.
     """
 
@@ -107,10 +110,10 @@ def case_of(point: Point, configs: Path) -> Case | None:
     times = candidate.clock.times
     assert isinstance(times, DeviceTime)
     ones = replace(times, efficiency=_ONES)
-    new, steps = int(row["osl"]), np.zeros((_MOST_STEPS, 5))
+    new, steps = int(row["osl"]), np.zeros((_MOST_STEPS, 1 + len(_PARTS)))
     for i, (num, counts) in enumerate(batch_steps(point.clients, int(row["isl"]), new)):
         parts = ones.parts(counts)
-        steps[i] = num, *(parts[name] for name in ("overhead", "bandwidth", "compute", "link"))
+        steps[i] = num, *(parts[name] for name in _PARTS)
     built = times.work.hidden_size, times.work.num_layers
     generation = candidate.placement.device.generation
     answer_s = point.measured_ms["tpot"] / 1e3 * new
@@ -136,13 +139,19 @@ def with_constants(candidate: Candidate, constants: Efficiency) -> Candidate:
 
 
 def errors(steps: Floats, answers_s: Floats, logs: Floats, *, power: float) -> Floats:
-    """Return log(measured / predicted) of each case [n]; ``steps`` is [n, _MOST_STEPS, 5]."""
-    layer_s, memory, compute = np.exp(logs)
-    num, layers, bandwidth, ops, link = np.moveaxis(steps, -1, 0)
-    roof = ((ops / compute) ** power + (bandwidth / memory) ** power) ** (1 / power)
-    predicted_s = (num * (layer_s * layers + link + roof)).sum(axis=1)
+    """Return log(measured / predicted) of each case [n]; ``steps`` is [n, _MOST_STEPS, 7]."""
+    layer_s, memory, compute, attention, seq_s = np.exp(logs)
+    num, layers, bandwidth, products, pairs, seqs, link = np.moveaxis(steps, -1, 0)
+    ops = products / compute + pairs / attention
+    roof = (ops**power + (bandwidth / memory) ** power) ** (1 / power)
+    predicted_s = (num * (layer_s * layers + seq_s * seqs + link + roof)).sum(axis=1)
     logged: Floats = np.log(answers_s / predicted_s)
     return logged
+
+
+def pulled(steps: Floats, answers_s: Floats, logs: Floats, *, power: float) -> Floats:
+    """Return the errors of all cases [n], and behind them how far constants are from usual [5]."""
+    return np.append(errors(steps, answers_s, logs, power=power), PULL * (logs - USUAL))
 
 
 def least(
@@ -169,18 +178,19 @@ def least(
 
 
 def fit(cases: Sequence[Case]) -> Efficiency:
-    """Return the constants with the least mean error of an answer's token."""
+    """Return the constants with the least mean error of an answer's token, and near the usual."""
     steps = np.array([case.steps for case in cases])
     answers_s = np.array([case.answer_s for case in cases])
     best: tuple[float, Floats, float] | None = None
     for power in POWERS:
-        errors_of = partial(errors, steps, answers_s, power=power)
-        total, logs = least(errors_of, START, LOWEST, HIGHEST)
+        errors_of = partial(pulled, steps, answers_s, power=power)
+        total, logs = least(errors_of, USUAL, LOWEST, HIGHEST)
         if best is None or total < best[0]:
             best = total, logs, power
     assert best is not None
-    layer_s, memory, compute = (float(value) for value in np.exp(best[1]))
-    return replace(_ONES, layer_s=layer_s, memory=memory, compute=compute, power=best[2])
+    layer_s, memory, compute, attention, seq_s = map(float, np.exp(best[1]))
+    found = replace(_ONES, layer_s=layer_s, memory=memory, compute=compute, power=best[2])
+    return replace(found, attention=attention, seq_s=seq_s)
 
 
 def fit_first(first_s: Floats, queued_s: Floats, firsts_s: Floats) -> tuple[float, float]:
@@ -258,7 +268,8 @@ def row(
     """Return a line of the table."""
     return (
         f"{engine},{generation},{constants.layer_s * 1e6:.1f},{constants.memory:.3f},"
-        f"{constants.compute:.3f},{constants.power:g},{first[0] * 1e3:.0f},{first[1]:.2f},"
+        f"{constants.compute:.3f},{constants.attention:.3f},{constants.seq_s * 1e6:.1f},"
+        f"{constants.power:g},{first[0] * 1e3:.0f},{first[1]:.2f},"
         f"{len(of_token)},{np.abs(of_token).mean():.3f},{factor_of(of_token):.2f},"
         f'{factor_of(of_first):.2f},"{source}"'
     )
@@ -312,15 +323,18 @@ def of_engine(cases: Sequence[Case], source: str) -> Iterator[Predicted]:
 
 
 def unfitted(cases: Sequence[Case], source: str) -> str:
-    """Return the row of engines without points: by the older constants, an engine left out."""
-    known = {one.generation: one for one in efficiencies() if one.engine == OLDER}
-    plain = [known.get(case.generation, known["all"]) for case in cases]
-    left = served(cases, [replace(one, request_s=0.0, queue_share=0.0) for one in plain])
+    """Return the row of engines without points: fitted to all others, an engine left out."""
+    engines = [case.engine for case in cases]
+    found = {
+        engine: fit([case for case in cases if case.engine != engine])
+        for engine in dict.fromkeys(engines)
+    }
+    left = served(cases, [found[engine] for engine in engines])
     firsts_s, tokens_s = measured_s(cases)
-    of_first, _ = first_errors(left, firsts_s, [case.engine for case in cases])
+    of_first, _ = first_errors(left, firsts_s, engines)
     first = fit_first(left.first_s, left.queue_s, firsts_s)
     of_token = np.log(tokens_s / left.token_s)
-    return row("other", "all", known["all"], first, of_token, of_first, source)
+    return row("other", "all", fit(cases), first, of_token, of_first, source)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

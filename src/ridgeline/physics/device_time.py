@@ -1,11 +1,14 @@
-"""The time of a step on a device that is not here: a rounded roofline with four fitted constants.
+"""The time of a step on a device that is not here: a rounded roofline with six fitted constants.
 
-    seconds = o layers (1 + 2 [tp > 1]) + ((flops / (F e_c))^p + (bytes / (B e_m))^p)^(1/p)
+    seconds = o layers (1 + 2 [tp > 1]) + a sequences
+              + ((flops / (F e_c) + pairs / (F e_a))^p + (bytes / (B e_m))^p)^(1/p)
 
 Bytes and flops come from a model's shape, F and B from the catalogue. ``o`` is what a layer costs
-however little it does, ``e_c`` and ``e_m`` are what kernels reach, ``p`` rounds the corner (after
-Williams, Waterman and Patterson, "Roofline", 2009). Constants were fitted to published figures of
-one engine on one generation of devices and carry their own error, so a time is always an interval.
+however little it does, ``a`` what a sequence costs in each step (sampling, scheduling, its part of
+attention), ``e_c``, ``e_a`` and ``e_m`` are what kernels reach in products, in attention and of the
+memory, ``p`` rounds the corner (after Williams, Waterman and Patterson, "Roofline", 2009).
+Constants were fitted to published figures of one engine on one generation of devices and carry
+their own error, so a time is always an interval.
 A first token takes a server more than its step: time for the request itself, and for a share of the
 prompts of clients that begin at the same time.
 What ranks send each other is added where the link is known. It names no device and opens no file.
@@ -24,8 +27,8 @@ from ridgeline.physics.hardware import Device
 from ridgeline.physics.shapes import Matrix, ModelShape
 
 _ALL = "all"  # the row of an engine's constants for generations without figures of their own
-_OTHER = "other"  # the row that says how far servers may be off to which nothing was fitted
-OLDER = "trtllm-0.6.1"  # whose constants are taken for engines to which nothing was fitted
+_OTHER = "other"  # the row of engines without figures of their own
+OLDER = "trtllm-0.6.1"  # an engine of 2023, whose published figures are quoted most
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
 
@@ -39,6 +42,8 @@ class Efficiency:
         generation: of devices; "all" for the rest.
         layer_s: seconds that a layer takes for nothing (``o``).
         memory, compute: parts of bandwidth and arithmetic that kernels reach (``e_m``, ``e_c``).
+        attention: part of arithmetic that attention reaches (``e_a``).
+        seq_s: seconds that a sequence takes in each step (``a``).
         power: rounds the corner between both (``p``).
         request_s: seconds that a server takes for a request before its first token, besides steps.
         queue_share: of the prompts that are there when all clients begin at once, how much a
@@ -55,6 +60,8 @@ class Efficiency:
     layer_s: float
     memory: float
     compute: float
+    attention: float
+    seq_s: float
     power: float
     request_s: float
     queue_share: float
@@ -77,6 +84,8 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
                     layer_s=float(row["o_us"]) * 1e-6,
                     memory=float(row["e_m"]),
                     compute=float(row["e_c"]),
+                    attention=float(row["e_a"]),
+                    seq_s=float(row["seq_us"]) * 1e-6,
                     power=float(row["p"]),
                     request_s=float(row["request_ms"]) * 1e-3,
                     queue_share=float(row["queue_share"]),
@@ -95,23 +104,21 @@ def parse_efficiencies(text: str) -> tuple[Efficiency, ...]:
 def efficiency_of(device: Device, engine: str, rows: tuple[Efficiency, ...]) -> Efficiency:
     """Return the constants of an engine on a device: of its generation, else of all generations.
 
-    Engines without a row take the older constants, those of ``OLDER``. Where a generation or an
-    engine has no figures of its own, the error is that of servers to which nothing was fitted, if
-    that is more.
+    Engines without a row take what was fitted to all others. An error is of what was left out: of
+    models, of generations, or of engines; of a new generation it is no less than of any known one.
     """
     known = {(row.engine, row.generation): row for row in rows}
     own = known.get((engine, device.generation))
     if own is not None:
         return own
-    unfitted, of_all = known[_OTHER, _ALL], known.get((engine, _ALL))
-    if of_all is None:
-        older = known.get((OLDER, device.generation), known[OLDER, _ALL])
-        of_all = replace(
-            older, request_s=unfitted.request_s, queue_share=unfitted.queue_share
-        )  # fmt: skip
-    worse = max(of_all, unfitted, key=lambda row: row.factor_90)
-    first = max(of_all.first_factor_90, unfitted.first_factor_90)
-    return replace(of_all, error=worse.error, factor_90=worse.factor_90, first_factor_90=first)
+    alike = [row for row in rows if row.engine == engine] or rows
+    worst, of_first = (
+        max(alike, key=lambda row: row.factor_90), max(row.first_factor_90 for row in alike)
+    )  # fmt: skip
+    return replace(
+        known.get((engine, _ALL), known[_OTHER, _ALL]),
+        error=worst.error, factor_90=worst.factor_90, first_factor_90=of_first,
+    )  # fmt: skip
 
 
 class ExpertWork(NamedTuple):
@@ -220,14 +227,16 @@ def reached_ops_per_s(device: Device, form: str) -> float | None:
 def ops_per_s(device: Device, storage: Storage) -> tuple[float, float]:
     """Return what the device reaches in products of the weights, and in attention.
 
-    Formats that only weights have are widened to 16 bits first. Raises ValueError for a device
+    Formats that only weights have are widened to 16 bits first. NVFP4 is one of them where there
+    are no units for 4 bits. Raises ValueError for a device
     of which no arithmetic is known.
     """
     wide = reached_ops_per_s(device, "bf16") or reached_ops_per_s(device, "f16")
     if wide is None:
         raise ValueError(f"{device.id}: nothing is known of its arithmetic")
     name = storage.linear.name.partition(" ")[0]
-    narrow = reached_ops_per_s(device, name) if name in ("fp8", "int8") else None
+    form = "fp4" if name == "nvfp4" else name  # of mxfp4 only weights have 4 bits
+    narrow = reached_ops_per_s(device, form) if form in ("fp8", "int8", "fp4") else None
     if name == "f32":
         single = device.measured_ops_per_s.get("f32", wide / 2)
         return single, single
@@ -275,7 +284,7 @@ class DeviceTime:
         read += sum(part.num_bytes * (1 - (1 - part.share) ** tokens) for part in work.experts)
         read += work.position_bytes * positions + work.seq_bytes * seqs
         linear = work.token_flops * tokens + work.row_flops * rows
-        ops_s = linear / self.ops_per_s + work.pair_flops * pairs / self.attention_ops_per_s
+        attention_s = work.pair_flops * pairs / self.attention_ops_per_s
         layers = work.num_layers * (3 if self.tp > 1 else 1)
         sent = 0.0
         if self.tp > 1 and self.link_bytes_per_s:
@@ -286,15 +295,18 @@ class DeviceTime:
         return {
             "overhead": efficiency.layer_s * layers + _HOP_S * (self.pp - 1),
             "bandwidth": read / (self.read_bytes_per_s * efficiency.memory),
-            "compute": ops_s / efficiency.compute,
+            "compute": linear / self.ops_per_s / efficiency.compute,
+            "attention": attention_s / efficiency.attention,
+            "sequences": efficiency.seq_s * seqs,
             "link": sent,
         }
 
     def seconds(self, counts: Features) -> float:
         """Return the seconds of a step."""
         parts, power = self.parts(counts), self.efficiency.power
-        roof: float = (parts["compute"] ** power + parts["bandwidth"] ** power) ** (1 / power)
-        return self.factor * (parts["overhead"] + parts["link"] + roof)
+        compute = parts["compute"] + parts["attention"]
+        roof: float = (compute**power + parts["bandwidth"] ** power) ** (1 / power)
+        return self.factor * (parts["overhead"] + parts["sequences"] + parts["link"] + roof)
 
     def after(self, num_rows: int, num_ended: int) -> float:
         """Return 0: what comes between steps is in the overhead."""

@@ -396,7 +396,7 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
             f"it starts here all the same, with a short cache: weights that do not fit, at least "
             f"{gib(missing)}, are read from the disk whenever a step needs them"
         )
-    if device.kind == "soc" and best.setting.engine.name != "ridgeline":
+    if device.kind == "soc" and best.setting.engine.name not in ("ridgeline", "llamacpp"):
         name = best.setting.engine.name
         yield f"{device.id} runs llama.cpp or MLX, not {name}: this is what {name} would take"
     if device.is_sram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,11 @@ def test_nine_in_ten_figures_of_each_generation_are_in_its_interval() -> None:
     inside: dict[str, list[bool]] = defaultdict(list)
     for point in KNOWN["points"]:
         generation = devices()[point["device"]].generation
-        inside[generation if point["engine"] == OLDER else "vllm"].append(is_inside(point))
+        engine = "" if point["engine"] == OLDER else point["engine"]
+        inside[engine if engine == "vllm" else f"{engine} {generation}"].append(is_inside(point))
     assert {name: len(of) for name, of in inside.items()} == {
-        "hopper": 24, "ada": 12, "ampere": 21, "vllm": 8,
+        " hopper": 24, " ada": 12, " ampere": 21, "vllm": 8,
+        "llamacpp ada": 15, "llamacpp ampere": 12, "llamacpp apple": 24,
     }  # fmt: skip
     assert all(sum(of) >= 0.9 * len(of) for of in inside.values())
 
@@ -126,7 +129,7 @@ def test_the_table_is_what_the_tool_makes_of_the_figures(tmp_path: Path) -> None
         assert (made.engine, made.generation, made.power) == (
             kept.engine, kept.generation, kept.power,
         )  # fmt: skip
-        for name in ("layer_s", "memory", "compute", "error", "factor_90"):
+        for name in ("layer_s", "memory", "compute", "attention", "error", "factor_90"):
             assert getattr(made, name) == pytest.approx(getattr(kept, name), rel=0.02)
 
 
@@ -191,18 +194,18 @@ def test_what_was_not_measured_is_less_sure() -> None:
     for elsewhere in (
         efficiency_of(devices()["mi300x"], "vllm", rows), efficiency_of(h100, "ridgeline", rows),
     ):  # fmt: skip
-        assert own.factor_90 < elsewhere.factor_90
-        assert own.first_factor_90 < elsewhere.first_factor_90
+        assert own.factor_90 <= elsewhere.factor_90
+        assert own.first_factor_90 <= elsewhere.first_factor_90
         assert elsewhere.request_s > 0
 
 
-def test_an_engine_has_its_constants_on_any_device_and_others_the_older_ones() -> None:
+def test_an_engine_has_its_constants_on_any_device_and_others_those_of_all() -> None:
     rows = efficiencies()
     l40s, t4 = devices()["l40s"], devices()["t4"]
     by_row = {(row.engine, row.generation): row.layer_s for row in rows}
     assert efficiency_of(l40s, "vllm", rows).layer_s == by_row["vllm", "all"]
-    assert efficiency_of(l40s, "ridgeline", rows).layer_s == by_row[OLDER, "ada"]
-    assert efficiency_of(t4, "ridgeline", rows).layer_s == by_row[OLDER, "all"]
+    assert efficiency_of(l40s, "ridgeline", rows).layer_s == by_row["other", "all"]
+    assert efficiency_of(t4, "llamacpp", rows).layer_s == by_row["llamacpp", "all"]
     # A layer costs engines of today less than half of what it cost in 2023.
     today = [row.layer_s for row in rows if row.engine in ("vllm", "sglang", "trtllm")]
     assert len(today) == 9
@@ -218,12 +221,44 @@ def test_stages_of_a_pipeline_work_side_by_side() -> None:
     assert two.seconds(alone) >= 0.99 * one.seconds(decode_counts(1, 1000))
 
 
+def test_a_sequence_costs_each_step_what_no_byte_of_it_explains() -> None:
+    """From 1 to 128 sequences a step of 8 x MI300X grew by 14 ms, of which bytes explain 3."""
+    times = times_of("llama-3.1-70b", "h100-sxm", "fp8", 8, engine="vllm")
+    one, many = (times.parts(decode_counts(num, 1000)) for num in (1, 128))
+    assert many["sequences"] == pytest.approx(128 * times.efficiency.seq_s)
+    assert one["sequences"] == pytest.approx(times.efficiency.seq_s)
+    assert 1e-5 < times.efficiency.seq_s < 1e-4
+    free = replace(times, efficiency=replace(times.efficiency, seq_s=0.0))
+    more_s = times.seconds(decode_counts(128, 1000)) - free.seconds(decode_counts(128, 1000))
+    assert more_s == pytest.approx(many["sequences"])
+
+
+def test_units_for_four_bits_count_where_factors_have_them() -> None:
+    shape = shape_of_config(CONFIGS["llama-3.1-70b"])
+    b200, h100 = devices()["b200-sxm"], devices()["h100-sxm"]
+    nvfp4, mxfp4, fp8 = (storage_of_dtype(n, shape) for n in ("nvfp4", "mxfp4", "fp8"))
+    assert ops_per_s(b200, nvfp4)[0] == reached_ops_per_s(b200, "fp4")
+    assert ops_per_s(b200, nvfp4)[0] > 1.5 * ops_per_s(b200, fp8)[0]
+    assert ops_per_s(b200, mxfp4)[0] == ops_per_s(b200, mxfp4)[1]  # weights alone: widened
+    assert ops_per_s(h100, nvfp4)[0] == ops_per_s(h100, nvfp4)[1]
+
+
+def test_attention_in_long_prompts_has_an_efficiency_of_its_own() -> None:
+    """llama.cpp reads 4,096 tokens at 0.69 to 0.79 of its speed at 512: not so products alone."""
+    times = times_of("llama-3.1-8b", "rtx4090", "f16", engine="llamacpp")
+    speeds = [n / times.seconds(prefill_counts(1, n)) for n in (512, 4096)]
+    assert speeds[1] < 0.9 * speeds[0]
+    alike = replace(times, efficiency=replace(times.efficiency, attention=times.efficiency.compute))
+    speeds = [n / alike.seconds(prefill_counts(1, n)) for n in (512, 4096)]
+    assert speeds[1] > 0.95 * speeds[0]
+
+
 def test_a_damaged_row_of_constants_names_its_line() -> None:
     head = (
-        "engine,generation,o_us,e_m,e_c,p,request_ms,queue_share,num_points,loo_error,factor_90,"
+        "engine,generation,o_us,e_m,e_c,e_a,seq_us,p,request_ms,queue_share,num_points,loo_error,factor_90,"
         "first_factor_90,source\n"
     )
-    (row,) = parse_efficiencies(head + "trtllm,ada,5,1,1,1,9,0,1,1,1,1,x\n")
-    assert row.request_s == pytest.approx(0.009)
+    (row,) = parse_efficiencies(head + "trtllm,ada,5,1,1,.5,7,1,9,0,1,1,1,1,x\n")
+    assert (row.request_s, row.seq_s, row.attention) == pytest.approx((0.009, 7e-6, 0.5))
     with pytest.raises(ValueError, match=r"efficiency\.csv, line 2"):
-        parse_efficiencies(head + "trtllm,ada,fast,1,1,1,9,0,1,1,1,1,x\n")
+        parse_efficiencies(head + "trtllm,ada,fast,1,1,1,0,1,9,0,1,1,1,1,x\n")

@@ -188,8 +188,8 @@ def test_every_time_is_an_interval_and_the_document_is_as_designed() -> None:
     found = planned(on="h100-sxm,l4", slo=["ttft:p95:2000"]).as_dict()
     assert list(found["time"]) == [
         "ttft_ms", "ttft_ms_low", "ttft_ms_high", "tpot_ms", "tpot_ms_low", "tpot_ms_high",
-        "output_tokens_per_s", "output_tokens_per_s_low", "output_tokens_per_s_high", "source",
-        "utilisation",
+        "output_tokens_per_s", "output_tokens_per_s_low", "output_tokens_per_s_high",
+        "ttft_parts_ms", "source", "utilisation",
     ]  # fmt: skip
     assert found["time"]["source"] == "published"
     json.dumps(found, allow_nan=False)

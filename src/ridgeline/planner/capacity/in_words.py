@@ -25,8 +25,17 @@ def verdict(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence
             sure = "; times may be off by more than it has to spare"
             if certain is not None:
                 sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
-        return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{sure}"
+        return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{_first(best)}{sure}"
     return _nearest(choices, load, slos)
+
+
+def _first(choice: CapacityOption) -> str:
+    """Return where a first token's time goes, if a server takes any of it."""
+    parts = choice.first_parts_ms
+    if parts is None or not parts["server"]:
+        return ""
+    engine, server = parts["engine"], parts["server"]
+    return f"; a first token takes the engine {engine:,.0f} ms, the server {server:,.0f}"
 
 
 def _to_buy(best: CapacityOption) -> str:

@@ -123,6 +123,8 @@ def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
         layer_s=LAYER_S,
         memory=MEMORY_SHARE,
         compute=COMPUTE_SHARE,
+        attention=COMPUTE_SHARE,
+        seq_s=0.0,
         power=2,
         request_s=0.0,
         queue_share=0.0,

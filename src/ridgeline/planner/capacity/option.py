@@ -85,6 +85,8 @@ class CapacityOption:
         replicas: how many.
         clock: the model of time.
         seen: latencies; None above 85 % of the knee.
+        server_ms: the part of a first token's time that is not the engine's steps, in the mean:
+            what the server takes for a request, and what it waits for others' prompts.
         factors: metric -> (low, high): what its 90 % interval multiplies it by; high is None where
             the load could be more than the replicas bear.
         knee_per_s: the most requests per second that all replicas bear; None in a closed loop.
@@ -117,6 +119,7 @@ class CapacityOption:
     price_note: str
     mean_new: float
     limited_by: str
+    server_ms: float = 0.0
     owned: Owned | None = None
     spot: Spot | None = None
     on_frontier: bool = False
@@ -171,6 +174,17 @@ class CapacityOption:
         middle, (low, high) = self.seen.ms[metric][percentile], self.factors[metric]
         return middle * low, middle, None if high is None else middle * high
 
+    @property
+    def first_parts_ms(self) -> dict[str, float] | None:
+        """A first token's mean time in two parts: the engine's and the server's; None without one.
+
+        Published figures of engines are of the first part alone.
+        """
+        if self.seen is None:
+            return None
+        engine_ms = max(0.0, self.seen.ms["ttft"]["mean"] - self.server_ms)
+        return {"engine": engine_ms, "server": self.server_ms}
+
     def as_dict(self) -> dict[str, Any]:
         """Return an element of the document's "choices"."""
         setting = self.placement.setting
@@ -186,6 +200,7 @@ class CapacityOption:
             "surely_meets_slo": self.surely,
             "goodput_per_s": self.goodput_per_s,
             "ttft_ms": self._latency("ttft"),
+            "ttft_parts_ms": self.first_parts_ms,
             "tpot_ms": self._latency("tpot"),
             "e2el_ms": self._latency("e2el"),
             "output_tokens_per_s": self.tokens_per_s[1],
@@ -236,6 +251,7 @@ class CapacityOption:
         low, middle, high = self.tokens_per_s
         name = "output_tokens_per_s"
         document |= {name: middle, f"{name}_low": low, f"{name}_high": high}
+        document["ttft_parts_ms"] = self.first_parts_ms
         return document | {"source": self.clock.source, "utilisation": self.utilisation}
 
 

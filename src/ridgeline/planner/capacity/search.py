@@ -337,6 +337,7 @@ def _choice(
         usd_per_hour=candidate.usd_per_hour(replicas),
         price_note="" if price is None else f"{price.provider}, {price.date or 'no date'}",
         mean_new=load.mean_new,
+        server_ms=1e3 * candidate.begin_s(replicas),
         owned=price if isinstance(price, Owned) else None,
         limited_by=_limit(candidate, load, slos, seen if borne else None, middle),
     )

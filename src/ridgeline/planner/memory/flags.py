@@ -56,11 +56,11 @@ class PlanFlags:
     block_size: int | None = flag_field(None, "Tokens per block of the KV cache.")
     max_num_batched_tokens: int | None = flag_field(None, "Tokens of the largest step.")
     max_num_seqs: int | None = flag_field(
-        None, "Sequences that the engine runs at once. Default: 256, or 2048 for trtllm."
+        None, "Sequences that the engine runs at once. Default: 256; trtllm 2048, llamacpp 4."
     )
     engine: str | None = flag_field(
-        None, "Engine whose memory rules apply: ridgeline, vllm, sglang or trtllm. Default: "
-            "ridgeline on CPUs, else vllm.",
+        None, "Engine whose memory rules and times apply: ridgeline, vllm, sglang, trtllm or "
+            "llamacpp. Default: ridgeline on CPUs, llamacpp on Macs and the like, else vllm.",
     )  # fmt: skip
     gpu_memory_utilization: float | None = flag_field(
         None,

@@ -95,6 +95,10 @@ ENGINES: Mapping[str, EngineOverheads] = {
     "trtllm": EngineOverheads(
         "trtllm", of_free=True, block_size=32, max_num_batched_tokens=8192, max_num_seqs=2048
     ),
+    "llamacpp": EngineOverheads(
+        "llamacpp", utilization=1.0, block_size=256, max_num_batched_tokens=512, max_num_seqs=4,
+        graphs_bytes=0, bytes_per_logit=4,
+    ),
 }  # fmt: skip
 
 

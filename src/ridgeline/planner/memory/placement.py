@@ -43,6 +43,7 @@ from ridgeline.planner.memory.what_fits import (
 
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
+_USUAL_ENGINES = {"cpu": "ridgeline", "soc": "llamacpp"}  # by kind of device; else vLLM
 _OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
 
 
@@ -91,7 +92,7 @@ def place(
     Raises:
         ValueError: a wish contradicts the device, the model or another wish.
     """
-    engine = ENGINES[wishes.engine or ("ridgeline" if device.kind == "cpu" else "vllm")]
+    engine = ENGINES[wishes.engine or _USUAL_ENGINES.get(device.kind, "vllm")]
     engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
     if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):
         engine = replace(engine, frees_windows=False)
