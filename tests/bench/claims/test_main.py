@@ -116,6 +116,8 @@ def test_the_table_has_a_line_for_each_technique(
 def test_what_cannot_be_compared_is_one_line() -> None:
     with pytest.raises(ValueError, match="--seconds 1e-06 is too little"):
         bench_claims(None, "h100-sxm", 1e-6, None, as_json=True, sizes=OF_A_GPU)
+    with pytest.raises(ValueError, match="names 2 devices"):
+        bench_claims(None, "l4,l40s", 60, None, as_json=True, sizes=OF_A_GPU)
     result = ridgeline("bench", "claims", "--on", "h100-sxm", "--out", "claims.png")
     assert result.returncode == 1
     assert "claims.png: its ending says what to write" in result.stderr

@@ -38,7 +38,7 @@ _OF_GPUS = LoadSizes(
     caches=("bf16", "int8"),
 )  # fmt: skip
 _OF_PROCESSORS = LoadSizes(
-    num_requests=24, prompts=(16, 96), mean_new=24, most_new=256, one=(128, 32),
+    num_requests=48, prompts=(16, 96), mean_new=24, most_new=256, one=(128, 32),
     cache_tokens=1536, shared=(192, 16), batches=(1, 4, 16, 64, 256), long_prompt=512,
     long_load=(16, 256, 24),
     weights=("bf16", "int8", "int4"), caches=("f16", "int8"),

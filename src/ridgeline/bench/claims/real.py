@@ -20,7 +20,7 @@ _DRAFTS = {
     "ngram": '{"method":"ngram","num_speculative_tokens":4}',
     "lookahead": '{"method":"lookahead"}',
 }
-_REPEATING = "Count: one two three four five six seven eight nine ten eleven twelve. " * 6
+_REPEATING = "Count: one two three four five six seven eight nine ten eleven twelve " * 6
 _MOST_LEN = 1024  # of a sequence
 _MOST_LOADED = 2  # the two sides of a technique
 

@@ -50,7 +50,10 @@ class VirtualStage:
     def __init__(self, model: str | Mapping[str, Any], on: str, sizes: LoadSizes) -> None:
         """Take a model, as ``ridgeline plan`` does, and one device. Raises ValueError."""
         self._subject = subject_of(model, stores())
-        self._device = find_devices(on).devices[0]
+        devices = find_devices(on).devices
+        if len(devices) != 1:
+            raise ValueError(f"--on {on} names {len(devices)} devices: name one")
+        self._device = devices[0]
         self.sizes = sizes
         self.model = "Llama 2 13B" if model is LLAMA_2_13B else self._subject.name
         self._place = cache(self._placed)
