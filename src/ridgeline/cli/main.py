@@ -45,6 +45,7 @@ from ridgeline.cli.commands.ps import ps
 from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
+from ridgeline.cli.commands.rules import rules_app
 from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
@@ -96,6 +97,7 @@ app = App(
 bench_app = App(help="Measure speed, latency and accuracy.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
+app.add_typer(rules_app, name="rules")
 app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)

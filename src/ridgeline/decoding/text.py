@@ -108,6 +108,7 @@ class HeldEntries(Generic[Entry]):
         """Take a text of the same tokens that has no stop strings."""
         self._text = text
         self._num_fed = self._num_shown = 0  # characters
+        self._num_known = self._num_told = 0  # of those that are no longer held, and of entries
         self._held: deque[tuple[int, bool, Entry]] = deque()
 
     def feed(self, token: int, entry: Entry) -> None:
@@ -125,8 +126,16 @@ class HeldEntries(Generic[Entry]):
             is_over: whether the answer has ended; then nothing is held back.
         """
         self._num_shown += num_chars
+        self._num_known = self._num_shown - num_unread
         num_told = 0
         for place, (end, is_whole, _) in enumerate(self._held, start=1):
             if is_over or (is_whole and end <= self._num_shown - num_unread):
                 num_told = place
+        if num_told:
+            self._num_told = self._held[num_told - 1][0]
         return [self._held.popleft()[2] for _ in range(num_told)]
+
+    def drop_begun(self) -> None:
+        """Drop the next entry if a part of its text is known."""
+        if self._held and self._num_told < self._num_known:
+            self._num_told = self._held.popleft()[0]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
@@ -25,6 +26,9 @@ from ridgeline.server.lora import Loras
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.service import Service
 from ridgeline.server.sleeping import Naps
+
+if TYPE_CHECKING:
+    from ridgeline.server.rules.book import RuleBook
 
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -71,6 +75,10 @@ class Answering:
             lambda: llm.kv_disk.counted if llm.kv_disk else {},
         )
         self.async_engine.listeners.append(self.metrics.on_record)
+        rules = self.rules = self._rules_of(options, keys)
+        if rules and trace and not rules.now.allows_trace:
+            message = "--trace writes answers as no rule has seen them: without it, or with "
+            raise ValueError(f"{message}trace = true at the top of {options.rules}")
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
@@ -91,6 +99,7 @@ class Answering:
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
             naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
             kept=llm.kv_disk,
+            rules=rules,
         )
         self.app = new_app(self.service)
         store = store_of(home, name)
@@ -101,6 +110,14 @@ class Answering:
             most_at_once = 2 * llm.config.max_num_seqs  # some are prepared while others run
             self._batches = Batches(store, self.app, keys, fingerprint, most_at_once)
         add_batches(self.app, self._batches, options)
+
+    def _rules_of(self, options: ServeOptions, keys: Keys) -> RuleBook | None:
+        """Return the rules of a file, if there is one. Raises OSError or ValueError."""
+        if options.rules is None:
+            return None
+        from ridgeline.server.rules.book import RuleBook  # a server without rules is spared this
+
+        return RuleBook(options.rules, lambda: keys.labels, self.metrics.count_rule)
 
     def start(self) -> None:
         """Begin to answer."""

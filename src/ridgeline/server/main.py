@@ -108,12 +108,19 @@ class Running:
         self.server.ended.set()
 
     def reload_keys(self) -> None:
-        """Read the file of keys again."""
+        """Read the files of keys and rules again; of each, what holds stays if it is bad."""
         try:
             self.keys.reload()
             self._write("the keys were read again")
         except (OSError, ValueError) as error:
             self._write(f"the keys stay as they are: {error}")
+        rules = self._answering.rules
+        try:
+            if rules:
+                rules.reload()
+                self._write(f"the rules were read again: version {rules.now.version}")
+        except (OSError, ValueError) as error:
+            self._write(f"the rules stay as they are: {error}")
 
 
 def _with_room(options: ServeOptions) -> ServeOptions:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ridgeline.api.text_side import NewConstraint, TextProcessor, cut
 from ridgeline.core.params import SamplingParams
@@ -31,6 +31,9 @@ from ridgeline.server.http.request_model import contradiction
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
+
+if TYPE_CHECKING:  # imported only where a server has rules
+    from ridgeline.server.rules.book import RequestRules
 
 Ids = tuple[int, ...]
 Converted = TypeVar("Converted", bound=Rendering)
@@ -76,7 +79,10 @@ class Prompts:
         metrics: Metrics,
         work: WorkTurns,
         options: ServeOptions,
+        rules: Callable[[], RequestRules | None] = lambda: None,
     ) -> None:
+        """Make prompts of what ``rules`` let the model read: those for the present request."""
+        self._rules = rules
         self._text, self._max_model_len = text, max_model_len
         self._metrics, self._work, self._options = metrics, work, options
         text.tokenizer.prepare()
@@ -99,10 +105,11 @@ class Prompts:
         """Return a conversation of another API as ours, and its prompt; as ``of_chat``."""
         self._check_task(SamplingParams())
         requests: list[Converted] = []
+        rules = self._rules()
 
         def render() -> list[int]:
             requests.append(convert())
-            return self._rendered(requests[0], now)
+            return self._rendered(requests[0], now, rules)
 
         ids = await self._in_thread("messages", render)
         return requests[0], ids
@@ -110,27 +117,32 @@ class Prompts:
     async def text_of_chat(self, request: Rendering) -> str:
         """Return the prompt that ``of_chat`` tokenises; raises ApiError."""
         try:
-            return await self._work.prompts.run(lambda: self._written(request))
+            return await self._work.prompts.run(partial(self._written, request, self._rules()))
         except ValueError as error:
             raise _bad("messages", str(error)) from None
 
-    def _written(self, request: Rendering) -> str:
-        messages, options = self._messages_and_options(request)
+    def _written(self, request: Rendering, rules: RequestRules | None) -> str:
+        messages, options = self._messages_and_options(request, rules)
         with self._text.chat_template.written_as(request.chat_template) as template:
-            return template.render_text(messages, **(options | {"strftime_now": None}))
+            written = template.render_text(messages, **(options | {"strftime_now": None}))
+        if rules:
+            rules.check_read(written, "messages")
+        return written
 
-    def _rendered(self, request: Rendering, now: datetime | None) -> list[int]:
-        messages, options = self._messages_and_options(request)
+    def _rendered(
+        self, request: Rendering, now: datetime | None, rules: RequestRules | None
+    ) -> list[int]:
+        messages, options = self._messages_and_options(request, rules)
         with self._text.chat_template.written_as(request.chat_template) as template:
             return template.render_ids(messages, **(options | {"strftime_now": now}))
 
     def _messages_and_options(
-        self, request: Rendering
+        self, request: Rendering, rules: RequestRules | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         options = request.template_options() | self._effort(request.effort)
         messages = [message.plain() for message in request.messages]
         self._check_bytes([messages, options], "messages")
-        return messages, options
+        return rules.read((messages, options), "messages") if rules else (messages, options)
 
     def _effort(self, effort: str | None) -> dict[str, Any]:
         """Return what a template is told of OpenAI's ``reasoning_effort``."""
@@ -160,8 +172,8 @@ class Prompts:
         """Return the token ids of a text, or check those given; raises ApiError."""
         if isinstance(prompt, str):
             self._check_bytes(prompt, param)
-            encode = self._text.tokenizer.encode
-            return await self._in_thread(param, lambda: encode(prompt, add_bos=add_bos))
+            encode, read = self._text.tokenizer.encode, self._read(param)
+            return await self._in_thread(param, lambda: encode(read(prompt), add_bos=add_bos))
         return await self._in_thread(param, lambda: self._text.encode(prompt))
 
     async def of_texts(
@@ -175,8 +187,8 @@ class Prompts:
             if isinstance(prompt, list) and len(prompt) > self._max_model_len and not are_cut:
                 self._check_one(len(prompt), "prompt")
             self._check_bytes(prompt, "prompt")
-        encode = self._text.encode
-        return await self._all_in_thread("prompt", lambda: [encode(one) for one in prompts])
+        encode, read = self._text.encode, self._read("prompt")
+        return await self._all_in_thread("prompt", lambda: [encode(read(one)) for one in prompts])
 
     async def of_pieces(self, body: LlamaCppRequest) -> list[Ids]:
         """Return the token ids of llama.cpp's prompts, some of them of ids and texts mixed.
@@ -187,10 +199,10 @@ class Prompts:
             self._check_bytes(prompt, "prompt")
             if isinstance(prompt, list) and len(prompt) > self._max_model_len:
                 self._check_one(len(prompt), "prompt")
-        encode = self._text.tokenizer.encode
+        encode, read = self._text.tokenizer.encode, self._read("prompt")
 
         def ids_of(prompt: str | list[int | str]) -> list[int]:
-            pieces: list[int | str] = [prompt] if isinstance(prompt, str) else prompt
+            pieces: list[int | str] = read([prompt] if isinstance(prompt, str) else prompt)
             ids: list[int] = []
             for i, one in enumerate(pieces):
                 if isinstance(one, int):
@@ -216,14 +228,14 @@ class Prompts:
         ``truncate_to`` is how many tokens one keeps: -1 means as many as the model takes, and None
         refuses a longer text.
         """
-        room, encode = self._room(truncate_to), self._text.encode_whole
+        room, encode, read = self._room(truncate_to), self._text.encode_whole, self._read(param)
         most = None if truncate_to is None else self.max_bytes
         if most is None:
             for text in texts:
                 self._check_bytes(text, param)
 
         def encode_all() -> list[list[int]]:
-            return [encode(one[:most], room) for one in texts]
+            return [encode(read(one[:most]), room) for one in texts]
 
         return self._checked(await self._all_in_thread(param, encode_all), param)
 
@@ -232,12 +244,13 @@ class Prompts:
     ) -> list[Ids]:
         """Return the ids of each two texts that are read together; as ``of_wholes``."""
         room, encode, most = self._room(truncate_to), self._text.encode_pair, self.max_bytes
+        read = self._read(param)
         if truncate_to is None:
             for pair in pairs:
                 self._check_bytes(list(pair), param)
 
         def encode_all() -> list[list[int]]:
-            return [encode(one[:most], other[:most], room) for one, other in pairs]
+            return [encode(read(a[:most]), read(b[:most]), room) for a, b in pairs]
 
         return self._checked(await self._all_in_thread(param, encode_all), param)
 
@@ -267,8 +280,8 @@ class Prompts:
     async def of_middle(self, prompt: str | list[int], suffix: str) -> Ids:
         """Return the token ids that ask for what stands between two texts; raises ApiError."""
         self._check_bytes([prompt, suffix], "suffix")
-        encode = self._text.encode_infill
-        return await self._in_thread("suffix", lambda: encode(prompt, suffix).ids)
+        encode, read = self._text.encode_infill, self._read("prompt")
+        return await self._in_thread("suffix", lambda: encode(read(prompt), read(suffix)).ids)
 
     async def of_cursor(self, body: InfillRequest) -> tuple[Ids, bool]:
         """Return the token ids that ask for what stands at a cursor, cut to what the model takes.
@@ -285,10 +298,12 @@ class Prompts:
         room -= max(1, body.n_predict) if is_bounded else self._max_model_len // 4
         prefix, suffix, files = body.texts(self.max_bytes)
         is_truncated = len(files) < len(body.input_extra)
+        read = self._read("input_prefix")
 
         def encode() -> list[int]:
             nonlocal is_truncated
-            prompt = self._text.encode_infill(prefix, suffix, files, room)
+            read_files = [one._replace(text=read(one.text), name=read(one.name)) for one in files]
+            prompt = self._text.encode_infill(read(prefix), read(suffix), read_files, room)
             is_truncated |= prompt.is_truncated
             return prompt.ids
 
@@ -416,10 +431,25 @@ class Prompts:
         return ids
 
     async def _all_in_thread(self, param: str, work: Callable[[], list[list[int]]]) -> list[Ids]:
+        rules = self._rules()
+        if rules and rules.key.input:  # whatever a prompt was made of: what is read has no more
+            decode, made = partial(self._text.tokenizer.decode, skip_special=False), work
+
+            def work() -> list[list[int]]:
+                prompts = made()
+                for ids in prompts:
+                    rules.check_read(decode(ids), param)
+                return prompts
+
         try:
             return [tuple(ids) for ids in await self._work.prompts.run(work)]
         except ValueError as error:
             raise _bad(param, str(error)) from None
+
+    def _read(self, param: str) -> Callable[[Any], Any]:
+        """Return what makes of texts what the rules let a model read."""
+        rules = self._rules()
+        return (lambda text: rules.read(text, param)) if rules else (lambda text: text)
 
     def _check_bytes(self, value: Any, param: str) -> None:
         """Raise ApiError if there is more text than a prompt can have."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from opentelemetry.context import Context
@@ -49,6 +49,9 @@ from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.sleeping import Naps
 
+if TYPE_CHECKING:  # imported only where a server has rules
+    from ridgeline.server.rules.book import RequestRules, RuleBook
+
 # Of a body, and the names to show.
 NewShape = Callable[[ResponseBuilder, Any, str, str, str], ReplyShape]
 
@@ -73,13 +76,16 @@ class Service:
         loras: Loras,
         naps: Naps,
         kept: KeptBlocks | None = None,
+        rules: RuleBook | None = None,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
         what takes this process's memory; any thread may call it. ``loras`` are its adapters,
-        ``naps`` its sleep, and ``kept`` blocks of its cache in files.
+        ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
+        and answers say.
         """
+        self.rule_book = rules
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
@@ -87,7 +93,7 @@ class Service:
         self.digest, self.naps, self._kept = digest, naps, kept
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
-        self.prompts = Prompts(text, max_model_len, metrics, self.work, options)
+        self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
         self.live = Live(engine, metrics.score)
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(engine, metrics.score)
@@ -96,6 +102,7 @@ class Service:
             options.max_requests_per_minute,
             options.max_tokens_per_minute,
             options.max_concurrent_requests,
+            own=lambda label: rules.now.of(label).limits if rules else {},
         )
         self.is_draining = False
 
@@ -113,6 +120,10 @@ class Service:
             return "the queue is full"
         return self.trouble()
 
+    def rules(self) -> RequestRules | None:
+        """Return the rules for the present request, if there are any."""
+        return self.rule_book.here() if self.rule_book else None
+
     # --- completions ---------------------------------------------------------------------------
 
     def check_open(self, model: str | None) -> None:
@@ -124,6 +135,9 @@ class Service:
         if why := self.engine.trouble():
             raise ApiError(503, why, code="engine_stopped")
         self._check_name(model)
+        if rules := self.rules():
+            is_adapter = model is not None and not self.is_called(model)
+            rules.check_model(model if model is not None and is_adapter else self.name)
 
     def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model) and model not in self.loras.names:
@@ -217,11 +231,15 @@ class Service:
         later is told in the names of the ``dialect``.
         """
         self.check_queue(len(prompts))
+        if rules := self.rules():
+            rules.check_answer(body)
         header = request.headers.get(HEADER)
         prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
         params, deadline, state = prepared.params, prepared.deadline, request.state
         if state.is_background and deadline:
             raise contradiction("deadline", "a batch cannot have a deadline")
+        if rules:
+            params = rules.capped(params)
         if params.seed is None and state.seed is not None:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name
@@ -248,7 +266,17 @@ class Service:
         stream.arrived_s = request.state.arrived_s
         await load(self.engine, self._kept, stream)
         stream.created_s = int(request.state.created.timestamp())
-        answers = ResponseBuilder(self.text, body, stream, prepared.form, room=prepared.room)
+        has_form = prepared.form is None or prepared.form.has_body
+        is_constrained = has_form and prepared.new_constraint is not None
+        answers = ResponseBuilder(
+            self.text,
+            body,
+            stream,
+            prepared.form,
+            room=prepared.room,
+            rules=rules,
+            is_constrained=is_constrained,
+        )
         fingerprint = with_adapter(self.fingerprint, adapter.digest)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from ridgeline.batch.run import ItemRequest, ItemResponse, Stopped
 from ridgeline.server.http.json_body import CAPPED, IGNORED
-from ridgeline.server.http.turns import CALLER, in_thread
+from ridgeline.server.http.turns import CALLER, STATE, in_thread
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
@@ -95,6 +95,8 @@ class LocalClient:
                 "journal": None,
             },
         }
+
+        STATE.set(scope["state"])
 
         async def receive() -> Message:
             if not unread:

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-_TEXTS = {"reasoning_content": "reasoning", "content": "text", "text": "text"}  # by their fields
+_TEXTS = {  # by their fields
+    "reasoning_content": "reasoning",
+    "content": "text",
+    "text": "text",
+    "refusal": "text",
+}
 
 
 @dataclass

@@ -29,7 +29,7 @@ from ridgeline.server.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.limits import Limits, Spacing
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import CALLER
+from ridgeline.server.http.turns import CALLER, STATE
 
 # No key: a static page, and probes.
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
@@ -195,6 +195,7 @@ class Gate:
             scope["state"] |= {"owner": self._keys.owner_of(tenant)}
             scope["state"] |= {"seed": None, "is_background": False}  # of a batch's requests alone
             scope["state"] |= {"journal": None}  # of a router's alone
+            STATE.set(scope["state"])
             CALLER.set(tenant)  # of all that this request has done for it
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             length = headers.get(b"content-length", b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,20 +17,24 @@ _BURST_S = 0.1  # so much of that may come at once
 _LIKE_ONE_BYTES, _LONG_BYTES = 1 << 16, 1 << 20  # so much of a body counts as a further request
 _LONGEST_S = 5.0  # nobody waits longer
 
+_MINUTE_S, _DAY_S = 60.0, 86_400.0
+
 
 class _Bucket:
-    """A rate per minute, on average; what is unused is kept for a minute. It may go into debt."""
+    """A rate, on average; what is unused is kept for its period. It may go into debt."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self.per_minute = per_minute
+    def __init__(
+        self, amount: int, clock: Callable[[], float], period_s: float = _MINUTE_S
+    ) -> None:
+        self.amount, self._period_s = amount, period_s
         self._clock = clock
-        self._left = float(per_minute)
+        self._left = float(amount)
         self._at_s = clock()
 
     def left(self) -> float:
         now_s = self._clock()
-        self._left += (now_s - self._at_s) * self.per_minute / 60
-        self._left, self._at_s = min(self._left, float(self.per_minute)), now_s
+        self._left += (now_s - self._at_s) * self.amount / self._period_s
+        self._left, self._at_s = min(self._left, float(self.amount)), now_s
         return self._left
 
     def take(self, amount: int) -> None:
@@ -38,7 +42,7 @@ class _Bucket:
 
     def wait_s(self, amount: float) -> float:
         """Return the seconds until this amount is available."""
-        return max(0.0, (amount - self.left()) * 60 / self.per_minute)
+        return max(0.0, (amount - self.left()) * self._period_s / self.amount)
 
 
 class Spacing:
@@ -72,11 +76,12 @@ class Spacing:
 class _Account:
     requests: _Bucket | None
     tokens: _Bucket | None
+    daily_tokens: _Bucket | None = None
     num_running: int = 0
 
 
 class Limits:
-    """What each key may use; the same for all of them."""
+    """What each key may use; the same for all of them, unless a key has limits of its own."""
 
     def __init__(
         self,
@@ -84,8 +89,13 @@ class Limits:
         max_tokens_per_minute: int | None = None,
         max_concurrent_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        own: Callable[[str], Mapping[str, int]] = lambda label: {},
     ) -> None:
-        """Limit each key; None means no limit."""
+        """Limit each key; None means no limit.
+
+        ``own`` returns the limits of a key by the names of the rules' file, which go first.
+        """
+        self._own = own
         self._per_minute = (max_requests_per_minute, max_tokens_per_minute)
         self._max_running = max_concurrent_requests
         self._clock = clock
@@ -93,8 +103,12 @@ class Limits:
 
     def _account(self, label: str) -> _Account:
         if label not in self._accounts:
-            buckets = [per and _Bucket(per, self._clock) for per in self._per_minute]
-            self._accounts[label] = _Account(buckets[0] or None, buckets[1] or None)
+            own = self._own(label)
+            per_minute = own.get("requests_per_minute", self._per_minute[0]), self._per_minute[1]
+            buckets = [per and _Bucket(per, self._clock) for per in per_minute]
+            per_day = own.get("tokens_per_day")
+            daily = per_day and _Bucket(per_day, self._clock, _DAY_S)
+            self._accounts[label] = _Account(buckets[0] or None, buckets[1] or None, daily or None)
         return self._accounts[label]
 
     @contextmanager
@@ -108,7 +122,7 @@ class Limits:
             raise _refusal(f"{account.num_running} requests of this key are already running", 1.0)
         if account.requests:
             if account.requests.left() < 1:
-                reason = f"this key may send {account.requests.per_minute} requests per minute"
+                reason = f"this key may send {account.requests.amount} requests per minute"
                 raise _refusal(reason, account.requests.wait_s(1))
             account.requests.take(1)
         account.num_running += 1
@@ -119,28 +133,30 @@ class Limits:
 
     def take(self, label: str, num_prompt_tokens: int) -> None:
         """Count the tokens of prompts. Raises ApiError 429, and then nothing was counted."""
-        tokens = self._account(label).tokens
-        if tokens:
-            need = min(num_prompt_tokens, tokens.per_minute)
-            if tokens.left() < need:
-                reason = f"this key may use {tokens.per_minute} tokens per minute"
+        account = self._account(label)
+        buckets = [(account.tokens, "minute"), (account.daily_tokens, "day")]
+        for tokens, period in buckets:
+            need = min(num_prompt_tokens, tokens.amount) if tokens else 0
+            if tokens and tokens.left() < need:
+                reason = f"this key may use {tokens.amount} tokens per {period}"
                 raise _refusal(reason, tokens.wait_s(need))
-            tokens.take(num_prompt_tokens)
+        self.charge(label, num_prompt_tokens)
 
     def charge(self, label: str, num_tokens: int) -> None:
         """Count tokens that were generated, however many."""
-        tokens = self._account(label).tokens
-        if tokens:
-            tokens.take(num_tokens)
+        account = self._account(label)
+        for tokens in (account.tokens, account.daily_tokens):
+            if tokens:
+                tokens.take(num_tokens)
 
     def headers(self, label: str) -> dict[str, str]:
         """Return the headers that tell what is left."""
         account, headers = self._account(label), dict[str, str]()
         for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
             if bucket:
-                headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.amount)
                 headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.left())))
-                wait_s = bucket.wait_s(bucket.per_minute)
+                wait_s = bucket.wait_s(bucket.amount)
                 headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(wait_s)}s"
         return headers
 

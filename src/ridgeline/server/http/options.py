@@ -73,6 +73,11 @@ class ServeOptions:
         "An operator's key, which sees all metrics and loads adapters; a server's only key is "
         "one too.",
     )
+    rules: Path | None = flag_field(
+        None,
+        "File of rules (TOML): what each key may use, and what may be read and written; read "
+        "again on SIGHUP.",
+    )
     isolate_keys: bool = flag_field(
         True, "Separate prefix caches for keys, so that no key can tell what another sent."
     )

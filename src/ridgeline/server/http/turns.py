@@ -14,13 +14,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.text.child import NUM_PROCESSES
 
 CALLER: ContextVar[str] = ContextVar("caller", default=ANYONE)  # the gate sets it: a key's label
+STATE: ContextVar[dict[str, Any] | None] = ContextVar("state", default=None)  # of the request, too
 _MOST_WAITING = 1000
 
 Result = TypeVar("Result")

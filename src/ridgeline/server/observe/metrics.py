@@ -135,6 +135,7 @@ class Metrics:
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
         self._promises: Counter[str] = Counter(kept=0, broken=0, refused=0)
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
+        self._hits: Counter[tuple[str, str, str]] | None = None  # of a server with rules
         self._usage = {key: Counter[str]() for key in keys}
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
@@ -174,6 +175,12 @@ class Metrics:
         """Add a grammar that cannot be used."""
         with self._lock:
             self._refused[reason] += 1
+
+    def count_rule(self, rule: str, where: str, action: str) -> None:
+        """Add a match of a rule: in which kind of text, and what was done."""
+        with self._lock:
+            self._hits = Counter() if self._hits is None else self._hits
+            self._hits[rule, where, action] += 1
 
     def count_promise(self, outcome: str) -> None:
         """Add a request with a deadline: its promise was kept or broken, or refused."""
@@ -294,6 +301,12 @@ class Metrics:
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
+        if self._hits is not None:
+            labels = ["model_name", "rule", "where", "action"]
+            hits = counter("ridgeline:rule_hits", "Matches of rules.", labels=labels)
+            for of, count in self._hits.items():
+                hits.add_metric([self._model, *of], count)
+            yield hits
         yield from self._foreseen()
 
     def _used(self, usage: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:

@@ -17,7 +17,12 @@ from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBu
 from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError, anthropic_body
 
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 # By the kind of an item: the type of a piece of it, and its field there.
 _DELTAS = {
     "text": ("text_delta", "text"),

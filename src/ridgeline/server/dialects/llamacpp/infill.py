@@ -256,7 +256,7 @@ class LlamaCppShape:
         index = choice["index"]
         end = self._ends[index]
         reason = end.get("stop_reason")
-        is_cut = end["finish_reason"] == "length" or reason == ENDED
+        is_cut = end["finish_reason"] in ("length", "content_filter") or reason == ENDED
         word = reason if isinstance(reason, str) else ""
         shown = self._object(choice, is_end=True)
         last = {
@@ -279,6 +279,7 @@ class LlamaCppShape:
     def _settings(self) -> dict[str, Any]:
         """Return what was asked of sampling, and the model's own recommendations beside it."""
         asked = self._body.model_dump(exclude_none=True, exclude=_NO_SETTINGS)
+        asked = self._answers.shown(asked)
         return {**self._text.generation_defaults, **asked, "n_predict": self._body.n_predict}
 
     def _probabilities(self, logprobs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -170,14 +170,14 @@ class AssistantMessage(Shaped):
 
     role: Literal["assistant"]
     content: str | None
-    refusal: None
+    refusal: str | None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(Shaped):
     index: int
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
 
@@ -420,6 +420,7 @@ class MessageObject(Shaped):
         "end_turn",
         "max_tokens",
         "model_context_window_exceeded",
+        "refusal",
         "stop_sequence",
         "tool_use",
     ]

@@ -127,6 +127,7 @@ class Vectors:
     """
 
     num_tokens = 0  # none is generated
+    is_cut = False
     promise: Promise | None = None
 
     def __init__(self, stream: RequestStream) -> None:
@@ -250,7 +251,8 @@ def _add_ranks(app: FastAPI, service: Service) -> None:
         async def rerank(body: RerankRequest, request: Request) -> Response:
             """Rank documents by how relevant they are to a query."""
             service.check_open(body.model)
-            texts = body.texts
+            texts, rules = body.texts, service.rules()
+            shown = [rules.shown(one) for one in texts] if rules else texts
 
             def answer(scores: list[float], usage: dict[str, Any]) -> dict[str, Any]:
                 order = sorted(range(len(scores)), key=lambda i: -scores[i])
@@ -260,7 +262,7 @@ def _add_ranks(app: FastAPI, service: Service) -> None:
                     "usage": usage,
                     "results": [
                         {"index": i, "relevance_score": scores[i]}
-                        | ({} if body.return_documents is False else _shown(texts[i]))
+                        | ({} if body.return_documents is False else _shown(shown[i]))
                         for i in order[: body.top_n or None]
                     ],
                 }
@@ -372,6 +374,8 @@ def _reply(
     answer: Callable[[Vectors], dict[str, Any] | RawBody],
 ) -> Reply:
     service.check_queue(len(prompts))
+    if rules := service.rules():
+        rules.check_features(["embeddings"])
     params = SamplingParams(pool=service.text.pooling)
     tenant = request.state.tenant
     stream = RequestStream(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ridgeline.decoding.messages.calls import Piece
 
-_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
+_FIELDS = {"content": "content", "reasoning": "reasoning_content", "refusal": "refusal"}
 
 
 def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[s
     ``call_id`` returns the id of a call, from its index.
     """
     calls: list[dict[str, Any]] = []
-    texts = {"content": "", "reasoning": ""}
+    texts = {"content": "", "reasoning": "", "refusal": ""}
     for kind, text in pieces:
         if kind == "call":
             calls.append(_call(text, call_id(len(calls))))
@@ -25,7 +25,8 @@ def message_of(pieces: Sequence[Piece], call_id: Callable[[int], str]) -> dict[s
         else:
             texts[kind] += text
     content = texts["content"] or (None if calls else "")
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message["refusal"] = texts["refusal"] or None
     if texts["reasoning"]:
         message["reasoning_content"] = texts["reasoning"]
     if calls:

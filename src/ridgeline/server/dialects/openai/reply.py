@@ -95,6 +95,10 @@ class Results(Protocol):
     records: list[RequestRecord]
 
     @property
+    def is_cut(self) -> bool:
+        """Whether it is over, though the engine does not know."""
+
+    @property
     def finish_reasons(self) -> str:
         """How it ended, each way once."""
 
@@ -315,6 +319,8 @@ class Reply(Response):
         while batch := await self._stream.events():
             for one in batch:
                 self._shape.take(one)
+            if self._answers.is_cut:
+                break
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
         whole = partial(self._whole, in_pieces if is_long else _encode)
         data, headers = await self._turns.run(whole) if is_long else whole()
@@ -342,6 +348,8 @@ class Reply(Response):
             finally:
                 if frames:
                     await self._send(send, b"".join(frames), self._of_stream, notes=self._notes())
+            if self._answers.is_cut:
+                break
         ending = self._shape.ending()
         await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
 

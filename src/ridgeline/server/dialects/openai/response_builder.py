@@ -7,11 +7,11 @@ the logprobs of a token are written. It knows nothing of connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.api.outputs import likeliest
 from ridgeline.api.text_side import TextProcessor
@@ -29,35 +29,20 @@ from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.dialects.choice_state import ChoiceState
 from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
+from ridgeline.server.dialects.timings import pace_of, timings_of
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 
+if TYPE_CHECKING:  # imported only where a server has rules
+    from ridgeline.server.rules.book import RequestRules
+    from ridgeline.server.rules.choice import RuledChoice
+
 Choice = dict[str, Any]
+FILTERED = "content_filter"  # how an answer ended that a rule has ended
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
-
-
-@dataclass
-class ChoiceState:
-    """One of the choices: the part of it that is known and not yet shown."""
-
-    index: int
-    reader: AnswerReader
-    pieces: list[Piece] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
-    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
-    num_tokens: int = 0
-    cumulative_logprob: float = 0.0  # if tokens are ranked
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    has_begun: bool = False  # a token came
-    has_role: bool = False  # a chunk of a chat named the role
-    num_calls: int = 0  # shown
-    offset: int = 0  # characters of the tokens shown, for ``text_offset``
-    decode: Callable[[int], str] | None = None
-    token_ids: list[int] | None = None  # where they are asked for: those not shown yet
-    has_prompt_ids: bool = False  # a chunk had those of the prompt
 
 
 class ResponseBuilder:
@@ -71,11 +56,15 @@ class ResponseBuilder:
         form: MessageForm | None = None,
         *,
         room: int | None = None,
+        rules: RequestRules | None = None,
+        is_constrained: bool = False,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
 
         ``room`` is what the model's context leaves, where that is less than what was allowed.
+        Nothing comes out that ``rules`` forbid; they cannot change text that ``is_constrained``.
         """
+        self._rules = rules
         self.room = room
         self._text, self._body, self._stream, self._form = text, body, stream, form
         self._is_chat = isinstance(body, ChatRequest)
@@ -92,6 +81,8 @@ class ResponseBuilder:
             ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
+        for answer in self._answers if rules else ():
+            answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
@@ -113,11 +104,13 @@ class ResponseBuilder:
             self.records.append(payload)
             self._end_s[index] = payload.finish_s
             return None
+        answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
+        if answer.finish_reason == FILTERED:
+            return None
         if payload.finish_reason is FinishReason.ERROR:
             status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
             param = self._stream.form_param if payload.error == MASKED_OUT else None
             raise StreamError(payload.error or "the model failed on this request", status, param)
-        answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
         if self._echo and not answer.has_begun:
             self._add_echo(answer, index)
         answer.has_begun = True
@@ -152,6 +145,9 @@ class ResponseBuilder:
         pieces = answer.reader.take(event)
         if self._hides_reasoning:
             pieces = [piece for piece in pieces if piece.kind != "reasoning"]
+        if answer.ruled:
+            self._add_ruled(answer, answer.ruled, pieces, event)
+            return
         answer.pieces += pieces
         if self._tells_ids and event.token is not None:
             answer.token_ids = [*(answer.token_ids or ()), event.token]
@@ -163,9 +159,7 @@ class ResponseBuilder:
     def _add_logprobs(self, answer: ChoiceState, event: Event, prompt: int) -> None:
         """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
         if answer.held is None:
-            params = replace(self._stream.params, stop=())
-            ids = self._stream.prompts[prompt]
-            answer.held = HeldEntries(self._text.new_text(ids, params, self._form))
+            answer.held = self._new_held(prompt)
         if event.logprobs:
             answer.held.feed(event.logprobs.token, event.logprobs)
         is_over = event.finish_reason is not None
@@ -173,16 +167,62 @@ class ResponseBuilder:
             len(event.text), answer.reader.num_held, is_over=is_over
         )
 
+    def _new_held(self, prompt: int) -> HeldEntries[TokenLogprobs]:
+        params = replace(self._stream.params, stop=())
+        return HeldEntries(self._text.new_text(self._stream.prompts[prompt], params, self._form))
+
+    # --- under rules ---------------------------------------------------------------------------
+
+    def _ruled(self, prompt: int, is_constrained: bool) -> RuledChoice | None:
+        from ridgeline.server.rules.choice import RuledChoice  # only where there are rules
+
+        assert self._rules is not None
+        guard = self._rules.new_guard(is_constrained=is_constrained)
+        held = self._new_held(prompt) if self._with_logprobs or self._tells_ids else None
+        return None if guard is None else RuledChoice(guard, self._rules, self._name, held)
+
+    def _add_ruled(
+        self, answer: ChoiceState, ruled: RuledChoice, pieces: list[Piece], event: Event
+    ) -> None:
+        """Add what the rules let out; ids and logprobs of tokens follow the text."""
+        answer.pieces += ruled.take(pieces, event, answer.reader.num_held)
+        answer.stop_reason = self.shown(event.stop_reason)
+        if ruled.is_blocked:
+            answer.finish_reason, answer.stop_reason = FILTERED, None
+        if event.logprobs:
+            answer.cumulative_logprob += event.logprobs.logprob
+        if self._tells_ids and ruled.entries:
+            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in ruled.entries)]
+        if self._with_logprobs:
+            answer.logprobs += ruled.entries
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether rules have ended answers, and nothing more can come."""
+        ends = [answer.finish_reason for answer in self._answers] if self._rules else []
+        return FILTERED in ends and all(ends)
+
+    def shown(self, value: Any) -> Any:
+        """Return what an answer repeats of its request, as the rules let it out."""
+        return self._rules.shown(value) if self._rules else value
+
+    def _may_show(self, prompt: int) -> bool:
+        """Whether rules let an answer tell of all tokens of a prompt."""
+        text = self._text.tokenizer.decode(self._stream.prompts[prompt]) if self._rules else ""
+        return self._rules is None or self._rules.is_shown(text)
+
     def _add_echo(self, answer: ChoiceState, index: int) -> None:
         """Let an answer begin with its prompt; in a chat, with the message that it continues."""
         if isinstance(self._body, ChatRequest):
             last = self._body.messages[-1]
             if last.role == "assistant":
-                answer.pieces.append(Piece("content", last.text))
+                echoed = [Piece("content", last.text)]
+                answer.pieces += answer.ruled.echo(echoed) if answer.ruled else echoed
             return
         prompt = self._stream.prompts[index]
-        answer.pieces.append(Piece("content", self._text.tokenizer.decode(prompt)))
-        if self._with_logprobs:
+        echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
+        answer.pieces += answer.ruled.echo(echoed) if answer.ruled else echoed
+        if self._with_logprobs and self._may_show(index):
             prompt_logprobs = self._requests[index].prompt_logprobs
             answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
 
@@ -258,9 +298,10 @@ class ResponseBuilder:
     def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
         """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
         said: dict[str, Any] = {}
+        may_show = self._may_show(index)
         if self._tells_ids and not is_told:
-            said["prompt_token_ids"] = list(self._stream.prompts[index])
-        if self._body.prompt_logprobs is not None:
+            said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
+        if self._body.prompt_logprobs is not None and may_show:
             most = self._body.prompt_logprobs
             entries = self._requests[index].prompt_logprobs
             length = len(self._stream.prompts[index])
@@ -280,6 +321,7 @@ class ResponseBuilder:
                 "decoded_token": self._text.spell(token),
             }
             for token, logprob in shown
+            if self._rules is None or self._rules.is_shown(self._name(token))
         }
 
     def _ended(self, answer: ChoiceState, choice: Choice) -> Choice:
@@ -411,7 +453,8 @@ class ResponseBuilder:
 
     def prompt_text(self, prompt: int = 0) -> str:
         """Return a prompt as it was read, special tokens and all."""
-        return self._text.tokenizer.decode(self._stream.prompts[prompt], skip_special=False)
+        text = self._text.tokenizer.decode(self._stream.prompts[prompt], skip_special=False)
+        return str(self.shown(text))
 
     def pace(self, prompt: int = 0) -> dict[str, Any]:
         """Return the times of a prompt and its answers so far, in llama.cpp's names.
@@ -427,47 +470,15 @@ class ResponseBuilder:
         num_cached = request.num_cached_tokens
         return {
             "cache_n": num_cached,
-            **_pace("prompt", len(request.prompt) - num_cached, first_s - request.scheduled_s),
-            **_pace("predicted", num_generated, end_s - first_s),
+            **pace_of("prompt", len(request.prompt) - num_cached, first_s - request.scheduled_s),
+            **pace_of("predicted", num_generated, end_s - first_s),
         }
 
     def timings(self) -> dict[str, Any]:
-        """Return the engine's times, nothing if no token came.
-
-        Of several prompts: until the last began, until the first token of any, until all ended.
-        """
-        firsts = [r.first_token_s for r in self.records if r.first_token_s is not None]
-        starts = [r.scheduled_s for r in self.records if r.scheduled_s is not None]
-        if not firsts or not starts:
-            return {}
-        arrival_s, end_s = self._stream.arrival_s, max(r.finish_s for r in self.records)
-        generation_s = end_s - min(firsts)
-        num_gaps = max(max(r.num_generated) for r in self.records) - 1
-        num_generated = sum(sum(r.num_generated) for r in self.records)
-        promise = {"promise": self.promise.timings()} if self.promise else {}
-        return promise | {
-            "queue_time_ms": 1e3 * (max(starts) - arrival_s),
-            "time_to_first_token_ms": 1e3 * (min(firsts) - arrival_s),
-            "generation_time_ms": 1e3 * generation_s,
-            "mean_itl_ms": 1e3 * generation_s / num_gaps if num_gaps > 0 else None,
-            "tokens_per_second": num_generated / (end_s - min(starts)),
-            "cached_tokens": self.num_cached,
-            "num_preemptions": sum(r.num_preemptions for r in self.records),
-            "speculative_decoding": {
-                name: sum(getattr(r, name) for r in self.records)
-                for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-            },
-        }
-
-
-def _pace(name: str, count: int, time_s: float) -> dict[str, Any]:
-    """Return a number of tokens, the time that they took, and the ratios of the two."""
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": 1e3 * time_s,
-        f"{name}_per_token_ms": 1e3 * time_s / count if count else None,
-        f"{name}_per_second": count / time_s if time_s else None,
-    }
+        """Return the engine's times, nothing if no token came."""
+        times = timings_of(self.records, self._stream.arrival_s, self.num_cached)
+        promise = {"promise": self.promise.timings()} if self.promise and times else {}
+        return promise | times
 
 
 def _means(answers: Iterable[ChoiceState]) -> list[float]:

@@ -20,6 +20,7 @@ from ridgeline.server.http.errors import ApiError
 # By the kind of an item: how ids begin, what it is called, and what its part is.
 _PREFIX = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 _TYPE = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PART = {"text": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -60,7 +61,7 @@ class ResponseShape:
 
     def ending(self) -> bytes:
         """Return the server-sent event that ends a stream."""
-        name = "incomplete" if self._finish_reason == "length" else "completed"
+        name = "incomplete" if self._finish_reason in _INCOMPLETE else "completed"
         return b"".join([*self._begin(), self._event(name, response=self._response())])
 
     def failure(self, error: ApiError) -> bytes:
@@ -148,7 +149,7 @@ class ResponseShape:
     # --- the object ----------------------------------------------------------------------------
 
     def _item(self, item: Item) -> dict[str, Any]:
-        is_cut = self._finish_reason == "length" and item is self._items.all[-1]
+        is_cut = self._finish_reason in _INCOMPLETE and item is self._items.all[-1]
         status = "incomplete" if is_cut else "completed"
         status = "in_progress" if item is self._items.open else status
         shown = {"id": self._ids[item.index], "type": _TYPE[item.kind], "status": status}
@@ -166,12 +167,13 @@ class ResponseShape:
 
     def _response(self) -> dict[str, Any]:
         asked, reason = self._asked, self._finish_reason
-        is_cut = reason == "length"
-        status = "incomplete" if is_cut else "completed" if reason else "in_progress"
-        said = asked.model_dump(
+        form = asked.text and asked.text.format
+        why_cut = _INCOMPLETE.get(reason or "")
+        status = "incomplete" if why_cut else "completed" if reason else "in_progress"
+        said = self._answers.shown(asked.model_dump(
             include={"instructions", "max_output_tokens", "metadata", "temperature", "tool_choice",
                      "tools", "top_p", "user", "top_logprobs"}
-        )  # fmt: skip
+        ))  # fmt: skip
         return {
             "id": self._id,
             "object": "response",
@@ -179,13 +181,13 @@ class ResponseShape:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": {"reason": why_cut} if why_cut else None,
             "model": self._model,
             "output": list(map(self._item, self._items.all)),
             "previous_response_id": None,
             "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "store": False,
-            "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
+            "text": {"format": self._answers.shown(form) or {"type": "text"}},
             "truncation": "disabled",
             "usage": self._usage() if reason else None,
             **said,

@@ -1,0 +1,1 @@
+"""Rules on a text that grows: nothing that a rule forbids becomes final."""

@@ -1,0 +1,254 @@
+"""One answer under rules: what comes out of it, no rule forbids.
+
+It reads the pieces of a message (``messages.message``): thoughts, text and calls each are a text of
+their own, whatever stood between them as the model wrote them. What may still become a match is
+held back. A match is replaced, or it ends the answer, or it is only noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from ridgeline.decoding.guard.escapes import EscapedText
+from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPattern
+from ridgeline.decoding.messages.calls import Piece
+
+Action = Literal["redact", "block", "note"]
+BLOCKED = "content_filter"  # why an answer ended that a rule has ended
+
+
+class TextRule(NamedTuple):
+    """What is done with the matches of a pattern.
+
+    Attributes:
+        name: of the rule, for who counts.
+        pattern: what it looks for.
+        action: replace the match, end the answer before it, or only count it.
+        label: what stands in its place.
+        says: what an answer says that it ends.
+    """
+
+    name: str
+    pattern: TextPattern
+    action: Action
+    label: str
+    says: str = ""
+
+
+class Rules:
+    """Rules that hold together, compiled."""
+
+    def __init__(self, rules: Sequence[TextRule], *, serves_on_error: bool = False) -> None:
+        """Compile rules; texts pass where one fails if it ``serves_on_error``.
+
+        Raises ExpressionError.
+        """
+        self.forbidding = [rule for rule in rules if rule.action != "note"]
+        self.noting = [rule for rule in rules if rule.action == "note"]
+        # Apart: what is only noted must not hide a match that is forbidden.
+        self.forbidden = _compiled(self.forbidding)
+        self.noted = _compiled(self.noting)
+        self.serves_on_error = serves_on_error
+
+    def __bool__(self) -> bool:
+        """Whether there is any rule."""
+        return bool(self.forbidding or self.noting)
+
+
+def _compiled(rules: Sequence[TextRule]) -> Patterns | None:
+    return Patterns([rule.pattern for rule in rules]) if rules else None
+
+
+Note = Callable[[TextRule, str], None]  # of a match: its rule, and the kind of its text
+
+
+class GuardedText:
+    """A text that grows, under rules.
+
+    Attributes:
+        blocked: the rule that has ended it, if one has.
+    """
+
+    def __init__(self, rules: Rules, note: Callable[[TextRule], None], *, keeps_form: bool) -> None:
+        """Begin before the first character.
+
+        With ``keeps_form`` the text has a form that a replacement could break, so a match ends it.
+        """
+        self._rules, self._note, self._keeps_form = rules, note, keeps_form
+        self._scanner = Scanner(rules.forbidden) if rules.forbidden else None
+        self._noting = Scanner(rules.noted) if rules.noted else None
+        self._escaped: EscapedText | None = None
+        self._shown: list[str] = []  # since the last match
+        self._num_gone = 0  # characters that are shown already, and searched once more
+        self.blocked: TextRule | None = None
+
+    @property
+    def held(self) -> str:
+        """The end of the text, which is not shown yet."""
+        if self._escaped:
+            return self._escaped.held
+        return self._scanner.held if self._scanner else ""
+
+    def feed(self, text: str, *, is_end: bool = False) -> str:
+        """Take more text; return what is shown of it, which is final.
+
+        What follows an end may go on with the text, and a match may reach back over it.
+        """
+        if self._noting:
+            for one in self._noting.feed(text, is_end=is_end):
+                if isinstance(one, Hit):
+                    self._note(self._rules.noting[one.pattern])
+        if self._scanner is None:
+            return text
+        if self._escaped is None and "\\" not in text:
+            news = self._scanner.feed(text, is_end=is_end)
+            if len(news) == 1 and isinstance(news[0], str) and not self._num_gone:
+                self._shown.append(news[0])
+                return news[0]
+        else:
+            news = self._unescaped(text, is_end=is_end)
+        return "".join(self._allowed(one) for one in news)
+
+    def _unescaped(self, text: str, *, is_end: bool) -> list[str | Hit]:
+        assert self._scanner is not None
+        assert self._rules.forbidden is not None
+        news: list[str | Hit] = []
+        if self._escaped is None:
+            scanner = self._scanner
+            self._escaped = EscapedText(self._rules.forbidden, scanner.held, scanner.before)
+            news += self._escaped.first()
+        news += self._escaped.feed(text, is_end=is_end)
+        if plain := self._escaped.plain(self._rules.forbidden):
+            self._scanner, self._escaped = plain, None
+        return news
+
+    def _allowed(self, one: str | Hit) -> str:
+        """Return what is shown of a piece, or in place of a match."""
+        if self.blocked:
+            return ""
+        text = one.text if isinstance(one, Hit) else one
+        num_gone = min(self._num_gone, len(text))
+        self._num_gone -= num_gone
+        if isinstance(one, str):
+            self._shown.append(text)
+            return text[num_gone:]
+        if num_gone == len(text):
+            return ""
+        rule = self._rules.forbidding[one.pattern]
+        self._note(rule)
+        self._shown.clear()
+        if rule.action == "block" or self._keeps_form:
+            self.blocked = rule
+            return ""
+        return rule.label
+
+    def resume(self) -> None:
+        """Go on behind an end: what follows is searched together with what was shown before."""
+        patterns = self._rules.forbidden
+        if patterns is None:
+            return
+        before = "".join(self._shown)
+        shown = before[-patterns.most :]
+        self._scanner = Scanner(patterns, before=before[: -patterns.most][-1:])
+        self._escaped, self._shown, self._num_gone = None, [], len(shown)
+        again, self._noting = self._noting, None
+        self.feed(shown)
+        self._noting = again
+
+
+class AnswerGuard:
+    """The pieces of one answer, as the rules let them out.
+
+    Attributes:
+        blocked: the rule that has ended the answer, if one has.
+        num_hits: matches of rules that forbid.
+    """
+
+    def __init__(self, rules: Rules, note: Note, *, is_constrained: bool = False) -> None:
+        """Begin before the first piece.
+
+        ``note`` is told of each match. Text that ``is_constrained`` has a form to keep.
+        """
+        self._rules, self._tell, self._is_constrained = rules, note, is_constrained
+        self._texts: dict[str, GuardedText] = {}
+        self._kind = ""
+        self._has_failed = False
+        self.blocked: TextRule | None = None
+        self.num_hits = 0
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text so far that are not shown yet."""
+        text = self._texts.get(self._kind)
+        return len(text.held) if text and not self.blocked else 0
+
+    def take(self, pieces: Sequence[Piece], *, is_over: bool) -> list[Piece]:
+        """Take the next pieces; return what is shown of them. Nothing is after a block."""
+        shown: list[Piece] = []
+        for piece in pieces:
+            if piece.kind != self._kind or piece.kind == "call":
+                self._leave(shown)
+                self._enter(piece.kind)
+            self._show(shown, piece.text, is_end=piece.kind == "call")
+        if is_over:
+            self._leave(shown)
+        return shown
+
+    def _enter(self, kind: str) -> None:
+        self._kind = kind
+        if kind in self._texts and kind not in ("call", "arguments"):  # each call is new
+            self._texts[kind].resume()
+            return
+        keeps_form = kind in ("call", "arguments") or (kind == "content" and self._is_constrained)
+        self._texts[kind] = GuardedText(self._rules, self._note, keeps_form=keeps_form)
+
+    def _leave(self, shown: list[Piece]) -> None:
+        if self._kind and self._kind != "call":
+            self._show(shown, "", is_end=True)
+
+    def _note(self, rule: TextRule) -> None:
+        self.num_hits += rule.action != "note"
+        self._tell(rule, self._kind)
+
+    def _show(self, shown: list[Piece], text: str, *, is_end: bool) -> None:
+        """Add what is shown of a text to the pieces that are."""
+        if self.blocked:
+            return
+        guarded = self._texts[self._kind]
+        if self._has_failed:
+            final = text
+        else:
+            held = guarded.held
+            try:
+                final = guarded.feed(text, is_end=is_end)
+            except Exception:
+                final = self._after_failure(held + text)
+        if final:
+            shown.append(Piece(self._kind, final))
+        if guarded.blocked and not self.blocked:
+            self._block(guarded.blocked, shown)
+
+    def _after_failure(self, unread: str) -> str:
+        """Return what is shown where a rule has failed: nothing, unless texts may pass then."""
+        self._has_failed = True
+        failed = TextRule("error", TextPattern("."), "note", "")
+        self._tell(failed, self._kind)
+        if self._rules.serves_on_error:
+            return unread
+        self.blocked = failed
+        return ""
+
+    def _block(self, rule: TextRule, shown: list[Piece]) -> None:
+        self.blocked = rule
+        if rule.says:
+            shown.append(Piece("refusal", rule.says))
+
+
+def screened(
+    text: str, rules: Rules, note: Callable[[TextRule], None]
+) -> tuple[str, TextRule | None]:
+    """Return a whole text as it may be shown, and the rule that ends it, if one does."""
+    guarded = GuardedText(rules, note, keeps_form=False)
+    shown = guarded.feed(text, is_end=True)
+    return shown, guarded.blocked

@@ -1,0 +1,38 @@
+"""What is known of one choice of an answer, and not shown yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ridgeline.core.step import TokenLogprobs
+from ridgeline.decoding.messages.calls import Piece
+from ridgeline.decoding.messages.message import AnswerReader
+from ridgeline.decoding.text import HeldEntries
+
+if TYPE_CHECKING:  # imported only where a server has rules
+    from ridgeline.server.rules.choice import RuledChoice
+
+
+@dataclass
+class ChoiceState:
+    """One of the choices: the part of it that is known and not yet shown."""
+
+    index: int
+    reader: AnswerReader
+    ruled: RuledChoice | None = None  # what lets its pieces out, if there are rules for them
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
+    held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text
+    num_tokens: int = 0
+    cumulative_logprob: float = 0.0  # if tokens are ranked
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    has_begun: bool = False  # a token came
+    has_role: bool = False  # a chunk of a chat named the role
+    num_calls: int = 0  # shown
+    offset: int = 0  # characters of the tokens shown, for ``text_offset``
+    decode: Callable[[int], str] | None = None
+    token_ids: list[int] | None = None  # where they are asked for: those not shown yet
+    has_prompt_ids: bool = False  # a chunk had those of the prompt

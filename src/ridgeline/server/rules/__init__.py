@@ -1,0 +1,1 @@
+"""What each key may ask, and what may be read and written: the file of ``--rules``."""

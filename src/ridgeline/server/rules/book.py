@@ -1,0 +1,181 @@
+"""The rules of a server, as its requests meet them. A refusal names the rule, not its pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.decoding.guard.answer import AnswerGuard, Rules, TextRule, screened
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.turns import STATE
+from ridgeline.server.rules.file import KeyRules, RulesFile, read_rules
+
+Value = TypeVar("Value")
+Count = Callable[[str, str, str], None]  # of a match: rule, where, action
+_MOST_NOTED = 100  # matches in a line of a log
+_MOST_KNOWN = 100_000  # texts of tokens
+
+
+class RuleBook:
+    """The file's rules; ``reload`` reads it again.
+
+    Attributes:
+        now: what holds.
+    """
+
+    def __init__(self, file: Path, labels: Callable[[], Collection[str]], count: Count) -> None:
+        """Read a file for the keys of ``labels``. Raises OSError or ValueError.
+
+        ``count`` is told of each match.
+        """
+        self._file, self._labels, self._count = file, labels, count
+        self.now: RulesFile = read_rules(file, labels())
+
+    def reload(self) -> None:
+        """Read the file again; what holds stays if that fails, with OSError or ValueError."""
+        self.now = read_rules(self._file, self._labels())
+
+    def here(self) -> RequestRules:
+        """Return the rules for the request that is being answered: one object until its end."""
+        state: dict[str, Any] = STATE.get() or {}
+        if "rules" not in state:
+            key = self.now.of(state.get("tenant", ANYONE))
+            note = state.get("note", {})
+            state["rules"] = RequestRules(key, self.now.version, self._count, note)
+        found: RequestRules = state["rules"]
+        return found
+
+
+def features_of(body: Any) -> list[str]:
+    """Return what a request for an answer uses of what a key may be denied."""
+    used = ["chat" if hasattr(body, "messages") else "completions"]
+    used += ["stream"] if body.stream else []
+    used += ["tools"] if getattr(body, "tools", None) else []
+    asks = body.logprobs not in (None, False) or body.prompt_logprobs is not None
+    return used + (["logprobs"] if asks else [])
+
+
+class RequestRules:
+    """The rules for one request.
+
+    Attributes:
+        key: what holds for its key.
+    """
+
+    def __init__(self, key: KeyRules, version: str, count: Count, note: dict[str, Any]) -> None:
+        """Take what holds for a key; the request's line of the log becomes ``note``."""
+        self.key, self._count, self._note = key, count, note
+        note["rules"] = f"{version}/{key.section}"
+        self._are_shown: dict[str, bool] = {}
+
+    def check_model(self, model: str) -> None:
+        """Raise ApiError unless the key may use a model."""
+        if not self.key.may_use(model):
+            raise self._denied(f"the model {model[:80]!r}", "models", "model")
+
+    def check_answer(self, body: Any) -> None:
+        """Raise ApiError unless the key may use all that a request for an answer asks for."""
+        self.check_features(features_of(body))
+
+    def capped(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with at most as many tokens as the key may have in an answer."""
+        most = self.key.limits.get("max_tokens")
+        if most is None or (params.max_tokens is not None and params.max_tokens <= most):
+            return params
+        return replace(params, max_tokens=most)
+
+    def check_features(self, used: Collection[str]) -> None:
+        """Raise ApiError unless the key may use these features."""
+        for one in used:
+            if self.key.features is not None and one not in self.key.features:
+                raise self._denied(one, "features", None)
+
+    def _denied(self, what: str, field: str, param: str | None) -> ApiError:
+        message = f"this key may not use {what}: {field} of [keys.{self.key.section}] in the rules"
+        return ApiError(403, message, param=param, code="policy_denied")
+
+    # --- what a model reads --------------------------------------------------------------------
+
+    def read(self, value: Value, param: str) -> Value:
+        """Return what a request brings, a text or JSON, as a model may read it.
+
+        Raises ApiError if a rule forbids it.
+        """
+        rules = self.key.input
+        return self._each(value, rules, param) if rules else value
+
+    def check_read(self, text: str, param: str) -> None:
+        """Raise ApiError if a text that cannot be changed any more has what no model may read."""
+        if self.key.input.forbidding:
+            found: list[TextRule] = []
+            self._screen(text, self.key.input, found.append)
+            if found:
+                raise self._refused(found[0], param)
+
+    def _each(self, value: Any, rules: Rules, param: str) -> Any:
+        if isinstance(value, str):
+            shown, blocked = self._screen(value, rules, lambda rule: self._tell(rule, "input"))
+            if blocked:
+                raise self._refused(blocked, param)
+            return shown
+        if isinstance(value, dict):
+            pairs = value.items()
+            return {self._each(k, rules, param): self._each(v, rules, param) for k, v in pairs}
+        if isinstance(value, list | tuple):
+            return [self._each(one, rules, param) for one in value]
+        return value
+
+    def _screen(
+        self, text: str, rules: Rules, note: Callable[[TextRule], None]
+    ) -> tuple[str, TextRule | None]:
+        try:
+            return screened(text, rules, note)
+        except Exception:
+            self._count("error", "input", "error")
+            if rules.serves_on_error:
+                return text, None
+            raise ApiError(503, "a rule of this server has failed", code="rules_failed") from None
+
+    def _refused(self, rule: TextRule, param: str) -> ApiError:
+        message = rule.says or f"{param} has what the rule {rule.name!r} does not allow"
+        return ApiError(400, message, param=param, code="content_filter")
+
+    # --- what it writes ------------------------------------------------------------------------
+
+    def new_guard(self, *, is_constrained: bool) -> AnswerGuard | None:
+        """Return what reads an answer, None where no rule is for it."""
+        if not self.key.output:
+            return None
+        return AnswerGuard(self.key.output, self._tell, is_constrained=is_constrained)
+
+    def shown(self, value: Value) -> Value:
+        """Return what an answer repeats of its request, with what no answer may say replaced."""
+        return self._shown(value) if self.key.output.forbidding else value
+
+    def _shown(self, value: Any) -> Any:
+        if isinstance(value, str):
+            text, blocked = screened(value, self.key.output, lambda rule: None)
+            return text + blocked.label if blocked else text
+        if isinstance(value, dict):
+            return {self._shown(name): self._shown(one) for name, one in value.items()}
+        return [self._shown(one) for one in value] if isinstance(value, list) else value
+
+    def is_shown(self, text: str) -> bool:
+        """Whether an answer may say a text that stands alone, such as a token's."""
+        known = self._are_shown.get(text)
+        if known is None:
+            if len(self._are_shown) > _MOST_KNOWN:
+                self._are_shown.clear()
+            known = self._are_shown[text] = self.shown(text) == text
+        return known
+
+    def _tell(self, rule: TextRule, where: str) -> None:
+        """Note and count a match."""
+        self._count(rule.name, where, rule.action)
+        hits = self._note.setdefault("hits", [])
+        if len(hits) < _MOST_NOTED:
+            hits.append(f"{rule.name}:{where}:{rule.action}")

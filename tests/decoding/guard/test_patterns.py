@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+import unicodedata
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.decoding.guard.expressions import ExpressionError
+from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPattern, is_word
+
+ALL = [
+    TextPattern(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
+    TextPattern(r"ab(?:cd)?", is_word=False),
+    TextPattern("bc|x{2,4}y", is_word=False, most=4),
+    TextPattern("foo"),
+    TextPattern(r"\d(?:[ -]?\d){3,5}", check=lambda text: _digits(text) % 3 == 0),
+]
+PATTERNS = Patterns(ALL)
+PARTS = [*"abcdxy@.-_ 12", "foo", "bob@x.de", "\u200b", "\uff11", "A", "\u00e9"]
+
+
+def _digits(text: str) -> int:
+    return sum(unicodedata.digit(char) for char in text if char.isdigit())
+
+
+def _folded(text: str) -> str:
+    seen = (char for char in text if unicodedata.category(char) != "Cf")
+    return "".join(unicodedata.normalize("NFKC", char) for char in seen)
+
+
+def _longest(text: str, start: int) -> tuple[int, int] | None:
+    """Try every end and every pattern, by the library's own regular expressions."""
+    for end in range(len(text), start, -1):
+        for i, pattern in enumerate(ALL):
+            beside = text[start - 1 : start] if start else "", text[end : end + 1]
+            if end - start > pattern.most or not _folded(text[start]) or not _folded(text[end - 1]):
+                continue
+            if pattern.is_word and any(map(is_word, beside)):
+                continue
+            whole = re.compile(pattern.expression, re.IGNORECASE | re.DOTALL)
+            if not whole.fullmatch(_folded(text[start:end])):
+                continue
+            if pattern.check is None or pattern.check(text[start:end]):
+                return end, i
+    return None
+
+
+def oracle(text: str) -> list[str | Hit]:
+    """Return what a scanner must find in a whole text."""
+    found: list[str | Hit] = []
+    at, plain = 0, ""
+    while at < len(text):
+        match = _longest(text, at)
+        if match is None:
+            plain += text[at]
+            at += 1
+            continue
+        found += [plain] if plain else []
+        found.append(Hit(match[1], text[at : match[0]]))
+        at, plain = match[0], ""
+    return found + ([plain] if plain else [])
+
+
+def scanned(pieces: list[str], patterns: Patterns = PATTERNS) -> list[str | Hit]:
+    scanner = Scanner(patterns)
+    news = [one for piece in pieces for one in scanner.feed(piece)]
+    news += scanner.feed("", is_end=True)
+    assert not scanner.held
+    merged: list[str | Hit] = []
+    for one in news:
+        if isinstance(one, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += one
+        else:
+            merged.append(one)
+    return merged
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join), st.data())
+def test_a_scanner_finds_what_trying_every_span_finds_however_the_text_is_cut(
+    text: str, data: st.DataObject
+) -> None:
+    expected = oracle(text)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    edges = [0, *cuts, len(text)]
+    drawn = [text[a:b] for a, b in pairwise(edges)]
+    for pieces in ([text], list(text), drawn):
+        assert scanned(pieces) == expected
+
+
+def test_what_is_held_back_is_no_longer_than_a_match_can_be() -> None:
+    scanner = Scanner(Patterns([TextPattern(r"a+b", is_word=False, most=5)]))
+    shown = "".join(str(one) for char in "a" * 50 for one in scanner.feed(char))
+    assert shown == "a" * 46  # four more could still be the beginning of a match
+    assert len(scanner.held) == 4
+
+
+def test_a_long_text_of_one_word_is_read_in_linear_time() -> None:
+    """By the states that were made: none for each length."""
+    patterns = Patterns([TextPattern(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")])
+    scanner = Scanner(patterns)
+    for _ in range(3_000):
+        scanner.feed("abc.d")
+    assert len(patterns.accepts) < 20
+    assert len(scanner.held) <= 256
+
+
+@pytest.mark.parametrize(
+    ("expression", "word"),
+    [
+        ("", "empty"),
+        ("a*", "empty"),
+        ("(a|)", "empty"),
+        ("(a", r"\("),
+        ("a)", r"\)"),
+        ("[a", r"\["),
+        ("[z-a]", "class"),
+        ("a{1,100000}", "repeats"),
+        ("a{5,2}", "order"),
+        ("a{x}", "count"),
+        ("*a", "before"),
+        ("a(?=b)", "supported"),
+        ("(?<!a)b", "supported"),
+        (r"(a)\1", "supported"),
+        (r"\bfoo", "supported"),
+        ("^a", "anchor"),
+        ("a$", "anchor"),
+        ("(((a{999}){999}){999})", "large"),
+        ("(" * 60 + "a" + ")" * 60, "groups"),
+        ("a\\", "supported"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_reason(expression: str, word: str) -> None:
+    with pytest.raises(ExpressionError, match=word):
+        Patterns([TextPattern(expression)])
+
+
+def test_bounds_of_matches_are_checked() -> None:
+    with pytest.raises(ExpressionError, match="most is 0"):
+        Patterns([TextPattern("a", most=0)])
+    with pytest.raises(ExpressionError, match="no pattern"):
+        Patterns([])
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (r"a{2}", "aa"), (r"(?:ab){2,}c", "abababc"), (r"[^a-c]x", "dx"), (r"a.c", "a\nc"),
+        (r"[]a]b", "]b"), (r"\.\*", ".*"), (r"(a|b)+?c", "abac"), (r"a?b", "b"),
+        (r"a{2}{2}", "aaaa"),
+    ],
+)  # fmt: skip
+def test_the_language_means_what_re_means(expression: str, text: str) -> None:
+    patterns = Patterns([TextPattern(expression, is_word=False)])
+    assert scanned(list(f"-{text}"), patterns) == ["-", Hit(0, text)]
