@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.decoding.guard.answer import AnswerGuard, Rules, TextRule
+from ridgeline.decoding.guard.answer import AnswerGuard, TextRule, TextRules
 from ridgeline.decoding.guard.patterns import TextPattern
 from ridgeline.decoding.messages.calls import Piece
 
@@ -19,7 +19,7 @@ def read(
     rule: TextRule, pieces: list[tuple[str, str]], *, is_constrained: bool = False
 ) -> tuple[list[Piece], AnswerGuard, list[str]]:
     hits: list[str] = []
-    rules = Rules([rule])
+    rules = TextRules([rule])
     guard = AnswerGuard(
         rules,
         lambda rule, where: hits.append(f"{rule.name}:{where}"),
@@ -53,7 +53,7 @@ def test_a_block_ends_the_answer_before_the_match() -> None:
 def test_a_note_changes_nothing_and_hides_nothing() -> None:
     note = TextRule("all", TextPattern("grey heron flies"), "note", "")
     hits: list[str] = []
-    guard = AnswerGuard(Rules([note, REDACT]), lambda rule, where: hits.append(rule.name))
+    guard = AnswerGuard(TextRules([note, REDACT]), lambda rule, where: hits.append(rule.name))
     shown = guard.take([Piece("content", "a grey heron flies")], is_over=True)
     assert text_of(shown) == "a grey [BIRD] flies"
     assert sorted(hits) == ["all", "bird"]
@@ -126,7 +126,7 @@ def test_a_rule_that_fails_refuses_unless_texts_may_pass() -> None:
     for serves in (False, True):
         hits: list[str] = []
         guard = AnswerGuard(
-            Rules([rule], serves_on_error=serves),
+            TextRules([rule], serves_on_error=serves),
             lambda rule, where, hits=hits: hits.append(rule.name),  # type: ignore[misc]
         )
         shown = [one for p in cut("a heron b") for one in guard.take([Piece(*p)], is_over=False)]

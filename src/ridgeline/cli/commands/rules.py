@@ -26,7 +26,7 @@ def check_command(
     ] = None,
 ) -> None:
     """Say whether a file of rules can be used, and what it does to a text."""
-    from ridgeline.decoding.guard.answer import Rules, TextRule, screened
+    from ridgeline.decoding.guard.answer import TextRule, TextRules, screened
     from ridgeline.server.rules.file import read_rules  # these would slow every other command
 
     found = read_rules(file)
@@ -35,7 +35,7 @@ def check_command(
     for name, key in found.keys.items():
         num_rules = [len(one.forbidding) + len(one.noting) for one in (key.input, key.output)]
         print(f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output")
-        tried: tuple[tuple[str, Rules], ...] = (("input", key.input), ("output", key.output))
+        tried: tuple[tuple[str, TextRules], ...] = (("input", key.input), ("output", key.output))
         for where, rules in tried if text is not None else ():
             hits: list[TextRule] = []
             shown, blocked = screened(as_text(text or ""), rules, hits.append)

@@ -36,7 +36,7 @@ class TextRule(NamedTuple):
     says: str = ""
 
 
-class Rules:
+class TextRules:
     """Rules that hold together, compiled."""
 
     def __init__(self, rules: Sequence[TextRule], *, serves_on_error: bool = False) -> None:
@@ -70,7 +70,9 @@ class GuardedText:
         blocked: the rule that has ended it, if one has.
     """
 
-    def __init__(self, rules: Rules, note: Callable[[TextRule], None], *, keeps_form: bool) -> None:
+    def __init__(
+        self, rules: TextRules, note: Callable[[TextRule], None], *, keeps_form: bool
+    ) -> None:
         """Begin before the first character.
 
         With ``keeps_form`` the text has a form that a replacement could break, so a match ends it.
@@ -165,7 +167,7 @@ class AnswerGuard:
         num_hits: matches of rules that forbid.
     """
 
-    def __init__(self, rules: Rules, note: Note, *, is_constrained: bool = False) -> None:
+    def __init__(self, rules: TextRules, note: Note, *, is_constrained: bool = False) -> None:
         """Begin before the first piece.
 
         ``note`` is told of each match. Text that ``is_constrained`` has a form to keep.
@@ -246,7 +248,7 @@ class AnswerGuard:
 
 
 def screened(
-    text: str, rules: Rules, note: Callable[[TextRule], None]
+    text: str, rules: TextRules, note: Callable[[TextRule], None]
 ) -> tuple[str, TextRule | None]:
     """Return a whole text as it may be shown, and the rule that ends it, if one does."""
     guarded = GuardedText(rules, note, keeps_form=False)

@@ -20,7 +20,7 @@ _BEGINS_ESCAPE = re.compile(rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-class Found(NamedTuple):
+class FoundMatch(NamedTuple):
     """A match: of which pattern, from where to where in the text as it stands."""
 
     start: int
@@ -38,7 +38,7 @@ class EscapedText:
     def __init__(self, patterns: Patterns, held: str, before: str) -> None:
         """Go on behind ``before`` with a text that is held, as a scanner does."""
         self._views = [_Reading(patterns, depth, before) for depth in range(_DEEPEST + 1)]
-        self._found: list[Found] = []  # in what is held
+        self._found: list[FoundMatch] = []  # in what is held
         self._at = 0  # where that begins
         self.held = ""
         self._before = before
@@ -103,7 +103,7 @@ class _Reading:
         self.at = 0
 
     def feed(
-        self, characters: list[str], sizes: list[int], found: list[Found], *, is_end: bool
+        self, characters: list[str], sizes: list[int], found: list[FoundMatch], *, is_end: bool
     ) -> tuple[list[str], list[int]]:
         """Take characters, and as how many each stands in the text; add matches to ``found``.
 
@@ -117,7 +117,7 @@ class _Reading:
             start = self.at
             self.at += sum(self._sizes.popleft() for _ in range(num_characters))
             if isinstance(one, Hit):
-                found.append(Found(start, self.at, one.pattern))
+                found.append(FoundMatch(start, self.at, one.pattern))
         return characters, sizes
 
     def _resolved(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.guard.answer import AnswerGuard, Rules, TextRule, screened
+from ridgeline.decoding.guard.answer import AnswerGuard, TextRule, TextRules, screened
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.turns import STATE
@@ -116,7 +116,7 @@ class RequestRules:
             if found:
                 raise self._refused(found[0], param)
 
-    def _each(self, value: Any, rules: Rules, param: str) -> Any:
+    def _each(self, value: Any, rules: TextRules, param: str) -> Any:
         if isinstance(value, str):
             shown, blocked = self._screen(value, rules, lambda rule: self._tell(rule, "input"))
             if blocked:
@@ -130,7 +130,7 @@ class RequestRules:
         return value
 
     def _screen(
-        self, text: str, rules: Rules, note: Callable[[TextRule], None]
+        self, text: str, rules: TextRules, note: Callable[[TextRule], None]
     ) -> tuple[str, TextRule | None]:
         try:
             return screened(text, rules, note)

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ridgeline.decoding.guard.answer import Action, Rules, TextRule
+from ridgeline.decoding.guard.answer import Action, TextRule, TextRules
 from ridgeline.decoding.guard.patterns import TextPattern
 from ridgeline.server.rules.kinds import KINDS
 
@@ -44,8 +44,8 @@ class KeyRules:
     models: tuple[str, ...] | None
     features: frozenset[str] | None
     limits: Mapping[str, int]
-    input: Rules
-    output: Rules
+    input: TextRules
+    output: TextRules
     audit: Kept
 
     def may_use(self, model: str) -> bool:
@@ -104,7 +104,7 @@ class _FileReader:
         self._rules = {name: _rules_of(name, one) for name, one in _tables(found, "rules").items()}
         if sum(map(len, self._rules.values())) > _MOST_RULES:
             raise ValueError(f"[rules] has more than {_MOST_RULES} patterns")
-        self._compiled: dict[tuple[str, ...], Rules] = {}
+        self._compiled: dict[tuple[str, ...], TextRules] = {}
         sections = _tables(found, "keys")
         if DEFAULT not in sections:
             raise ValueError(f"write [keys.{DEFAULT}]: it holds for keys without a section")
@@ -158,7 +158,7 @@ class _FileReader:
             next_name = section.get("inherits")
         return merged
 
-    def _compile(self, names: Any, where: str) -> Rules:
+    def _compile(self, names: Any, where: str) -> TextRules:
         key = tuple(_texts(names, where))
         for name in key:
             if name not in self._rules:
@@ -167,7 +167,7 @@ class _FileReader:
                 )
         if key not in self._compiled:
             rules = [rule for name in dict.fromkeys(key) for rule in self._rules[name]]
-            self._compiled[key] = Rules(rules, serves_on_error=self._serves)
+            self._compiled[key] = TextRules(rules, serves_on_error=self._serves)
         return self._compiled[key]
 
 
@@ -190,7 +190,7 @@ def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
     if not rules:
         raise ValueError(f"{where} looks for nothing: write kinds or patterns")
     try:
-        Rules(rules)  # alone, so that an error names it
+        TextRules(rules)  # alone, so that an error names it
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return rules
