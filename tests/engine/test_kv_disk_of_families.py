@@ -52,9 +52,10 @@ def test_a_restart_changes_no_bit(tmp_path: Path, name: str, form: str) -> None:
         return
     assert name not in KEEP_STATES
     with LLM(path, **options, **kept) as llm:
-        assert answers(llm) == (alone, cached_alone)
+        first, cached = answers(llm)
+        assert cached == cached_alone
     with LLM(path, **options, **kept) as llm:
         again, cached = answers(llm)
-    for ours, theirs in zip(again, alone, strict=True):
+    for ours, theirs in zip([*first, *again], [*alone, *alone], strict=True):
         assert_same(ours, theirs, tolerance=TOLERANCE.get(form, 0.0))
     assert cached > cached_alone
