@@ -39,7 +39,6 @@ RULE = '[rules.a]\npatterns = ["heron"]\naction = "redact"\n'
         (DEFAULT + "limits = { max_tokens = 0 }", "above 0"),
         (DEFAULT + "limits = { max_tokens = true }", "above 0"),
         (DEFAULT + "limits = 3", "table"),
-        (DEFAULT + 'audit = "all"', "none, hash, text"),
         (DEFAULT + 'input = ["b"]\n' + RULE, "'b'"),
         (DEFAULT + 'output = ["pii"]', "there is none"),
         (DEFAULT + 'inherits = "b"', "inherits 'b'"),

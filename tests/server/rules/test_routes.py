@@ -170,6 +170,15 @@ def test_no_byte_that_a_rule_forbids_leaves_the_socket(
     ruled.assert_idle()
 
 
+@pytest.mark.parametrize("route", ["generate", "generate_stream"])
+def test_no_byte_leaves_the_routes_of_triton(ruled: Served, route: str) -> None:
+    body = {"text_input": "x", "max_tokens": 60, "return_finish_reason": True, **REGEX}
+    status, data = sent(ruled, f"/v2/models/tiny/{route}", body)
+    assert status == 200, data
+    assert is_clean(data), data
+    assert b"content_filter" in data
+
+
 @pytest.mark.full
 def test_ten_thousand_answers_have_no_byte_that_a_rule_forbids(ruled: Served) -> None:
     """Half of them: the fixture serves both actions."""

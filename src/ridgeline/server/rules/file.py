@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from ridgeline.decoding.guard.answer import Action, TextRule, TextRules
 from ridgeline.decoding.guard.patterns import TextPattern
@@ -16,11 +16,10 @@ from ridgeline.server.rules.kinds import KINDS
 
 DEFAULT = "default"  # the section of keys without one of their own
 FEATURES = ("chat", "completions", "stream", "tools", "logprobs", "embeddings")
-Kept = Literal["none", "hash", "text"]  # of prompts and answers, in the audit log
 _ON_ERROR = ("refuse", "serve")
 _LIMITS = ("requests_per_minute", "max_tokens", "tokens_per_day")
 _OF_FILE = ("version", "on_error", "trace", "keys", "rules")
-_OF_KEY = ("inherits", "models", "features", "limits", "input", "output", "audit")
+_OF_KEY = ("inherits", "models", "features", "limits", "input", "output")
 _OF_RULE = ("kinds", "patterns", "action", "says", "word", "most")
 _MOST_RULES = 10_000
 _MOST_BYTES = 8 << 20
@@ -37,7 +36,6 @@ class KeyRules:
         limits: by name, those that are set.
         input: rules for what a model reads.
         output: rules for what it writes.
-        audit: what the audit log keeps of prompts and answers.
     """
 
     section: str
@@ -46,7 +44,6 @@ class KeyRules:
     limits: Mapping[str, int]
     input: TextRules
     output: TextRules
-    audit: Kept
 
     def may_use(self, model: str) -> bool:
         """Whether it may use a model or adapter of this name."""
@@ -137,7 +134,6 @@ class _FileReader:
             limits,
             self._compile(section.get("input", []), f"{where} input"),
             self._compile(section.get("output", []), f"{where} output"),
-            _one_of(section.get("audit", "none"), get_args(Kept), f"{where} audit"),
         )
 
     def _inherited(self, name: str, sections: dict[str, Any]) -> dict[str, Any]:
