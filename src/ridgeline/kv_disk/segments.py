@@ -198,7 +198,7 @@ class Segments:
         return sum(one.num_bytes for one in tuple(self._segments))
 
     def room(self, count: int) -> list[memoryview]:
-        """Return room for so many records, on huge pages where the system has them."""
+        """Return room for this number of records, on huge pages where the system has them."""
         size = self._form.record_bytes
         area = mmap.mmap(-1, count * size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
