@@ -65,8 +65,8 @@ def highest_rates(settings: EngineRecord, times: TimeModel, first: float) -> Map
 @pytest.mark.parametrize(
     ("device", "first", "gain"),
     [
-        ("a100-80-sxm", 0.9, 1.3),
-        pytest.param("h100-sxm", 3.0, 1.2, marks=pytest.mark.full),
+        ("a100-80-sxm", 0.7, 1.2),
+        pytest.param("h100-sxm", 2.0, 1.3, marks=pytest.mark.full),
     ],
 )
 def test_pieces_that_suit_a_gpu_are_never_worse_than_whole_prompts(
