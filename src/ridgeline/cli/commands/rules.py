@@ -22,7 +22,8 @@ def _group() -> None:
 def check_command(
     file: Annotated[Path, typer.Argument(help="File of rules, as for serve --rules.")],
     text: Annotated[
-        str | None, typer.Option("--try", help="Show what each key's rules do to this text.")
+        str | None,
+        typer.Option("--try", metavar="TEXT", help="Show what each key's rules do to this text."),
     ] = None,
 ) -> None:
     """Say whether a file of rules can be used, and what it does to a text."""
