@@ -13,6 +13,7 @@ from tests.faults import (
     engine,
     extremes,
     files,
+    fleet,
     hostile,
     lifecycle,
     process,
@@ -108,6 +109,10 @@ ROWS = (
     Row("T58", "the types of OpenAI's client", work.t58, 12, 1000),
     Row("T59", "the event loop stands still", work.t59, 8, 100),
     Row("T61", "wishes of a plan that are absurd", work.t61, 40, 2000),
+    Row("F01", "a server of a fleet is killed under load", fleet.f01, 5, 200),
+    Row("F02", "a server of a fleet stands still", fleet.f02, 1, 50),
+    Row("F04", "all servers of a fleet end at once", fleet.f04, 1, 50),
+    Row("F19", "requests in masses that a fleet refuses", fleet.f19, 100, 10_000),
     Row("T63", "any route attacked by one key, beside another", budget.t63, 0, 10),
 )
 

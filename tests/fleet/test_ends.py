@@ -29,8 +29,8 @@ def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
             assert routed.states() == {"a": "hung", "b": "loaded", "c": "unloaded"}
             assert "has not answered for" in routed.status("a")["reason"]
             metrics = routed.call("/metrics")[1]
-            assert 'ridgeline:model_answers{model_name="a"} 0\n' in metrics
-            assert 'ridgeline:model_answers{model_name="b"} 1\n' in metrics
+            assert 'ridgeline:model_answers{model_name="a"} 0.0\n' in metrics
+            assert 'ridgeline:model_answers{model_name="b"} 1.0\n' in metrics
             assert 'ridgeline:num_requests_running{model_name="b"} 0.0' in metrics
             status, answer, _ = routed.call("/v1/memory?model=a")
             assert (status, answer["error"]["code"]) == (503, "model_hung")

@@ -23,7 +23,8 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.support.select import Select
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.fleet.app import POSTS, merged
+from ridgeline.fleet.app import POSTS
+from ridgeline.fleet.metrics import merged
 from ridgeline.server.app import new_app
 from tests.server.page.browsing import answer, ask, find, keep, texts
 from tests.server.serving import JSON, eventually, serving
@@ -82,7 +83,9 @@ def routing(
     program: tuple[str, ...] = ("-m", "ridgeline"),
     **variables: str,
 ) -> Iterator[Routed]:
-    command = [sys.executable, *program, "serve", "--models-dir", str(folder)]
+    is_model = (folder / "config.json").is_file()
+    what = [str(folder)] if is_model else ["--models-dir", str(folder)]
+    command = [sys.executable, *program, "serve", *what]
     command += ["--port", "0", "--kv-cache-memory", "1MiB", "--threads", "1", *flags]
     environment = os.environ | variables
     with (
@@ -464,8 +467,11 @@ def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_for_one_model_alone_is_refused(tmp_path: Path) -> None:
     for flags, words in (
-        (("a", "b", "--trace", "t"), "--trace works with one model only"),
-        (("a", "b", "--served-model-name", "t"), "--served-model-name works with one model only"),
+        (("a", "b", "--trace", "t"), "--trace works with one server of one model only"),
+        (
+            ("a", "b", "--served-model-name", "t"),
+            "--served-model-name works with one server of one model only",
+        ),
         ((), "name a model, or several"),
         (("--models-dir", str(tmp_path)), "there is no model in --models-dir"),
         (("a", "b", "--keep-alive", "soon"), "--keep-alive: 'soon' is not a time"),

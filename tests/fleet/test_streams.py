@@ -46,8 +46,8 @@ def test_a_stream_outlives_the_process_that_answers(routed: Routed) -> None:
         assert logprobs[index] == ranked["token_logprobs"]
     assert "a ended by itself" in routed.log
     metrics = routed.call("/metrics")[1]
-    assert "\nridgeline_fleet_resumed_total 1\n" in metrics
-    assert "\nridgeline_fleet_diverged_total 0\n" in metrics
+    assert '\nridgeline_fleet_resumed_total{model_name="a"} 1.0\n' in metrics
+    assert '\nridgeline_fleet_diverged_total{model_name="a"} 0.0\n' in metrics
     assert routed.complete("a")
 
 

@@ -33,7 +33,8 @@ SECTIONS = {
     "Limits": (
         "max_queued_requests", "max_n", "max_stop", "max_logprobs", "max_temperature",
         "max_logit_bias", "strict", "max_grammar_bytes", "grammar_timeout", "max_body", "max_file",
-        "max_stored", "receive_timeout", "stall_timeout", "step_timeout", "shutdown_timeout",
+        "max_stored", "receive_timeout", "stall_timeout", "silence_timeout", "step_timeout",
+        "shutdown_timeout",
     ),
     "Load": (
         "request_rate", "burstiness", "max_concurrency", "trace_file", "lengths_from",
@@ -41,7 +42,7 @@ SECTIONS = {
         "turns", "think_s", "num_warmups", "like_result", "clients",
     ),
     "Choices": (
-        "slo", "replicas", "spot", "evictions_per_hour", "notice", "prices", "max_usd_per_hour",
+        "slo", "spot", "evictions_per_hour", "notice", "prices", "max_usd_per_hour",
     ),
     "Sampling": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",

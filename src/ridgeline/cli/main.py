@@ -40,6 +40,7 @@ from ridgeline.cli.commands.batch import batch_command
 from ridgeline.cli.commands.calibrate import calibrate_command
 from ridgeline.cli.commands.doctor import document, report
 from ridgeline.cli.commands.explain import explain_command
+from ridgeline.cli.commands.fleet import fleet
 from ridgeline.cli.commands.plan import plan_command
 from ridgeline.cli.commands.ps import ps
 from ridgeline.cli.commands.quantize import quantize
@@ -101,6 +102,7 @@ app.add_typer(rules_app, name="rules")
 app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)
+app.command("fleet")(fleet)
 app.command("explain")(explain_command)
 app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)
@@ -247,9 +249,12 @@ def run(
 @engine_options
 @flags("serving", ServeOptions)
 def serve_command(model: Models = None, *, serving: ServeOptions, options: Options) -> None:
-    """Serve a model over HTTP, with OpenAI's API and others; or several, loaded on demand."""
+    """Serve a model over HTTP, with OpenAI's API and others; or several, loaded on demand.
+
+    With --replicas each model has several servers here, and streams outlive each of them.
+    """
     names = model or []
-    if len(names) != 1 or serving.models_dir:
+    if len(names) != 1 or serving.models_dir or serving.replicas > 1:
         _serve_several(names, serving, options)
         return
     (name,) = names
@@ -266,7 +271,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
 
 
 def _serve_several(names: list[str], serving: ServeOptions, options: Options) -> None:
-    """Check what goes with several models alone, and serve them."""
+    """Check what goes with several models or servers, and serve them."""
     if not names and not serving.models_dir:
         raise UsageError("name a model, or several, or a folder of them with --models-dir")
     for flag, value in (
@@ -276,7 +281,10 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
         ("--allow-lora-loading", serving.allow_lora_loading),
     ):
         if value:
-            raise UsageError(f"{flag} works with one model only: serve that model alone")
+            way_out = "serve that model alone, without --replicas"
+            raise UsageError(f"{flag} works with one server of one model only: {way_out}")
+    if serving.replicas > 1 and options.backend == "cuda":
+        raise UsageError("--replicas divides the processor's cores: a GPU has one server")
     from ridgeline.fleet.main import route
 
     route(names, options, serving)

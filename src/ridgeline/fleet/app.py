@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,17 +20,21 @@ from starlette.routing import Route
 from ridgeline import __version__
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
+from ridgeline.fleet.metrics import metrics_of
 from ridgeline.fleet.passed_on import PassedOn
-from ridgeline.fleet.pool import Pool, Slot
+from ridgeline.fleet.pool import Pool
+from ridgeline.fleet.servers.slot import Slot
+from ridgeline.fleet.servers.worker import STATUS_S, Worker
 from ridgeline.fleet.triton import add_triton
-from ridgeline.fleet.worker import STATUS_S
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.routing.prompt import NOTHING, PromptKeys, prompt_of
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
@@ -65,23 +67,28 @@ POSTS = (  # their bodies name a model
     "/api/embed",
     "/api/embeddings",
 )
-_SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its value
-_ANSWERS = "ridgeline:model_answers"
-_COUNTED = {
-    "resumed": "Streams that went on when the process that answered had ended.",
-    "diverged": "Streams that ended then, since the answer would not have been the same.",
-}
+_JSON = {"content-type": "application/json"}
+_LONG_BYTES = 1 << 16  # of a body whose keys a thread makes
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
 
 
 class Router:
     """What the routes share."""
 
-    def __init__(self, catalogue: Catalogue, pool: Pool, *, takes_any_name: bool = False) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        pool: Pool,
+        *,
+        takes_any_name: bool = False,
+        isolates_keys: bool = True,
+    ) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
-        With ``takes_any_name`` an unknown name means the model that was used last.
+        With ``takes_any_name`` an unknown name means the model that was used last. Servers
+        that ``isolates_keys`` keep prompts of each key apart.
         """
+        self._isolates_keys = isolates_keys
         self._takes_any_name = takes_any_name
         self.catalogue, self.pool = catalogue, pool
         self.created = int(time.time())
@@ -94,20 +101,28 @@ class Router:
     def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
         """Return a model as ``/v1/models`` shows it; only operators see how much it is used."""
         slot = self.pool.slots.get(name)
-        worker = slot.worker if slot else None
+        worker = slot.first if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
-        if slot and worker:
+        status["num_servers"] = len(slot.workers) if slot else 0
+        if slot and slot.plan and worker:
             idle_s = asyncio.get_running_loop().time() - slot.used_s
             is_kept = slot.num_users or slot.keep_alive_s < 0
             status["num_requests"] = slot.num_users if is_operator else None
-            status["resident_bytes"] = worker.memory.resident_bytes
+            status["resident_bytes"] = slot.resident_bytes
             is_shown = is_operator and not is_kept
             status["unload_s"] = max(0.0, slot.keep_alive_s - idle_s) if is_shown else None
-            status |= {"reason": worker.trouble} if worker.trouble else {}
+            status |= {"reason": slot.trouble} if slot.trouble else {}
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
-        if worker:
-            shown["max_model_len"] = worker.plan.max_model_len
+        if slot and slot.plan and worker:
+            shown["max_model_len"] = slot.plan.config.max_model_len
+            shown |= worker.facts or {}
         return shown | {"status": status}
+
+    async def learn(self, key: Mapping[str, str]) -> None:
+        """Ask servers that are new what they are called by their contents."""
+        slots = list(self.pool.slots.values())
+        servers = [(slot.name, one) for slot in slots for one in slot.workers.values()]
+        await asyncio.gather(*(worker.learn(name, key) for name, worker in servers))
 
     def summary(self, name: str) -> Summary | None:
         """Return the facts of a model, None if it cannot be read."""
@@ -121,26 +136,30 @@ class Router:
         entries = []
         for name in self.catalogue.models():
             slot = self.pool.slots.get(name)
-            worker = slot.worker if slot else None
             if (summary := self.summary(name)) is not None:
-                entries.append(listed(name, summary, worker.plan.max_model_len if worker else None))
+                entries.append(listed(name, summary, _max_model_len(slot) if slot else None))
         return entries
 
     def loaded(self) -> list[dict[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
         entries = []
         for slot in tuple(self.pool.slots.values()):
-            if (worker := slot.worker) and (summary := self.summary(slot.name)):
+            max_len = _max_model_len(slot)
+            if max_len and (summary := self.summary(slot.name)):
                 left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
                 expires_s = None if left_s is None else time.time() + left_s
-                num_bytes = worker.memory.resident_bytes
-                max_len = worker.plan.max_model_len
+                num_bytes = slot.resident_bytes
                 entries.append(loaded(slot.name, summary, num_bytes, max_len, expires_s))
         return entries
 
     def chosen(self, name: Any) -> tuple[str, str]:
-        """Return the name and the model that a request means. Raises ApiError if there is none."""
+        """Return the name and the model that a request means. Raises ApiError if there is none.
+
+        Where there is one model, a request need not name it.
+        """
         models = self.catalogue.models()
+        if name is None and len(models) == 1:
+            return next(iter(models.items()))
         known = ", ".join(map(repr, list(models)[:10])) or "no model any more"
         known += ", ..." if len(models) > 10 else ""
         if not isinstance(name, str) or not name:
@@ -154,6 +173,34 @@ class Router:
             raise ApiError(404, message, param="model", code="model_not_found")
         return known_name, models[known_name]
 
+    async def asked(self, request: Request, named: Any = None) -> tuple[Slot, Worker]:
+        """Return the server of a loaded model that a query names, or one. Raises ApiError."""
+        name, _ = self.chosen(named or request.query_params.get("model") or self.last_used())
+        slot, number = self.pool.slots.get(name), request.query_params.get("replica")
+        if slot is None or not slot.workers:
+            request.state.note["passed_on"] = True  # pages ask again and again
+            message = f"{name} is not loaded: it is when it is first asked for"
+            raise ApiError(503, message, code="model_not_loaded")
+        named = [one for one in slot.workers.values() if number in (None, str(one.number))]
+        if not named:
+            message = f"{name} has no server {number[:80]!r} now" if number else ""
+            raise ApiError(404, message, param="replica", code="not_found")
+        await asyncio.gather(*(one.look() for one in named))
+        worker = next((one for one in named if not one.trouble), None)
+        if worker is None:
+            raise self.pool.refusal(slot)
+        return slot, worker
+
+    async def prompt(self, request: Request, body: bytes, fields: dict[str, Any]) -> PromptKeys:
+        """Return what a body has to be read of; of a model with one server nobody asks."""
+        if self.pool.num_servers == 1:
+            return NOTHING
+        salt = request.state.tenant if self._isolates_keys else ""
+        if len(body) < _LONG_BYTES:
+            return prompt_of(fields, salt)
+        work: WorkTurns = request.app.state.work
+        return await work.bodies.run(partial(prompt_of, fields, salt))
+
     def subject(self, name: str | None) -> ModelSpec:
         """Return the model that a plan is for. Raises ApiError if there is none."""
         known_name, model = self.chosen(name)
@@ -161,10 +208,15 @@ class Router:
 
     def last_used(self) -> str:
         """Return the name of the model that was used last, or of the first if none was."""
-        loaded = [slot for slot in self.pool.slots.values() if slot.worker is not None]
+        loaded = [slot for slot in self.pool.slots.values() if slot.workers]
         if not loaded:
             return next(iter(self.catalogue.models()), "")
         return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
+
+
+def _max_model_len(slot: Slot) -> int | None:
+    """Return how long sequences of a model may be, None if it is not loaded."""
+    return slot.plan.config.max_model_len if slot.plan and slot.workers else None
 
 
 def new_app(router: Router) -> FastAPI:
@@ -186,50 +238,59 @@ def new_app(router: Router) -> FastAPI:
         name, model = router.chosen(fields.get("model"))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
-        return PassedOn(router.pool, name, use, body)
+        return PassedOn(router.pool, use, body, prompt=await router.prompt(request, body, fields))
 
     async def get(request: Request) -> Response:
         """Pass on a request that names its model in its query; by default the model last used."""
         name, model = router.chosen(request.query_params.get("model") or router.last_used())
-        return PassedOn(router.pool, name, partial(router.pool.use, name, model))
+        return PassedOn(router.pool, partial(router.pool.use, name, model))
 
     async def named(request: Request) -> Response:
         """Pass on what names its model in its path."""
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
         name, model = router.chosen(request.path_params["model"])
-        use = partial(router.pool.use, name, model)
-        return PassedOn(router.pool, name, use, await request.body())
+        body, use = await request.body(), partial(router.pool.use, name, model)
+        return PassedOn(router.pool, use, body)
 
     async def live(request: Request) -> Response:
-        """Pass on what a loaded model's process says of itself; looking neither loads nor keeps.
+        """Pass on what a server says of itself; looking neither loads nor keeps its model."""
+        slot, worker = await router.asked(request)
+        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
 
-        So is what lets it sleep.
-        """
+    async def sleep(request: Request) -> Response:
+        """Pass on to all servers of a model what lets them sleep, or wakes them."""
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
-        named = fields.get("model") or request.query_params.get("model")
-        name, _ = router.chosen(named or router.last_used())
-        slot = router.pool.slots.get(name)
-        if slot is None or slot.worker is None:
-            request.state.note["passed_on"] = True  # pages ask again and again
-            message = f"{name} is not loaded: it is when it is first asked for"
-            raise ApiError(503, message, code="model_not_loaded")
-        worker = slot.worker
-        await worker.look()
-        if worker.trouble:
-            raise router.pool.refusal(slot)
-        return PassedOn(router.pool, name, lambda: contextlib.nullcontext(worker), body)
+        slot, worker = await router.asked(request, fields.get("model"))
+        path, headers = request.scope["state"]["path"], _key(request) | _JSON
+        for one in list(slot.workers.values()):
+            if one is not worker:
+                with contextlib.suppress(httpx2.HTTPError):  # it has ended: another one starts
+                    await one.client.post(path, content=body or b"{}", headers=headers)
+        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), body, only=worker)
+
+    async def explain(request: Request) -> Response:
+        """Pass on what the server says that answered a request."""
+        slot, worker = await router.asked(request)
+        for one in [one for one in slot.workers.values() if not one.trouble]:
+            with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
+                async with asyncio.timeout(STATUS_S):
+                    path = request.scope["state"]["path"]
+                    answer = await one.client.head(path, headers=_key(request))
+                worker = one if answer.is_success else worker
+        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
 
     add_triton(app, router, named)
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info", "/props"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
-    for path in ("/v1/live", "/v1/memory", "/v1/requests/{name}/explain"):
+    for path in ("/v1/live", "/v1/memory"):
         app.router.routes.append(Route(path, live, methods=["GET"]))
     for path in ("/v1/sleep", "/v1/wake"):
-        app.router.routes.append(Route(path, live, methods=["POST"]))
+        app.router.routes.append(Route(path, sleep, methods=["POST"]))
+    app.router.routes.append(Route("/v1/requests/{name}/explain", explain, methods=["GET"]))
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
@@ -252,6 +313,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def models(request: Request) -> dict[str, Any]:
         """List all models, loaded or not."""
         await router.pool.look()
+        await router.learn(_key(request))
         return {"object": "list", "data": router.listing(request.state.is_operator)}
 
     @app.get("/v1/models/{name:path}")
@@ -259,6 +321,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
         """Describe one."""
         known_name, _ = router.chosen(name)
         await router.pool.look()
+        await router.learn(_key(request))
         return router.shown(known_name, request.state.is_operator)
 
     @app.get("/health")
@@ -306,63 +369,22 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """Return the metrics of all loaded models; each sample names its own."""
-        hung = await router.pool.look()
-        slots = [slot for slot in router.pool.slots.values() if slot.worker is not None]
-        well = [slot for slot in slots if slot.name not in hung]
-        kept = ("authorization", "x-api-key")
-        key = {name: request.headers[name] for name in kept if name in request.headers}
-        texts = await asyncio.gather(*(_metrics(slot, key) for slot in well))
-        texts.append(_answering({slot.name: slot in well for slot in slots}))
-        texts += [_counted(name, value) for name, value in router.pool.counts.items()]
-        return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+        """Return the metrics of all servers; each sample names its model, and its server."""
+        await router.pool.look()
+        text = await metrics_of(router.pool.slots, _key(request))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/fleet")
+    async def fleet(request: Request) -> dict[str, Any]:
+        """Say which servers each model has, what they do, and what became of others."""
+        check_operator(request.state)
+        request.state.note["passed_on"] = True  # pages ask again and again
+        await router.pool.look()
+        await router.learn(_key(request))
+        return {"models": {slot.name: slot.shown() for slot in router.pool.slots.values()}}
 
 
-def _answering(models: Mapping[str, bool]) -> str:
-    """Return a metric of the router's own: which of the loaded models answer."""
-    head = f"# HELP {_ANSWERS} Whether the model's process answers.\n# TYPE {_ANSWERS} gauge\n"
-    names = [f"{_ANSWERS}{{model_name={json.dumps(name)}}} " for name in models]
-    lines = [f"{name}{well:d}\n" for name, well in zip(names, models.values(), strict=True)]
-    return "".join([head, *lines])
-
-
-def _counted(name: str, value: int) -> str:
-    """Return a counter of streams that went on in another process, or could not."""
-    metric, said = f"ridgeline_fleet_{name}_total", _COUNTED[name]
-    return f"# HELP {metric} {said}\n# TYPE {metric} counter\n{metric} {value}\n"
-
-
-async def _metrics(slot: Slot, key: Mapping[str, str]) -> str:
-    """Return the metrics that a model's process shows to a key, each with the model's name."""
-    try:
-        async with asyncio.timeout(STATUS_S):
-            client = slot.worker.client if slot.worker else None
-            text = (await client.get("/metrics", headers=key)).text if client else ""
-    except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
-        return ""
-    name = json.dumps(slot.name)
-
-    def named(sample: re.Match[str]) -> str:
-        metric, labels = sample[1], sample[2] or ""
-        if "model_name=" in labels:
-            return sample[0]
-        return f"{metric}{{model_name={name}{',' if labels else ''}{labels}}} "
-
-    return _SAMPLE.sub(named, text)
-
-
-def merged(texts: Iterable[str]) -> str:
-    """Return several texts of Prometheus' format as one: each family once, with all samples."""
-    families: dict[str, list[str]] = {}
-    for text in texts:
-        family: list[str] = []
-        for line in text.splitlines(keepends=True):
-            if line.startswith("# HELP "):
-                name = line.split(" ", 3)[2]
-                family = families.setdefault(name, [])
-                if family:
-                    continue
-            elif line.startswith("#") and line in family:
-                continue
-            family.append(line)
-    return "".join(line for family in families.values() for line in family)
+def _key(request: Request) -> dict[str, str]:
+    """Return the headers by which servers know whose key this is."""
+    names = ("authorization", "x-api-key")
+    return {name: request.headers[name] for name in names if name in request.headers}

@@ -1,4 +1,4 @@
-"""``ridgeline serve`` with several models: a socket, a router and signals."""
+"""``ridgeline serve`` with several models or servers: a socket, a router and signals."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.fleet.app import Router, new_app
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.pool import Pool, as_variables
+from ridgeline.fleet.servers.slot import Slot
 from ridgeline.machine import raise_file_limit
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
@@ -21,6 +22,8 @@ from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
+
+_KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # unless it is said: of several models, and of one
 
 
 class RunningFleet:
@@ -36,26 +39,48 @@ class RunningFleet:
     ) -> None:
         """Put a router together."""
         self.keys, self._log, self._options = keys, log, options
+        self._catalogue = catalogue
         catalogue.write = log.line
+        self._is_of_one = len(catalogue.models()) == 1 and not options.models_dir
+        default_s = _FOR_EVER if self._is_of_one else _KEEP_ALIVE_S
         self.pool = Pool(
             engine,
             as_variables(engine, options),
-            keep_alive_s=options.keep_alive_s,
+            num_servers=options.replicas,
+            keep_alive_s=default_s if options.keep_alive_s is None else options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
             step_timeout_s=options.step_timeout,
+            silence_timeout_s=options.silence_timeout,
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
         )
-        self.router = Router(catalogue, self.pool, takes_any_name=options.any_model_name)
+        self.router = Router(
+            catalogue,
+            self.pool,
+            takes_any_name=options.any_model_name,
+            isolates_keys=options.isolate_keys,
+        )
         app = new_app(self.router)
+        limits = Limits(
+            max_requests_per_minute=options.max_requests_per_minute,
+            max_concurrent_requests=options.max_concurrent_requests,
+        )
         self.server = WebServer(
-            app, app.routes, options, keys, Limits(), log.line, lambda path, method, status: None
+            app, app.routes, options, keys, limits, log.line, lambda path, method, status: None
         )
         self._end: asyncio.Task[None] | None = None
 
-    async def run(self, listener: socket.socket, announce: str) -> None:
-        """Serve until a signal, or ``stop``, ends it."""
+    async def run(self, listener: socket.socket, url: str) -> None:
+        """Serve until a signal, or ``stop``, ends it.
+
+        Raises OSError or ValueError if the only model cannot be loaded.
+        """
         await self.pool.prepare()
+        if self._is_of_one:
+            ((name, model),) = self._catalogue.models().items()
+            announce = _loaded(await self.pool.load(name, model), url)
+        else:
+            announce = _loaded_later(list(self._catalogue.models()), url)
         settle()
         async with grpc_beside(self.server.gate, self._options) as also:
             self.server.on_started = lambda: print(f"{announce}{also}", flush=True)
@@ -116,11 +141,26 @@ async def _main(
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):
         say(note)
-    url, names = address(listener, options), list(catalogue.models())
+    await running.run(listener, address(listener, options))
+
+
+def _loaded(slot: Slot, url: str) -> str:
+    """Say that a model is ready, and what each of its servers got."""
+    assert slot.plan is not None
+    config = slot.plan.config
+    threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
+    servers = "1 server" if slot.num_wanted == 1 else f"{slot.num_wanted} servers, each"
+    return (
+        f"{slot.name} is ready at {url} (OpenAI API: {url}/v1): {servers} with {threads} and "
+        f"{config.kv_bytes / 2**20:,.0f} MiB of KV cache"
+    )
+
+
+def _loaded_later(names: Sequence[str], url: str) -> str:
+    """Say that models are ready to be loaded."""
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     count = "1 model is" if len(names) == 1 else f"{len(names)} models are"
-    announce = (
+    return (
         f"{count} ready at {url} (OpenAI API: {url}/v1): {shown}; each is loaded "
         f"when it is first asked for"
     )
-    await running.run(listener, announce)

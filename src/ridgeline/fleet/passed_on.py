@@ -1,9 +1,13 @@
-"""A request passed on to its model's process, and the answer, byte for byte.
+"""A request passed on to a server of its model, and the answer, byte for byte.
 
-A stream outlives that process. With its bytes comes a journal of the tokens that they were made
-from. When the process ends, the request and the journal go to the next process, which continues
-where the journal ends. Frames that were not complete are not shown, so nothing comes twice and
-nothing is missing.
+A stream outlives that server. Beside its bytes comes a journal, which says of which tokens they
+were made. When the server ends, or is silent, the request and the journal go to another one, which
+goes on behind it. What was not whole is not shown, so nothing comes twice and nothing is missing.
+Answers that are sent whole are asked for again.
+
+A request that was there when a server crashed, and had brought nothing, may have been the cause. It
+is tried once more, beside no other such request: if that server crashes too, it is not tried on a
+third.
 """
 
 from __future__ import annotations
@@ -18,37 +22,91 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.fleet.pool import Pool
-from ridgeline.fleet.worker import Worker
+from ridgeline.fleet.servers.slot import Slot
+from ridgeline.fleet.servers.worker import LetGo, Worker
+from ridgeline.routing.prompt import NOTHING, PromptKeys
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.tunnel.frames import Frames
 from ridgeline.server.tunnel.journal import is_diverged
 from ridgeline.server.tunnel.middleware import HEADER, told
 
-_TRIES = 3  # a kept connection, a new one, a new process
+_MAX_FAILED = 8  # attempts in a row that brought nothing, whatever ended them
+_REST_S = 0.1  # until servers that refused to go on are asked again
+_REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset({b"date", b"x-request-id", HEADER})  # the gate sets the first two
 
 
+class _Refused(Exception):
+    """A server takes no more requests, and there are others."""
+
+
+class _Attempt:
+    """A request at a server, and what is counted of it there."""
+
+    def __init__(
+        self, slot: Slot, worker: Worker, prompt: PromptKeys | None, *, is_trial: bool
+    ) -> None:
+        """Begin; who looks on has no ``prompt``, and is no load.
+
+        With ``is_trial`` the server's trial is held, and left at the first progress.
+        """
+        self.slot, self.worker = slot, worker
+        self._placed = slot.where.place(str(worker.number), prompt) if prompt is not None else None
+        self._is_trial, self.has_progress = is_trial, False
+
+    def note_progress(self) -> None:
+        """Take note that the server has brought something."""
+        self.has_progress = True
+        if self._placed is not None:
+            self._placed.has_read()
+        self._leave_trial()
+
+    def end(self) -> None:
+        """Count it out."""
+        if self._placed is not None:
+            self._placed.end()
+        self._leave_trial()
+
+    def _leave_trial(self) -> None:
+        if self._is_trial:
+            self._is_trial = False
+            self.worker.trial.release()
+
+
 class PassedOn(Response):
-    """The answer of a model's own process."""
+    """The answer of a server of a model."""
 
     def __init__(
         self,
         pool: Pool,
-        name: str,
-        use: Callable[[], AbstractAsyncContextManager[Worker]],
+        use: Callable[[], AbstractAsyncContextManager[Slot]],
         body: bytes = b"",
+        *,
+        prompt: PromptKeys = NOTHING,
+        only: Worker | None = None,
     ) -> None:
-        """Pass a request with this body on to a process of the model ``name``, from ``use``."""
+        """Pass a request with this body on to a server of the model that ``use`` keeps loaded.
+
+        Args:
+            pool: has the models.
+            use: the model, for as long as the answer lasts.
+            body: as the client sent it.
+            prompt: what is to be read of it, which says where it is best read.
+            only: the one server that can answer.
+        """
         super().__init__()
-        self._pool, self._name, self._use, self._body = pool, name, use, body
+        self._pool, self._use, self._body = pool, use, body
+        self._prompt, self._only = prompt, only
         self._seed, self._journal = secrets.randbits(63), bytearray()
-        self._has_begun = self._is_framed = False
+        self._has_begun = self._is_framed = self._is_suspect = False
+        self._num_failed = 0
+        self._avoided = set[Worker]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
-        working = asyncio.ensure_future(self._try(scope, send))
+        working = asyncio.ensure_future(self._run(scope, send))
         leaving = asyncio.ensure_future(client_left(receive))
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,63 +118,120 @@ class PassedOn(Response):
         except asyncio.CancelledError:
             if not self._has_begun:  # else nobody reads why
                 raise ApiError(499, "the client left") from None
-        except (httpx2.HTTPError, ApiError) as error:
-            if self._has_begun:  # the reader must see that it is not whole
-                scope["state"]["cut"]()
-            elif isinstance(error, ApiError):
+        except ApiError:
+            if not self._has_begun:
                 raise
-            else:
-                message = f"{self._name} ended while it answered: {error or type(error).__name__}"
-                raise ApiError(503, message, code="model_ended") from None
+            scope["state"]["cut"]()  # the reader must see that it is not whole
 
-    async def _try(self, scope: Scope, send: Send) -> None:
-        """Answer; try again, and go on, when the process or a connection has ended.
+    async def _run(self, scope: Scope, send: Send) -> None:
+        """Answer; try again, and go on, when a server or a connection has ended."""
+        async with self._use() as slot:
+            while True:
+                worker = self._only or await self._pool.server(
+                    slot, self._prompt, self._avoided, is_patient=self._has_begun
+                )
+                if self._is_suspect:
+                    await worker.trial.acquire()
+                    if slot.workers.get(worker.number) is not worker:
+                        worker.trial.release()
+                        continue
+                if await self._is_answered(slot, worker, scope, send):
+                    slot.num_failed = 0
+                    return
 
-        A request that ends what runs it, and gets no further, is given up.
+    async def _is_answered(self, slot: Slot, worker: Worker, scope: Scope, send: Send) -> bool:
+        """Let a server answer, and return True; if it cannot, return False where another may.
+
+        Raises ApiError where none may.
         """
-        left = _TRIES
-        while True:
-            length = len(self._journal)
-            try:
-                await self._answer(scope, send)
-                break
-            except httpx2.TransportError:
-                left = _TRIES - 1 if len(self._journal) > length else left - 1
-                if not left or (self._has_begun and not self._is_framed):
-                    raise
+        prompt = None if self._only else self._prompt
+        attempt = _Attempt(slot, worker, prompt, is_trial=self._is_suspect)
+        try:
+            async with worker.having():
+                await self._answer(attempt, scope, send)
+            return True
+        except _Refused:
+            if self._has_begun:
+                await asyncio.sleep(_REST_S)
+            self._avoided.add(worker)
+            return False
+        except httpx2.TransportError as error:
+            await self._pool.forget_dead(slot, worker)
+            self._judge(attempt, worker.has_failed, str(error) or type(error).__name__)
+        except LetGo as error:
+            self._judge(attempt, True, str(error))
+        finally:
+            attempt.end()
+        slot.moved[worker.number] += 1
+        slot.counts["again"] += not self._has_begun
+        self._avoided = {worker}
+        return False
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        async with self._use() as worker:
-            try:
-                answer = await worker.client.send(self._request(scope, worker), stream=True)
-                try:
-                    await self._pass_on(answer, scope, send)
-                finally:
-                    await answer.aclose()
-            except httpx2.TransportError:
-                await self._pool.forget_dead(self._name, worker)
-                raise
+    def _judge(self, attempt: _Attempt, may_be_ours: bool, why: str) -> None:
+        """Decide whether a request goes on whose server has failed. Raises ApiError if not.
 
-    async def _pass_on(self, answer: httpx2.Response, scope: Scope, send: Send) -> None:
-        is_framed = HEADER.decode() in answer.headers
-        if not self._has_begun:
+        ``may_be_ours`` says that the server failed as it does by a request.
+        """
+        name, counts = attempt.slot.name, attempt.slot.counts
+        if self._only or (self._has_begun and not self._is_framed):
+            raise ApiError(503, f"{name} ended while it answered: {why}", code="model_ended")
+        if attempt.has_progress:
+            self._is_suspect, self._num_failed = False, 0
+        elif may_be_ours and self._is_suspect:
+            counts["lost_blame"] += 1
+            message = (
+                f"this request ended two servers of {name}: it is not tried on a third ({why})"
+            )
+            raise ApiError(503, message, code="model_ended")
+        else:
+            self._is_suspect |= may_be_ours
+            self._num_failed += 1
+        if self._num_failed >= _MAX_FAILED:
+            counts["lost_failed"] += 1
+            message = f"{_MAX_FAILED} servers of {name} ended while they answered: {why}"
+            raise ApiError(503, message, code="model_ended")
+
+    async def _answer(self, attempt: _Attempt, scope: Scope, send: Send) -> None:
+        client = attempt.worker.client
+        answer = await client.send(self._request(client, scope), stream=True)
+        try:
+            await self._pass_on(attempt, answer, scope, send)
+        finally:
+            await answer.aclose()
+
+    async def _pass_on(
+        self, attempt: _Attempt, answer: httpx2.Response, scope: Scope, send: Send
+    ) -> None:
+        is_framed, slot = HEADER.decode() in answer.headers, attempt.slot
+        if answer.status_code in _REFUSALS and (self._has_begun or self._has_others(attempt)):
+            raise _Refused
+        if self._has_begun and not is_framed:
+            raise httpx2.RemoteProtocolError(f"it answers {answer.status_code}, and does not go on")
+        pieces = self._unframed(attempt, answer.aiter_raw()) if is_framed else answer.aiter_raw()
+        if self._has_begun:
+            slot.counts["resumed"] += 1
+            slot.counts["resumed_tokens"] += max(0, self._journal.count(b"\n") - 1)
+        else:
             pairs = [pair for pair in answer.headers.raw if _passes(pair[0], _OURS)]
-            length = answer.headers.get("content-length")
-            pairs += [(b"content-length", length.encode())] if length else []
+            if length := answer.headers.get("content-length"):  # whole, or asked for again
+                pieces = _one([piece async for piece in pieces])
+                pairs.append((b"content-length", length.encode()))
             self._has_begun, self._is_framed = True, is_framed
             scope["state"]["note"]["passed_on"] = True
             status = answer.status_code
             await send({"type": "http.response.start", "status": status, "headers": pairs})
-        elif not is_framed:
-            raise httpx2.RemoteProtocolError(f"it answers {answer.status_code}, and does not go on")
-        else:
-            self._pool.counts["resumed"] += 1
-        pieces = self._unframed(answer.aiter_raw()) if is_framed else answer.aiter_raw()
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _unframed(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    def _has_others(self, attempt: _Attempt) -> bool:
+        """Whether there is a server that has not refused."""
+        avoided = {*self._avoided, attempt.worker}
+        return not self._only and attempt.slot.choose(NOTHING, avoided) is not None
+
+    async def _unframed(
+        self, attempt: _Attempt, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """Yield the answer's bytes of each whole frame, once its journal is kept."""
         frames = Frames()
         async for piece in pieces:
@@ -126,18 +241,20 @@ class PassedOn(Response):
                 raise httpx2.RemoteProtocolError(str(error)) from None
             for lines, body in found:
                 self._journal += lines
-                self._pool.counts["diverged"] += is_diverged(lines)
+                attempt.slot.counts["diverged"] += is_diverged(lines)
+                if lines and not attempt.has_progress:
+                    attempt.note_progress()
                 if body:
                     yield body
 
-    def _request(self, scope: Scope, worker: Worker) -> httpx2.Request:
+    def _request(self, client: httpx2.AsyncClient, scope: Scope) -> httpx2.Request:
         path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
         kept = frozenset({b"host", b"origin", b"x-request-id", HEADER})
         headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
         headers.append((HEADER, told(self._pool.key, self._seed, state["created"], journal)))
-        return worker.client.build_request(
+        return client.build_request(
             scope["method"], path, headers=headers, content=journal + self._body
         )
 
@@ -145,3 +262,7 @@ class PassedOn(Response):
 def _passes(name: bytes, kept: Iterable[bytes]) -> bool:
     """Whether a header goes through: not those of a connection, nor those that are ``kept``."""
     return (lower := name.lower()) not in _OF_CONNECTION and lower not in kept
+
+
+async def _one(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    yield b"".join(pieces)

@@ -1,7 +1,8 @@
 """Which models are loaded: started when asked for, ended when idle or when memory is needed.
 
-A model that is answering, or that a request waits for, is never ended to make room. One that hangs
-is ended, as one that has crashed: the next request starts it again.
+A model has one server or several, all alike. A model that is answering, or that a request waits
+for, is never ended to make room. A server that hangs is ended, as one that has crashed, and started
+again: at once if it is missed, else by the next request.
 """
 
 from __future__ import annotations
@@ -9,70 +10,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import EngineConfig, resolve
-from ridgeline.fleet.folder import SocketFolder
-from ridgeline.fleet.worker import StartError, Worker, spare_process
-from ridgeline.machine import memory_of
+from ridgeline.engine_setup.resolve import resolve
+from ridgeline.fleet.servers.folder import SocketFolder
+from ridgeline.fleet.servers.slot import ServersPlan, Slot, shared_by_servers
+from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
+from ridgeline.machine import available_bytes, memory_of, usable_cpus
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.routing.prompt import NOTHING, PromptKeys
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
+_LONGEST_REST_S = 30.0  # between two starts that come to nothing
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
-    *(
-        "host",
-        "port",
-        "grpc_port",
-        "uds",
-        "allowed_host",
-        "root_path",
-        "cors_origin",
-        "shutdown_timeout",
-    ),
+    *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "cors_origin"),
+    *("shutdown_timeout",),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
-    *("models_dir", "models_memory", "keep_alive"),
+    *("models_dir", "models_memory", "keep_alive", "replicas", "silence_timeout"),
+    *("max_requests_per_minute", "max_concurrent_requests"),  # counted over all models
 )
-
-
-@dataclass(eq=False)
-class Slot:
-    """A model that was asked for at least once.
-
-    Attributes:
-        name: what requests call it.
-        model: what people type.
-        worker: its process, None while it is not loaded.
-        num_users: requests that it answers, or that wait for it.
-        keep_alive_s: how long it stays after the last of them; below 0 for ever.
-        used_s: when the last of them ended, on the loop's clock.
-        is_asleep: whether its process has given its memory back.
-    """
-
-    name: str
-    model: str
-    keep_alive_s: float
-    worker: Worker | None = None
-    starting: asyncio.Task[Worker] | None = None
-    num_users: int = 0
-    used_s: float = 0.0
-    is_asleep: bool = False
-    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-
-    @property
-    def state(self) -> str:
-        """What ``/v1/models`` says of it."""
-        if self.worker is not None:
-            well = "asleep" if self.is_asleep else "loaded"
-            return "hung" if self.worker.trouble else well
-        return "loading" if self.starting is not None else "unloaded"
 
 
 class Pool:
@@ -83,9 +48,11 @@ class Pool:
         options: Options,
         variables: Mapping[str, str],
         *,
+        num_servers: int,
         keep_alive_s: float,
         memory_bytes: int | None,
         step_timeout_s: float,
+        silence_timeout_s: float,
         shutdown_timeout_s: float,
         write: Callable[[str], object],
     ) -> None:
@@ -94,19 +61,21 @@ class Pool:
         Args:
             options: those of every engine.
             variables: the same and all other flags of every model, as environment variables.
+            num_servers: of each model, while it is loaded.
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
             step_timeout_s: how long a model may be silent before it is ended.
+            silence_timeout_s: and before its requests go to another server.
             shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
         """
         self.slots: dict[str, Slot] = {}
         self._options, self._variables, self._write = options, variables, write
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
-        self._memory_bytes, self._step_timeout_s = memory_bytes, step_timeout_s
+        self._memory_bytes, self.num_servers = memory_bytes, num_servers
+        self._step_timeout_s, self._silence_timeout_s = step_timeout_s, silence_timeout_s
         self._folder = SocketFolder()
         self.key = secrets.token_hex(32)  # by which its models know us
-        self.counts = dict.fromkeys(("resumed", "diverged"), 0)  # streams that changed processes
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._num_started = 0
         self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
@@ -117,62 +86,132 @@ class Pool:
     @contextlib.asynccontextmanager
     async def use(
         self, name: str, model: str, keep_alive_s: float | None = None
-    ) -> AsyncIterator[Worker]:
-        """Have a model loaded for as long as the block lasts. Raises ApiError if it cannot be.
+    ) -> AsyncIterator[Slot]:
+        """Keep a model loaded for as long as the block lasts, once ``server`` has been asked for.
 
         ``keep_alive_s`` is how long it stays after its last request from now on.
         """
-        slot = self.slots.setdefault(name, Slot(name, model, self._keep_alive_s))
-        if slot.worker is None and slot.starting is None:
+        slot = self._slot(name, model)
+        if slot.state == "unloaded":
             slot.model = model  # another file may have the name now
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
-        if slot.worker is not None and not slot.worker.takes_requests:
-            raise self.refusal(slot)
         slot.num_users += 1
         if slot.timer is not None:
             slot.timer.cancel()
         try:
-            is_awake = slot.worker is not None and not slot.is_asleep
-            yield slot.worker if is_awake and slot.worker else await self._started(slot)
+            yield slot
         finally:
             slot.num_users -= 1
             slot.used_s = asyncio.get_running_loop().time()
             if not slot.num_users:
                 self._begin_idle(slot)
 
+    def _slot(self, name: str, model: str) -> Slot:
+        return self.slots.setdefault(name, Slot(name, model, self._keep_alive_s, self.num_servers))
+
+    async def server(
+        self,
+        slot: Slot,
+        prompt: PromptKeys,
+        avoided: Collection[Worker] = (),
+        *,
+        is_patient: bool = False,
+    ) -> Worker:
+        """Return the server that should get a request, when there is one.
+
+        One of those ``avoided`` is taken only where there is no other. Raises ApiError if the model
+        cannot be loaded or, unless the caller ``is_patient``, if all of its servers hang.
+        """
+        while True:
+            if slot.is_asleep:
+                await self._woken(slot)
+            found = slot.choose(prompt, avoided) or slot.choose(prompt)
+            if found is not None:
+                return found
+            if slot.workers and not is_patient:
+                raise self.refusal(slot)
+            if not slot.workers:
+                self._tend(slot)
+            starting = list(slot.starting.values())
+            if starting:  # a client that leaves does not stop what others wait for
+                await asyncio.wait(starting, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(_LOOK_S)
+            failed = [one for one in starting if one.done() and not _is_well(one)]
+            if failed and not slot.workers and not slot.starting:
+                raise _failure(slot, failed[0])
+
+    async def _woken(self, slot: Slot) -> None:
+        """Wait until there is room for a model that sleeps; its servers wake by a request."""
+        if slot.waking is None:
+            slot.waking = asyncio.create_task(self._wake(slot))
+        try:  # a client that leaves does not stop what others wait for
+            await asyncio.shield(slot.waking)
+        except (ValueError, OSError) as error:
+            message = f"{slot.name} cannot be loaded: {error}"
+            raise ApiError(503, message, code="model_not_loaded") from None
+
+    async def _wake(self, slot: Slot) -> None:
+        try:
+            async with self._loading:
+                if slot.is_asleep:
+                    await self._make_room(slot)
+                    slot.is_asleep = False
+                    self._write(f"{slot.name} wakes")
+        finally:
+            slot.waking = None
+
     async def look(self) -> dict[str, str]:
         """Return what is wrong with which loaded models; it takes about a second at most."""
-        workers = {one.name: one.worker for one in self.slots.values() if one.worker is not None}
-        await asyncio.gather(*(worker.look() for worker in workers.values()))
-        return {name: worker.trouble for name, worker in workers.items() if worker.trouble}
+        slots = list(self.slots.values())
+        workers = [worker for slot in slots for worker in slot.workers.values()]
+        await asyncio.gather(*(worker.look() for worker in workers))
+        return {slot.name: slot.trouble for slot in slots if slot.trouble}
 
     def refusal(self, slot: Slot) -> ApiError:
         """Return the error of a request for a model that hangs."""
-        trouble = slot.worker.trouble if slot.worker else "has ended"
-        message = f"{slot.name} {trouble}; it is ended after {self._step_timeout_s:g} s, and loaded"
-        message += " again when it is asked for"
+        message = f"{slot.name} {slot.trouble or 'has ended'}; it is ended after "
+        message += f"{self._step_timeout_s:g} s, and loaded again when it is asked for"
         return ApiError(503, message, code="model_hung", headers={"retry-after": "5"})
 
-    async def forget_dead(self, name: str, worker: Worker) -> None:
-        """Forget a process that has ended, or is about to, so that the next request gets a new one.
+    async def forget_dead(self, slot: Slot, worker: Worker) -> None:
+        """Forget a server that has ended, or is about to, so that no request goes there any more.
 
-        One that still listens is left alone, however busy it is.
+        One that still listens is only asked how it is, however busy it is.
         """
-        if not (worker.memory.resident_bytes and worker.is_listening):
-            await self._forget(self.slots[name], worker)
+        if worker.memory.resident_bytes and worker.is_listening:
+            await worker.look()
+        else:
+            await self._forget(slot, worker)
+            await worker.wait()
+
+    async def load(self, name: str, model: str) -> Slot:
+        """Load a model with all of its servers. Raises ValueError or OSError if it cannot be."""
+        slot = self._slot(name, model)
+        self._tend(slot)
+        starts = list(slot.starting.values())
+        await asyncio.wait(starts)
+        for start in starts:
+            if start.cancelled():
+                raise ValueError("it was told to stop before the model was loaded")
+            if (error := start.exception()) is not None:
+                await self.close()
+                raise ValueError(f"{name} cannot be loaded: {error}")
+        return slot
 
     def reload_keys(self) -> None:
         """Let all models read the file of keys again."""
-        for slot in self.slots.values():
-            if slot.worker is not None:
-                slot.worker.reload_keys()
+        for worker in self._workers():
+            worker.reload_keys()
 
     def kill(self) -> None:
         """End all models at once."""
-        for slot in self.slots.values():
-            if slot.worker is not None:
-                slot.worker.kill()
+        for worker in self._workers():
+            worker.kill()
+
+    def _workers(self) -> list[Worker]:
+        return [worker for slot in self.slots.values() for worker in slot.workers.values()]
 
     async def close(self) -> None:
         """Start no more models; end each when its requests have ended or its time is up."""
@@ -181,7 +220,7 @@ class Pool:
         deadline_s = loop.time() + self._shutdown_timeout_s
         while any(slot.num_users for slot in self.slots.values()) and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
-        starting = [slot.starting for slot in self.slots.values() if slot.starting is not None]
+        starting = [task for slot in self.slots.values() for task in slot.starting.values()]
         for task in starting:
             task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
@@ -196,50 +235,67 @@ class Pool:
 
     # --- loading -------------------------------------------------------------------------------
 
-    async def _started(self, slot: Slot) -> Worker:
-        """Wait until a model is loaded, also if another request asked for it first."""
+    def _tend(self, slot: Slot) -> None:
+        """Begin to start the servers that a model lacks. Raises ApiError at the end of all."""
         if self._is_closed:
             raise ApiError(503, "the server is stopping", code="stopping")
-        if slot.starting is None:
-            slot.starting = asyncio.create_task(self._load(slot))
-        try:  # a client that leaves does not stop what others wait for
-            return await asyncio.shield(slot.starting)
-        except (StartError, ValueError, OSError) as error:
-            message = f"{slot.name} cannot be loaded: {error}"
-            raise ApiError(503, message, code="model_not_loaded") from None
+        for number in range(1, slot.num_wanted + 1):
+            if number not in slot.workers and number not in slot.starting:
+                task = asyncio.create_task(self._load(slot, number))
+                slot.starting[number] = task
+                task.add_done_callback(partial(self._note_start, slot, number))
 
-    async def _load(self, slot: Slot) -> Worker:
+    def _note_start(self, slot: Slot, number: int, start: asyncio.Task[Worker]) -> None:
+        """Take note of how a start ended; try again later if it failed, and is still wanted."""
+        del slot.starting[number]
+        if _is_well(start) or start.cancelled():
+            return
+        if slot.num_wanted > 1:
+            self._write(f"server {number} of {slot.name} cannot be started: {start.exception()}")
+        if slot.workers or slot.deaths:  # it has run before
+            self._tend_later(slot)
+        elif not slot.starting:
+            slot.plan = None
+
+    def _tend_later(self, slot: Slot) -> None:
+        """Start what is missing: at once after the first failure, later after more in a row."""
+        if slot.is_kept and not self._is_closed:
+            self._later(self._tend_after(slot, min(_LONGEST_REST_S, float(slot.num_failed))))
+        slot.num_failed += 1
+
+    async def _tend_after(self, slot: Slot, rest_s: float) -> None:
+        await asyncio.sleep(rest_s)
+        if slot.is_kept and not self._is_closed:
+            self._tend(slot)
+
+    async def _load(self, slot: Slot, number: int) -> Worker:
         loop = asyncio.get_running_loop()
-        try:
-            async with self._loading:
-                begin_s = loop.time()
-                config = await self._make_room(slot)
-                if slot.worker is not None:
-                    slot.is_asleep = False
-                    self._write(f"{slot.name} wakes")
-                    return slot.worker
-                self._num_started += 1
-                slot.worker = await Worker.start(
-                    await self._take_spare(),
-                    slot.model,
-                    self._folder.path / f"{self._num_started}.sock",
-                    {
-                        **self._variables,
-                        TUNNEL_KEY: self.key,
-                        "RIDGELINE_SERVED_MODEL_NAME": slot.name,
-                        "RIDGELINE_KV_CACHE_MEMORY": str(config.kv_bytes),
-                    },
-                    config,
-                    self._write,
-                )
-            self._write(f"{slot.name} is loaded, in {loop.time() - begin_s:.2f} s")
-            self._watch(slot, slot.worker)
-            self._later(self.prepare())
-            if not slot.num_users:  # all who asked have left
-                self._begin_idle(slot)
-            return slot.worker
-        finally:
-            slot.starting = None
+        async with self._loading:
+            begin_s = loop.time()
+            slot.plan = slot.plan or await self._make_room(slot)
+            self._num_started += 1
+            worker = await Worker.start(
+                await self._take_spare(),
+                slot.model,
+                self._folder.path / f"{self._num_started}.sock",
+                {
+                    **self._variables,
+                    TUNNEL_KEY: self.key,
+                    "RIDGELINE_SERVED_MODEL_NAME": slot.name,
+                    "RIDGELINE_KV_CACHE_MEMORY": str(slot.plan.config.kv_bytes),
+                    "RIDGELINE_THREADS": str(slot.plan.config.threads),
+                },
+                number,
+                self._write,
+            )
+            slot.take(worker)
+        self._write(f"{slot.called(worker)} is loaded, in {loop.time() - begin_s:.2f} s")
+        slot.note(worker, "is ready")
+        self._watch(slot, worker)
+        self._later(self.prepare())
+        if not slot.num_users:  # all who asked have left
+            self._begin_idle(slot)
+        return worker
 
     async def prepare(self) -> None:
         """Have a process at hand for the next model: starting one takes longer than loading."""
@@ -256,7 +312,7 @@ class Pool:
                 return spare
         return await spare_process()
 
-    async def _make_room(self, slot: Slot) -> EngineConfig:
+    async def _make_room(self, slot: Slot) -> ServersPlan:
         """Let idle models sleep, or end them, until this one fits as it would alone.
 
         It returns its plan. If only models that answer are left, it takes what there is, or waits
@@ -264,17 +320,16 @@ class Pool:
         """
         while True:
             self._freed.clear()
-            others = [one for one in self.slots.values() if one.worker is not None]
-            others = [one for one in others if one is not slot]
-            config, problem = await in_thread(self._plan, slot.model, *self._room(others))
-            if config is not None and not config.notes:
-                return config
+            others = [one for one in self.slots.values() if one.plan and one is not slot]
+            plan, problem = await in_thread(self._plan, slot, *self._room(others))
+            if plan is not None and not plan.config.notes:
+                return plan
             idle = [one for one in others if not one.num_users]
             if idle:
                 oldest = min(idle, key=lambda one: (one.is_asleep, one.used_s))
                 await self._give_way(oldest, slot.name)
-            elif config is not None:
-                return config
+            elif plan is not None:
+                return plan
             elif others:
                 self._write(f"{slot.name} waits for memory: {problem}")
                 await self._freed.wait()
@@ -283,8 +338,9 @@ class Pool:
 
     async def _give_way(self, slot: Slot, name: str) -> None:
         """Let an idle model sleep; end one that sleeps already, or whose backend cannot."""
-        worker = slot.worker
-        if worker is not None and not slot.is_asleep and await worker.sleep():
+        workers = list(slot.workers.values())
+        is_awake = bool(workers) and not slot.is_asleep
+        if is_awake and all(await asyncio.gather(*(worker.sleep() for worker in workers))):
             self._write(f"{slot.name} sleeps, to make room for {name}")
             slot.is_asleep = not slot.num_users  # a request that came meanwhile wakes it
         else:
@@ -296,34 +352,51 @@ class Pool:
 
         One that sleeps needs room before it wakes; until then it has but its weights.
         """
-        awake = [one.worker for one in others if one.worker and not one.is_asleep]
-        promised = sum(max(0, one.plan.total_bytes - one.memory.private_bytes) for one in awake)
-        if self._memory_bytes is None:
-            return promised, None
-        asleep = [one.worker.plan.weights_bytes for one in others if one.worker and one.is_asleep]
-        taken = sum(one.plan.total_bytes for one in awake) + sum(asleep)
-        return promised, self._memory_bytes - taken
+        promised = total = 0
+        for slot in others:
+            assert slot.plan is not None
+            if slot.is_asleep:
+                total += slot.plan.weights_bytes
+            else:
+                private = sum(one.memory.private_bytes for one in slot.workers.values())
+                promised += max(0, slot.plan.total_bytes - private)
+                total += slot.plan.total_bytes
+        return promised, None if self._memory_bytes is None else self._memory_bytes - total
 
     def _plan(
-        self, model: str, taken_bytes: int, most_bytes: int | None
-    ) -> tuple[EngineConfig | None, str]:
-        """Return how a model would be loaded, or None and why it cannot be."""
-        checkpoint = load_checkpoint(locate(model).path)
+        self, slot: Slot, taken_bytes: int, most_bytes: int | None
+    ) -> tuple[ServersPlan | None, str]:
+        """Return how a model's servers would be loaded, or None and why they cannot be.
+
+        They share the processors and the memory evenly, and the weights wholly where these are
+        mapped from a file.
+        """
+        checkpoint, num = load_checkpoint(locate(slot.model).path), slot.num_wanted
+        threads = self._options.threads or max(1, usable_cpus() // num)
+        options = replace(self._options, threads=threads)
         try:
-            config = resolve(
-                self._options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes
-            )
+            config = resolve(options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes)
+            if num > 1:
+                left_bytes = available_bytes() - taken_bytes
+                left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
+                shared_bytes = shared_by_servers(config, checkpoint)
+                most_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
+                config = resolve(
+                    options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes
+                )
         except ValueError as error:
             return None, str(error)
-        return config, ""
+        return ServersPlan(config, checkpoint, num), ""
 
     # --- ending --------------------------------------------------------------------------------
 
     def _begin_idle(self, slot: Slot) -> None:
         """Begin to count the time that a model is idle; others may have its memory."""
         self._freed.set()
-        if slot.keep_alive_s >= 0 and slot.worker is not None:
+        if slot.keep_alive_s >= 0 and slot.workers:
             loop = asyncio.get_running_loop()
+            if slot.timer is not None:
+                slot.timer.cancel()
             slot.timer = loop.call_later(slot.keep_alive_s, self._end_idle, slot)
 
     def _end_idle(self, slot: Slot) -> None:
@@ -331,47 +404,83 @@ class Pool:
 
     async def _unload_if_idle(self, slot: Slot) -> None:
         async with self._loading:  # or a start would count its memory as taken, or miss it
-            if not slot.num_users and slot.worker is not None:
+            if not slot.num_users and slot.workers:
                 self._write(f"{slot.name} was idle and is unloaded")
                 await self._unload(slot)
 
     async def _unload(self, slot: Slot) -> None:
-        worker, slot.worker, slot.is_asleep = slot.worker, None, False
+        """End all servers of a model."""
         if slot.timer is not None:
             slot.timer.cancel()
-        if worker is not None:
-            await worker.stop()
+        for start in slot.starting.values():
+            start.cancel()
+        workers = list(slot.workers.values())
+        for worker in workers:
+            slot.drop(worker)
+        slot.plan, slot.is_asleep = None, False
+        slot.missing.clear()
+        await asyncio.gather(*(worker.stop() for worker in workers))
         self._freed.set()
 
     def _watch(self, slot: Slot, worker: Worker) -> None:
-        """Forget a model whose process ends by itself: the next request starts it again."""
+        """Forget a server whose process ends by itself."""
 
         async def watch() -> None:
-            looking = asyncio.ensure_future(self._end_hung(slot, worker))
+            looking = asyncio.ensure_future(self._look_after(slot, worker))
             await worker.wait()
             looking.cancel()
             await self._forget(slot, worker)
 
         self._later(watch())
 
-    async def _end_hung(self, slot: Slot, worker: Worker) -> None:
-        """Look at a model while it is in use, and end it once it hangs."""
+    async def _look_after(self, slot: Slot, worker: Worker) -> None:
+        """Look at a server while its model is in use.
+
+        While it does not answer its requests go to another that does. Once it hangs it is ended.
+        """
         while not worker.is_hung(self._step_timeout_s):
             await asyncio.sleep(_LOOK_S)
             if slot.num_users or worker.trouble:
                 await worker.look()
-        worker.fate = f"{worker.trouble} and is ended"
-        worker.kill()
+            is_silent = worker.is_silent(self._silence_timeout_s)
+            if is_silent and slot.choose(NOTHING, (worker,)) and (num := worker.let_go()):
+                slot.moved[worker.number] += num
+                slot.note(worker, f"{worker.trouble}: {num} requests go to others")
+        worker.end_hung()
 
     async def _forget(self, slot: Slot, worker: Worker) -> None:
-        if slot.worker is worker:
-            self._write(f"{slot.name} {worker.fate}")
-            await self._unload(slot)
+        """Take a server that has ended out of use, and start it again if it is missed."""
+        if slot.workers.get(worker.number) is not worker:
+            return
+        slot.drop(worker)
+        await worker.stop()
+        self._write(f"{slot.called(worker)} {worker.fate}")
+        slot.lose(worker)
+        if not slot.is_kept and not slot.starting:
+            slot.plan = None
+        self._tend_later(slot)
+        self._freed.set()
 
     def _later(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_well(start: asyncio.Task[Worker]) -> bool:
+    return not start.cancelled() and start.exception() is None
+
+
+def _failure(slot: Slot, start: asyncio.Task[Worker]) -> ApiError:
+    """Return the error of a request that waited for a server which could not be started."""
+    if start.cancelled():
+        return ApiError(503, "the server is stopping", code="stopping")
+    error = start.exception()
+    if not isinstance(error, StartError | ValueError | OSError):
+        assert error is not None
+        raise error
+    message = f"{slot.name} cannot be loaded: {error}"
+    return ApiError(503, message, code="model_not_loaded")
 
 
 def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
@@ -380,6 +489,8 @@ def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
     for options in (engine, serving):
         for flag in fields(options):
             value = getattr(options, flag.name)
+            if flag.name == "max_tokens_per_minute" and value is not None:
+                value = max(1, value // serving.replicas)  # a server without its part asks the next
             if flag.name not in _OF_ROUTER and value not in (None, flag.default):
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 variables[f"RIDGELINE_{flag.name.upper()}"] = text

@@ -19,7 +19,7 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
 from ridgeline.machine import DeviceLost, raise_file_limit
 from ridgeline.server.answering import Answering
-from ridgeline.server.engine.request_stream import StreamError
+from ridgeline.server.engine.request_stream import ServerEnds
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
@@ -95,7 +95,7 @@ class Running:
             self.service.is_draining = True
             self._drain = asyncio.ensure_future(self._end())
         else:
-            self.async_engine.abandon_all(StreamError("the server is stopping", 503))
+            self.async_engine.abandon_all(ServerEnds("the server is stopping"))
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class Running:
         await self._answering.rest()
         while self.async_engine.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
-        self.async_engine.abandon_all(StreamError("the server is stopping", 503))
+        self.async_engine.abandon_all(ServerEnds("the server is stopping"))
         self.service.live.close()
         self.server.ended.set()
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -43,6 +44,9 @@ def bound_cpu(seconds: int) -> None:
 
 
 def answer(value: dict[str, Any]) -> None:
-    """Write a line for the parent."""
-    sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
-    sys.stdout.buffer.flush()
+    """Write a line for the parent; if that has ended, end."""
+    try:
+        sys.stdout.buffer.write(json.dumps(value).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the line stays in the buffer, and would be written at the exit again
+        os._exit(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.commands.fleet import fleet
 from ridgeline.cli.commands.ps import ps
 from tests.server.http.test_listening import pems  # noqa: F401  (a fixture)
 from tests.server.serving import serving
@@ -31,6 +32,11 @@ def test_a_server_with_keys_asks_for_one(model: Path, capsys: pytest.CaptureFixt
             ps(url)
         ps(url, api_key="secret")
         assert "tiny" in capsys.readouterr().out
+
+
+def test_one_server_is_no_fleet(model: Path) -> None:
+    with serving(model) as served, pytest.raises(ValueError, match="has no /v1/fleet"):
+        fleet(f"http://127.0.0.1:{served.port}")
 
 
 def test_where_no_server_is_the_address_is_asked_for() -> None:

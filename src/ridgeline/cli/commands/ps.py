@@ -21,7 +21,7 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show the models of a running server: what is loaded, in use, and until when."""
-    models = _models(url.rstrip("/").removesuffix("/v1"), api_key)
+    models = ask_server(url, "/v1/models", "data", api_key)
     if as_json:
         print(json.dumps(models))
         return
@@ -38,16 +38,24 @@ def ps(
     console().print(table)
 
 
-def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
-    """Return what a server's ``/v1/models`` lists. Raises ValueError if it cannot be had."""
+def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
+    """Return a field of the JSON document that a server has at a path.
+
+    Raises ValueError if it cannot be had.
+    """
     import httpx2  # here: a tenth of a second that no other command needs
 
+    url = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx2.get(url + path, headers=headers, timeout=_TIMEOUT_S)
         if answer.status_code == 401:
             raise ValueError(f"{url} needs a key: give --api-key")
-        models: list[dict[str, Any]] = answer.raise_for_status().json()["data"]
+        if answer.status_code == 403:
+            raise ValueError(f"{url} shows {path} to operators only: give --api-key of one")
+        if answer.status_code == 404:
+            raise ValueError(f"{url} has no {path}: it is one server, or no server of models")
+        return answer.raise_for_status().json()[field]
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         why = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in why:  # httpx2 keeps OpenSSL's error as text alone
@@ -58,7 +66,6 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         raise ValueError(f"no server answers at {url} ({why}): give its --url") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{url} is not a server of models: give another --url") from error
-    return models
 
 
 def _size(num_bytes: int | None) -> str:

@@ -37,7 +37,12 @@ from ridgeline.foresight.simulator.forecast import state_of
 from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
-from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import (
+    RequestStream,
+    ServerEnds,
+    StreamError,
+    StreamEvent,
+)
 from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
@@ -103,7 +108,7 @@ class AsyncEngine(EngineClient):
     def _watch(self) -> None:
         """End all waiting for an engine that has stopped, or hangs."""
         if self._streams and (why := self.trouble()):
-            self.abandon_all(StreamError(why, 503))
+            self.abandon_all(ServerEnds(why))
         if not self._stopping:
             self._loop.call_later(_WATCH_S, self._watch)
 
@@ -244,7 +249,7 @@ class AsyncEngine(EngineClient):
                 goes_on = self._turn()
             except DeviceLost as lost:
                 goes_on, self.error = False, str(lost)
-                self.call(self.abandon_all, StreamError(self.error, 503))
+                self.call(self.abandon_all, ServerEnds(self.error))
                 self.call(self.on_lost, self.error)
             except BaseException:  # panics of compiled libraries are no Exceptions
                 _log.exception("the engine failed; all its requests end")

@@ -35,6 +35,13 @@ class StreamError(Exception):
         self.param = param
 
 
+class ServerEnds(StreamError):
+    """Every stream of this server ends early: another server could go on with each."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 503)
+
+
 class ClientGone(Exception):
     """This stream is not read any more."""
 

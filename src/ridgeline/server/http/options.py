@@ -37,9 +37,16 @@ class ServeOptions:
         None,
         "Folder of models to serve: .gguf files and model directories, each under its own name.",
     )
-    keep_alive: str = flag_field(
-        "5m",
-        "With several models: how long one stays loaded after its last request; -1 means for ever.",
+    replicas: int = flag_field(
+        1, "Servers of each model on this machine; they share its cores, its memory and the load."
+    )
+    silence_timeout: float = flag_field(
+        5.0, "Seconds of silence after which the requests of a server go to another one."
+    )
+    keep_alive: str | None = flag_field(
+        None,
+        "How long a model stays loaded after its last request; -1 means for ever. Default: 5m "
+        "with several models.",
     )
     models_memory: str | None = flag_field(
         None, "Memory that several models may take together, such as 8GiB. Default: what is free."
@@ -144,7 +151,7 @@ class ServeOptions:
         for name in ("max_stop", "max_logprobs", "max_temperature", "max_logit_bias"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
-        for name in ("stall_timeout", "step_timeout"):
+        for name in ("stall_timeout", "step_timeout", "silence_timeout", "replicas"):
             _positive(name, getattr(self, name))
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
             raise ValueError(f"--root-path is {self.root_path!r}: write it as /llm or /a/b")
@@ -194,9 +201,9 @@ class ServeOptions:
         return parse_bytes(self.max_stored, "--max-stored")
 
     @property
-    def keep_alive_s(self) -> float:
-        """``keep_alive`` in seconds; below 0 for ever."""
-        return parse_seconds(self.keep_alive)
+    def keep_alive_s(self) -> float | None:
+        """``keep_alive`` in seconds; below 0 for ever; None if it was not given."""
+        return None if self.keep_alive is None else parse_seconds(self.keep_alive)
 
     @property
     def idle_release_s(self) -> float | None:

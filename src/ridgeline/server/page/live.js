@@ -5,6 +5,7 @@ import { drawBlocks, drawForeseen, drawLine, drawSteps, readBlocks } from './cha
 import { element } from './dom.js';
 import * as ended from './explain.js';
 import * as memory from './memory.js';
+import * as servers from './servers.js';
 import { settings } from './store.js';
 
 const SECONDS = 120; // that the small charts show at most; fewer at first
@@ -113,6 +114,7 @@ function tick() {
   read();
   watch();
   if (view) memory.look();
+  servers.look();
   showRates();
 }
 

@@ -3,6 +3,7 @@
 import { fetchModels } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
+import * as servers from './servers.js';
 import { entered, openSettings } from './settings.js';
 import * as shortcuts from './shortcuts.js';
 import { read, saveSettings, settings, write } from './store.js';
@@ -59,7 +60,9 @@ async function importChosen() {
 /** Show the name of the model, or the choice of models; keep the one that was chosen before. */
 async function showModels() {
   try {
-    const names = (await fetchModels()).map((model) => model.id);
+    const models = await fetchModels();
+    const names = models.map((model) => model.id);
+    servers.know(models);
     const isOne = names.length === 1;
     if (isOne) delete settings.model; // requests need not name it
     else if (!names.includes(settings.model)) [settings.model] = names;

@@ -25,6 +25,7 @@ from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import (
     ClientGone,
     RequestStream,
+    ServerEnds,
     StreamError,
     StreamEvent,
 )
@@ -256,7 +257,12 @@ class Reply(Response):
             scope["state"]["cut"]()
             await watcher  # until the connection is gone: uvicorn takes it for a bug otherwise
         except StreamError as error:
-            await self._fail(send, error)
+            if self._has_begun and self._journal is not None and isinstance(error, ServerEnds):
+                self._note["finish"], self._note["error"] = "error", str(error)
+                scope["state"]["cut"]()  # the router goes on elsewhere
+                await watcher
+            else:
+                await self._fail(send, error)
         finally:
             watcher.cancel()
             self._engine.abandon(self._stream, ClientGone())

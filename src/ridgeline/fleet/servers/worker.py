@@ -10,22 +10,28 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
-from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import Memory, memory_of
 
 STATUS_S = 1.0  # in which a process says how it is
 _LOOK_S = 0.01  # from one look whether it sleeps to the next
 _END_S = 5.0  # that a process gets to end by itself
+_FACTS = ("digest", "system_fingerprint")
 _SILENT_S = 3.0  # after which it takes no more requests
 
 
 class StartError(Exception):
     """A model could not be loaded; the text is the process's own last line."""
+
+
+class LetGo(Exception):
+    """A server does not answer, and another one is there."""
 
 
 async def spare_process() -> asyncio.subprocess.Process:
@@ -47,23 +53,27 @@ class Worker:
     """A running model.
 
     Attributes:
+        number: which server of its model it is.
         client: talks to it.
-        plan: with what it was loaded.
         trouble: what is wrong with it, if anything.
-        fate: how it ends.
+        since_s: when it was ready, as a time of the epoch.
+        trial: held by the one request that may have ended another server, until it has brought
+            something here.
+        facts: what it says of itself in ``/v1/models``, once somebody has asked.
     """
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, socket: Path, plan: EngineConfig
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, socket: Path, number: int) -> None:
         """Take a process that starts; ``started`` waits for it."""
         self._process, self._socket = process, socket
         self._last_line = ""
         self._reading: asyncio.Task[None] | None = None
         self._silent_since_s: float | None = None
-        self._is_lost = False
-        self.plan = plan
-        self.trouble, self.fate = "", "ended by itself"
+        self._is_lost, self._is_ended_by_us = False, ""
+        self._leaving = set[asyncio.Timeout]()  # of the requests that it has
+        self.number = number
+        self.trouble, self.since_s = "", 0.0
+        self.trial = asyncio.Lock()
+        self.facts: dict[str, Any] | None = None
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx2.Limits(max_connections=None)
@@ -79,7 +89,7 @@ class Worker:
         model: str,
         socket: Path,
         variables: Mapping[str, str],
-        plan: EngineConfig,
+        number: int,
         write: Callable[[str], object],
     ) -> Worker:
         """Let a process load a model, and wait until it answers.
@@ -89,12 +99,12 @@ class Worker:
             model: as people type it.
             socket: where it will listen.
             variables: its flags, as environment variables.
-            plan: what they come to.
+            number: which server of its model it will be.
             write: takes its log lines.
 
         Raises StartError with its last words if it ends instead.
         """
-        worker = cls(process, socket, plan)
+        worker = cls(process, socket, number)
         worker._reading = asyncio.create_task(worker._read(write))
         orders = {"variables": variables, "arguments": ["serve", model, "--uds", str(socket)]}
         try:
@@ -110,6 +120,7 @@ class Worker:
             worker.kill()
             await worker.stop()
             raise
+        worker.since_s = time.time()
         return worker
 
     async def _read(self, write: Callable[[str], object]) -> None:
@@ -134,18 +145,29 @@ class Worker:
 
     async def look(self) -> None:
         """Ask it how it is, with a second's patience; the result is in ``trouble``."""
-        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(STATUS_S):
                 answer = await self.client.get("/health")
         except TimeoutError:
-            self._silent_since_s = self._silent_since_s or began_s
+            # Not since it was asked: all may have stood still meanwhile.
+            asked_s = asyncio.get_running_loop().time() - STATUS_S
+            self._silent_since_s = self._silent_since_s or asked_s
             self.trouble = f"has not answered for {self._silent_s():.0f} s"
         except httpx2.HTTPError:  # it has ended, which is seen elsewhere
             return
         else:
             self._silent_since_s, self._is_lost = None, answer.status_code == 503
             self.trouble = f"cannot go on: {answer.json()['reason']}" if self._is_lost else ""
+
+    async def learn(self, name: str, key: Mapping[str, str]) -> None:
+        """Ask it, once, what its model and its answers are called by their contents."""
+        if self.facts is None and not self.trouble:
+            with contextlib.suppress(TimeoutError, httpx2.HTTPError):  # the next time then
+                async with asyncio.timeout(STATUS_S):
+                    answer = await self.client.get("/v1/models", headers=key)
+                if answer.is_success:
+                    (told,) = (one for one in answer.json()["data"] if one["id"] == name)
+                    self.facts = {one: told[one] for one in _FACTS}
 
     def _silent_s(self) -> float:
         since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
@@ -156,13 +178,69 @@ class Worker:
         """Whether it could still answer a request."""
         return not self._is_lost and self._silent_s() < _SILENT_S
 
+    def is_silent(self, timeout_s: float) -> bool:
+        """Whether it has not answered for so long."""
+        return self._silent_s() >= timeout_s
+
     def is_hung(self, timeout_s: float) -> bool:
         """Whether it has been silent for so long, or says itself that it cannot go on."""
         return self._is_lost or self._silent_s() > timeout_s
 
+    @contextlib.asynccontextmanager
+    async def having(self) -> AsyncIterator[None]:
+        """Have it answer a request within the block. Raises LetGo when ``let_go`` is called."""
+        leaving = asyncio.timeout(None)
+        try:
+            async with leaving:
+                self._leaving.add(leaving)
+                yield
+        except TimeoutError:
+            if leaving.expired():
+                raise LetGo(self.trouble) from None
+            raise
+        finally:
+            self._leaving.discard(leaving)
+
+    def let_go(self) -> int:
+        """Let its requests go to another server; return how many there were."""
+        now_s = asyncio.get_running_loop().time()
+        leaving = list(self._leaving)
+        self._leaving.clear()
+        for one in leaving:
+            one.reschedule(now_s)
+        return len(leaving)
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    @property
+    def fate(self) -> str:
+        """How its process has ended, or is about to."""
+        if self._is_ended_by_us:
+            return self._is_ended_by_us
+        code = self._process.returncode
+        how = f" ({signal.Signals(-code).name})" if code and code < 0 else ""
+        return f"ended by itself{how}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it hangs, or ended in a way that a request may have caused: by itself.
+
+        The kernel's SIGKILL when memory is short is no such way: all requests have their share.
+        """
+        by_others = (None, 0, -signal.SIGKILL, -signal.SIGTERM)
+        return bool(self.trouble) or self._process.returncode not in by_others
+
     async def wait(self) -> None:
         """Wait until its process has ended."""
         await self._process.wait()
+
+    def end_hung(self) -> None:
+        """End it since it does not answer."""
+        self._is_ended_by_us = f"{self.trouble} and is ended"
+        self.kill()
 
     def reload_keys(self) -> None:
         """Let it read its file of keys again."""

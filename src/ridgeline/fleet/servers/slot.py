@@ -1,0 +1,198 @@
+"""The servers of one model: which there are, which one gets a request, what became of others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.backends import BACKENDS
+from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.fleet.servers.worker import Worker
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.routing.prompt import PromptKeys
+from ridgeline.routing.where import Where
+
+STATES = ("ready", "starting", "silent", "missing")  # of a server
+COUNTS = ("resumed", "resumed_tokens", "again", "diverged", "restarted")  # that people are shown
+_NUM_EVENTS = 50
+
+
+class ServersPlan:
+    """How the servers of a model are loaded: all of them alike.
+
+    Attributes:
+        config: of each one.
+        total_bytes: what all of them take together; ``weights_bytes``: what they have asleep.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, num_servers: int) -> None:
+        """Take what one would be loaded with, and how many there are."""
+        self.config = config
+        shared_bytes = shared_by_servers(config, checkpoint)
+        self.total_bytes = num_servers * (config.total_bytes - shared_bytes) + shared_bytes
+        self.weights_bytes = config.weights_bytes * (1 if shared_bytes else num_servers)
+
+
+def shared_by_servers(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Return how much of a server's memory is the same file's as that of its twin: the weights."""
+    footprint = BACKENDS[config.backend].footprint(checkpoint.arch, config)
+    rest_bytes = config.total_bytes - config.kv_bytes
+    return min(config.weights_bytes, rest_bytes) if footprint.maps_weights else 0
+
+
+@dataclass(eq=False)
+class Slot:
+    """A model that was asked for at least once.
+
+    Attributes:
+        name: what requests call it.
+        model: what people type.
+        keep_alive_s: how long it stays after its last request; below 0 for ever.
+        num_wanted: how many servers it has while it is loaded.
+        plan: how they are loaded; None while none is.
+        workers: those that run, by number, from 1.
+        starting: those that are being started, by number.
+        where: which of them gets a request.
+        num_users: requests that it answers, or that wait for it.
+        num_failed: starts in a row that came to nothing.
+        used_s: when the last request ended, on the loop's clock.
+        is_asleep: whether its servers have given their memory back.
+        waking: makes room for them again.
+        counts: of streams and requests that changed servers, and of what became of servers.
+        moved: requests that each server lost to others, by number; ``deaths``: its ends.
+        missing: those that have ended and were not started again yet.
+        events: what happened to servers, the last ones.
+    """
+
+    name: str
+    model: str
+    keep_alive_s: float
+    num_wanted: int
+    plan: ServersPlan | None = None
+    workers: dict[int, Worker] = field(default_factory=dict)
+    starting: dict[int, asyncio.Task[Worker]] = field(default_factory=dict)
+    where: Where = field(default_factory=Where)
+    num_users: int = 0
+    num_failed: int = 0
+    used_s: float = 0.0
+    is_asleep: bool = False
+    waking: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    counts: Counter[str] = field(default_factory=Counter)
+    moved: Counter[int] = field(default_factory=Counter)
+    deaths: Counter[int] = field(default_factory=Counter)
+    missing: set[int] = field(default_factory=set)
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_NUM_EVENTS))
+
+    @property
+    def state(self) -> str:
+        """What ``/v1/models`` says of it."""
+        if self.workers:
+            well = "asleep" if self.is_asleep else "loaded"
+            return "hung" if all(one.trouble for one in self.workers.values()) else well
+        return "loading" if self.starting else "unloaded"
+
+    @property
+    def first(self) -> Worker | None:
+        """The server that is asked what all of them would answer; None if there is none."""
+        well = [one for _, one in sorted(self.workers.items()) if not one.trouble]
+        return next(iter(well or self.workers.values()), None)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with its servers, if anything."""
+        wrong = [
+            f"{self.called(one)} {one.trouble}" for one in self.workers.values() if one.trouble
+        ]
+        return "; ".join(wrong).removeprefix(f"{self.name} ")
+
+    @property
+    def resident_bytes(self) -> int:
+        """What its servers have in memory; what they map from the same file counts once."""
+        used = [one.memory for one in self.workers.values()]
+        shared = max((one.file_bytes for one in used), default=0)
+        return sum(one.private_bytes for one in used) + shared
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a server that has ended is missed now."""
+        is_used = self.num_users or self.workers or self.keep_alive_s < 0
+        return bool(is_used) and not self.is_asleep
+
+    def called(self, worker: Worker) -> str:
+        """Return what the log calls a server."""
+        return f"{self.name} (server {worker.number})" if self.num_wanted > 1 else self.name
+
+    def take(self, worker: Worker) -> None:
+        """Let a server that is ready have requests."""
+        self.counts["restarted"] += worker.number in self.missing
+        self.missing.discard(worker.number)
+        self.workers[worker.number] = worker
+        self.where.add(str(worker.number))
+
+    def drop(self, worker: Worker) -> None:
+        """Let a server have no more requests."""
+        del self.workers[worker.number]
+        self.where.remove(str(worker.number))
+
+    def choose(self, prompt: PromptKeys, avoided: Collection[Worker] = ()) -> Worker | None:
+        """Return the server that should get a request; None if none takes any but those avoided."""
+        able = {
+            str(number): one
+            for number, one in self.workers.items()
+            if one.takes_requests and one not in avoided
+        }
+        return able[self.where.best(prompt, able)] if able else None
+
+    def states(self) -> dict[int, str]:
+        """Return in which of ``STATES`` each of its servers is, by number."""
+        if not self.workers and not self.starting:
+            return {}
+
+        def state(number: int) -> str:
+            if worker := self.workers.get(number):
+                return "silent" if worker.trouble else "ready"
+            return "starting" if number in self.starting else "missing"
+
+        return {number: state(number) for number in range(1, self.num_wanted + 1)}
+
+    def shown(self) -> dict[str, Any]:
+        """Return what ``/v1/fleet`` says of it."""
+        config = self.plan.config if self.plan else None
+        return {
+            "state": self.state,
+            "wanted": self.num_wanted,
+            "threads": config.threads if config else None,
+            "kv_cache_bytes": config.kv_bytes if config else None,
+            "resident_bytes": self.resident_bytes,
+            **{name: self.counts[name] for name in COUNTS},
+            "replicas": [self._server(number, state) for number, state in self.states().items()],
+            "events": list(self.events),
+        }
+
+    def _server(self, number: int, state: str) -> dict[str, Any]:
+        shown: dict[str, Any] = {"name": str(number), "state": state}
+        shown |= {"moved": self.moved[number], "deaths": self.deaths[number]}
+        if worker := self.workers.get(number):
+            shown["pid"] = worker.pid
+            shown["since"] = worker.since_s
+            shown["running"] = self.where.num_requests(str(number))
+            shown["cached_keys"] = self.where.num_read(str(number))
+            shown["private_bytes"] = worker.memory.private_bytes
+            shown["fingerprint"] = (worker.facts or {}).get("system_fingerprint")
+            shown |= {"reason": worker.trouble} if worker.trouble else {}
+        return shown
+
+    def lose(self, worker: Worker) -> None:
+        """Take note that a server has ended by itself."""
+        self.deaths[worker.number] += 1
+        self.missing.add(worker.number)
+        self.note(worker, worker.fate)
+
+    def note(self, worker: Worker, what: str) -> None:
+        """Keep what happened to a server for those who look."""
+        self.events.append({"time": time.time(), "server": worker.number, "what": what})

@@ -1,0 +1,159 @@
+"""Which server gets a request: the one with the least to do for it, counting what it has read.
+
+A server is charged for what it still has to read, and three times for what this prompt would add:
+what is read twice also costs those that wait. One that has far more requests than the others comes
+last, whatever it has read. So a prefix draws requests, and never all of them. It knows no clock, no
+network and no tokens: the router uses it, and so does the simulator.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from itertools import islice
+
+from ridgeline.routing.prompt import PIECE_BYTES, PromptKeys
+
+_ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
+_MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: who has that many comes last
+_NUM_LOOKED_AT = 16  # of many servers: those with most of the prompt, and as many in turn
+
+
+class _ServerLoad:
+    """What a server has to do, and what it has read."""
+
+    __slots__ = ("is_gone", "num_requests", "read", "unread")
+
+    def __init__(self) -> None:
+        self.is_gone = False
+        self.num_requests = self.unread = 0
+        self.read = OrderedDict[bytes, None]()  # keys; the first is forgotten first
+
+
+class Placed:
+    """A request at a server, from its beginning to its end."""
+
+    def __init__(self, where: Where, load: _ServerLoad, added: int) -> None:
+        self._where, self._load, self._unread = where, load, added
+        self._is_over = False
+
+    def has_read(self) -> None:
+        """Its prompt has been read: the first token is there, or it will not come."""
+        self._load.unread -= self._unread
+        self._unread = 0
+
+    def end(self) -> None:
+        """It is over; called again, nothing happens."""
+        self.has_read()
+        if not self._is_over:
+            self._is_over = True
+            self._load.num_requests -= 1
+            self._where.note_end(is_gone=self._load.is_gone)
+
+
+class Where:
+    """Servers by name, what each has to do, and what each has read."""
+
+    def __init__(self, piece: int = PIECE_BYTES, max_keys: int = 4096) -> None:
+        """Begin with no server.
+
+        Args:
+            piece: how much of a prompt a key stands for.
+            max_keys: how many keys are kept of a server; more should fit into its cache.
+        """
+        self._piece, self._max_keys = piece, max_keys
+        self._loads: dict[str, _ServerLoad] = {}
+        self._holders: dict[bytes, dict[str, None]] = {}
+        self._num_requests = self._turn = 0
+
+    def add(self, name: str) -> None:
+        """Take a server that has read nothing."""
+        assert name not in self._loads
+        self._loads[name] = _ServerLoad()
+
+    def remove(self, name: str) -> None:
+        """Forget a server; what was placed there may still end."""
+        load = self._loads.pop(name)
+        load.is_gone = True
+        self._num_requests -= load.num_requests
+        for key in load.read:
+            self._drop(key, name)
+
+    def num_requests(self, name: str) -> int:
+        """Return how many requests a server has."""
+        return self._loads[name].num_requests
+
+    def num_read(self, name: str) -> int:
+        """Return how many keys are known of what a server has read."""
+        return len(self._loads[name].read)
+
+    def best(self, prompt: PromptKeys, among: Collection[str]) -> str:
+        """Return which of these servers, at least one, should get a request."""
+        limit = _MORE_THAN_MEAN * (self._num_requests + 1) / len(self._loads) + 1
+
+        def cost(name: str) -> tuple[bool, float, int]:
+            load = self._loads[name]
+            added = _ADDED * self._added(load, prompt)
+            return load.num_requests >= limit, load.unread + added, load.num_requests
+
+        return min(self._some(prompt, list(among)), key=cost)
+
+    def place(self, name: str, prompt: PromptKeys) -> Placed:
+        """Let a server have a request."""
+        load = self._loads[name]
+        placed = Placed(self, load, added := self._added(load, prompt))
+        load.unread += added
+        load.num_requests += 1
+        self._num_requests += 1
+        for key in reversed(prompt.keys):  # so that the last of them is forgotten first
+            load.read[key] = None
+            load.read.move_to_end(key)
+            self._holders.setdefault(key, {})[name] = None
+        while len(load.read) > self._max_keys:
+            self._drop(load.read.popitem(last=False)[0], name)
+        return placed
+
+    def note_end(self, *, is_gone: bool) -> None:
+        """Take note that a request is over, perhaps of a server that is gone."""
+        self._num_requests -= not is_gone
+
+    def check(self) -> None:
+        """Raise AssertionError if the counts contradict each other."""
+        assert self._num_requests == sum(one.num_requests for one in self._loads.values())
+        held = {(key, name) for name, one in self._loads.items() for key in one.read}
+        assert held == {(key, name) for key, names in self._holders.items() for name in names}
+        for one in self._loads.values():
+            assert one.num_requests >= 0 <= one.unread
+            assert len(one.read) <= self._max_keys
+            assert one.num_requests or not one.unread
+
+    def _added(self, load: _ServerLoad, prompt: PromptKeys) -> int:
+        """Return how much of a prompt a server would have to read; at least 1.
+
+        It has the pieces before each one that it has: the last ones are forgotten first.
+        """
+        keys = prompt.keys
+        num_held = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in load.read)
+        return max(1, prompt.size - num_held * self._piece)
+
+    def _some(self, prompt: PromptKeys, among: Sequence[str]) -> Sequence[str]:
+        """Return those to be looked at: all of few, of many those that matter most.
+
+        The least busy of 16, other ones each time, is nearly the least busy of all.
+        """
+        if len(among) <= 2 * _NUM_LOOKED_AT:
+            return among
+        begin = self._turn = (self._turn + _NUM_LOOKED_AT) % len(among)
+        some = dict.fromkeys(islice((*among[begin:], *among), _NUM_LOOKED_AT))
+        allowed = frozenset(among)
+        for key in reversed(prompt.keys):  # who has the last ones has most of the prompt
+            holders = (name for name in self._holders.get(key, ()) if name in allowed)
+            some |= dict.fromkeys(islice(holders, max(0, 2 * _NUM_LOOKED_AT - len(some))))
+        return list(some)
+
+    def _drop(self, key: bytes, name: str) -> None:
+        holders = self._holders[key]
+        del holders[name]
+        if not holders:
+            del self._holders[key]
