@@ -283,6 +283,9 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
         if value:
             way_out = "serve that model alone, without --replicas"
             raise UsageError(f"{flag} works with one server of one model only: {way_out}")
+    for flag, value in (("--kv-disk", options.kv_disk), ("--rules", serving.rules)):
+        if value and serving.replicas > 1:  # each server would write and count by itself
+            raise UsageError(f"{flag} works with one server of a model only: leave out --replicas")
     if serving.replicas > 1 and options.backend == "cuda":
         raise UsageError("--replicas divides the processor's cores: a GPU has one server")
     from ridgeline.fleet.main import route
