@@ -105,7 +105,7 @@ def _fleet(model: Path, *flags: str) -> Iterator[Routed]:
         served.symlink_to(model)
         with routing(served, Path(folder) / "log", "--replicas", "2", *flags) as routed:
             yield routed
-            eventually(lambda: _are_ready(routed), 30.0)
+            eventually(lambda: _are_ready(routed))
             assert all(one["running"] == 0 for one in _servers(routed)), _servers(routed)
             ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
             assert found["diverged"] == 0
@@ -124,7 +124,7 @@ def _under_load(
         wanted = list(pool.map(lambda wish: _answer(routed, wish), wishes))
         assert all(status == 200 for status, _ in wanted), wanted
         for begin in range(0, len(wishes), _PER_FAULT):
-            eventually(lambda: _are_ready(routed), 30.0)
+            eventually(lambda: _are_ready(routed))
             some = wishes[begin : begin + _PER_FAULT]
             answers = [pool.submit(_answer, routed, wish) for wish in some]
             time.sleep(rng.random() * 0.3)
@@ -157,7 +157,7 @@ def f02(model: Path, count: int, rng: random.Random) -> str:
         pid = rng.choice(_pids(routed))
         os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: not _are_ready(routed), 30.0)
+            eventually(lambda: not _are_ready(routed))
             time.sleep(2)
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -58,7 +58,7 @@ def busy(routed: Routed, *but: int) -> int:
         found[:] = [one["pid"] for one in servers if one["pid"] not in but]
         return bool(found)
 
-    eventually(look, 20.0)
+    eventually(look)
     return found[0]
 
 
@@ -68,7 +68,7 @@ def are_all_ready(routed: Routed) -> bool:
 
 def streamed(routed: Routed, disturb: Callable[[int], object]) -> Answers:
     """Stream ``WISH``; once it has begun, ``disturb`` the process that answers."""
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(WISH), JSON)
     response = connection.getresponse()
@@ -115,7 +115,7 @@ def test_a_stream_goes_on_at_another_server(
     assert after["resumed"] == before["resumed"] + 1
     assert after["resumed_tokens"] > before["resumed_tokens"]
     assert after["diverged"] == 0
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     again = {one["pid"] for one in table(routed)["replicas"]}
     assert len(again & pids) == 1, "the other one went on; this one was started again"
     eventually(lambda: table(routed)["restarted"] == before["restarted"] + 1)
@@ -138,7 +138,7 @@ def test_a_server_that_stands_still_loses_its_streams_and_gets_others_later(
         assert set(states.values()) == {"ready"}
     finally:
         os.kill(stopped[0], signal.SIGCONT)
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(routed.complete, "a", max_tokens=100) for _ in range(8)]
         assert len({one.result() for one in asked}) == 1
@@ -148,7 +148,7 @@ def test_a_server_that_stands_still_loses_its_streams_and_gets_others_later(
 
 
 def test_an_answer_that_is_sent_whole_is_asked_for_again(routed: Routed, whole: Answers) -> None:
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     before = table(routed)["again"]
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(routed.call, "/v1/completions", WISH | {"stream": False})
@@ -162,7 +162,7 @@ def test_an_answer_that_is_sent_whole_is_asked_for_again(routed: Routed, whole: 
 
 
 def test_a_request_that_ends_two_servers_is_not_tried_on_a_third(routed: Routed) -> None:
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     before = sum(one["deaths"] for one in table(routed)["replicas"])
     with ThreadPoolExecutor(1) as pool:
         body = WISH | {"stream": False, "n": 64}
@@ -172,7 +172,7 @@ def test_a_request_that_ends_two_servers_is_not_tried_on_a_third(routed: Routed)
         status, answer, _ = asked.result()
     assert (status, answer["error"]["code"]) == (503, "model_ended")
     assert "this request ended two servers of a" in answer["error"]["message"]
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     assert sum(one["deaths"] for one in table(routed)["replicas"]) == before + 2
     lost = 'ridgeline_fleet_lost_total{model_name="a",why="blame"} 1.0\n'
     assert lost in routed.call("/metrics")[1]
@@ -181,7 +181,7 @@ def test_a_request_that_ends_two_servers_is_not_tried_on_a_third(routed: Routed)
 
 def test_those_that_were_beside_one_that_crashed_a_server_are_answered(routed: Routed) -> None:
     """Each is tried apart from the others, and none of them is guilty."""
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     with ThreadPoolExecutor(8) as pool:
         asked = [
             pool.submit(routed.call, "/v1/completions", WISH | {"stream": False}) for _ in range(6)
@@ -202,7 +202,7 @@ def test_limits_of_a_key_count_over_all_servers(folder: Path, tmp_path: Path) ->
 
 
 def test_each_server_can_be_asked_what_it_does(routed: Routed) -> None:
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     with ThreadPoolExecutor(6) as pool:  # more than one server gets
         asked = [pool.submit(routed.call, "/v1/completions", WISH | {"stream": False})] * 6
         names = [one.result()[1]["id"] for one in asked]
@@ -220,7 +220,7 @@ def test_each_server_can_be_asked_what_it_does(routed: Routed) -> None:
 def test_its_table_has_servers_and_what_became_of_them(
     routed: Routed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    eventually(lambda: are_all_ready(routed), 20.0)
+    eventually(lambda: are_all_ready(routed))
     show_fleet(f"http://127.0.0.1:{routed.port}")
     head, titles, *servers = capsys.readouterr().out.splitlines()
     found = table(routed)
@@ -269,7 +269,7 @@ def test_several_models_have_several_servers_each(folder: Path, tmp_path: Path) 
         assert first["a"] != first["b"]
         served = routed.call("/v1/fleet")[1]["models"]
         assert [served[name]["wanted"] for name in "ab"] == [2, 2]
-        eventually(lambda: set(routed.states().values()) == {"unloaded"}, 20.0)
+        eventually(lambda: set(routed.states().values()) == {"unloaded"})
         assert {name: routed.complete(name) for name in "ab"} == first
 
 
