@@ -171,7 +171,7 @@ def f04(model: Path, count: int, rng: random.Random) -> str:
 
     def harm(routed: Routed) -> None:
         for pid in _pids(routed):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, rng.choice((signal.SIGKILL, signal.SIGTERM)))
 
     num = _under_load(model, count, rng, harm)
     return f"{count} times all servers ended: 0 lost, 0 different, {num} moved"

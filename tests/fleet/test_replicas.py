@@ -161,6 +161,26 @@ def test_an_answer_that_is_sent_whole_is_asked_for_again(routed: Routed, whole: 
     assert table(routed)["again"] == before + 1
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_nobody_is_told_of_servers_that_were_told_to_end(
+    routed: Routed, whole: Answers, is_streamed: bool
+) -> None:
+    """Also when the other one has just ended: a refusal of the last server is not shown."""
+    eventually(lambda: are_all_ready(routed))
+    pids = [one["pid"] for one in table(routed)["replicas"]]
+    with ThreadPoolExecutor(8) as pool:
+        body = WISH | {"stream": is_streamed}
+        asked = [pool.submit(routed.call, "/v1/completions", body) for _ in range(8)]
+        busy(routed)
+        os.kill(pids[0], signal.SIGTERM)
+        os.kill(pids[1], signal.SIGKILL)
+        for one in asked:
+            status, answer, _ = one.result()
+            assert status == 200
+            assert is_streamed or len(answer["choices"]) == 16 * 8
+            assert not is_streamed or answer.endswith("data: [DONE]\n\n")
+
+
 def test_a_request_that_ends_two_servers_is_not_tried_on_a_third(routed: Routed) -> None:
     eventually(lambda: are_all_ready(routed))
     before = sum(one["deaths"] for one in table(routed)["replicas"])

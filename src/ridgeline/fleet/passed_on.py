@@ -203,7 +203,7 @@ class PassedOn(Response):
         self, attempt: _Attempt, answer: httpx2.Response, scope: Scope, send: Send
     ) -> None:
         is_framed, slot = HEADER.decode() in answer.headers, attempt.slot
-        if answer.status_code in _REFUSALS and (self._has_begun or self._has_others(attempt)):
+        if answer.status_code in _REFUSALS and await self._may_go_elsewhere(attempt):
             raise _Refused
         if self._has_begun and not is_framed:
             raise httpx2.RemoteProtocolError(f"it answers {answer.status_code}, and does not go on")
@@ -224,10 +224,13 @@ class PassedOn(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def _has_others(self, attempt: _Attempt) -> bool:
-        """Whether there is a server that has not refused."""
+    async def _may_go_elsewhere(self, attempt: _Attempt) -> bool:
+        """Whether another server may answer what this one refuses, now or when it is started."""
         avoided = {*self._avoided, attempt.worker}
-        return not self._only and attempt.slot.choose(NOTHING, avoided) is not None
+        if self._only is not None:
+            return False
+        is_elsewhere = attempt.slot.choose(NOTHING, avoided) is not None
+        return self._has_begun or is_elsewhere or await attempt.worker.check_leaving()
 
     async def _unframed(
         self, attempt: _Attempt, pieces: AsyncIterator[bytes]

@@ -30,6 +30,7 @@ from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
+_REST_S = 0.1  # while no server takes a request
 _LONGEST_REST_S = 30.0  # between two starts that come to nothing
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
     *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "cors_origin"),
@@ -129,15 +130,15 @@ class Pool:
             found = slot.choose(prompt, avoided) or slot.choose(prompt)
             if found is not None:
                 return found
-            if slot.workers and not is_patient:
+            if not is_patient and any(one.trouble for one in slot.workers.values()):
                 raise self.refusal(slot)
             if not slot.workers:
                 self._tend(slot)
             starting = list(slot.starting.values())
             if starting:  # a client that leaves does not stop what others wait for
-                await asyncio.wait(starting, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(starting, timeout=_REST_S, return_when=asyncio.FIRST_COMPLETED)
             else:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_REST_S)
             failed = [one for one in starting if one.done() and not _is_well(one)]
             if failed and not slot.workers and not slot.starting:
                 raise _failure(slot, failed[0])

@@ -34,7 +34,7 @@ from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.kept_blocks import KeptBlocks, load
 from ridgeline.server.engine.request_stream import RequestStream
-from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.errors import STOPPING, ApiError
 from ridgeline.server.http.json_body import CAPPED, note_ignored
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.limits import Limits
@@ -115,7 +115,7 @@ class Service:
     def unready(self) -> str | None:
         """Return why no request would be taken now, if so."""
         if self.is_draining:
-            return "the server is stopping"
+            return STOPPING
         if self.engine.num_queued >= self.options.max_queued_requests:
             return "the queue is full"
         return self.trouble()

@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from ridgeline.machine import Memory, memory_of
+from ridgeline.server.http.errors import STOPPING
 
 STATUS_S = 1.0  # in which a process says how it is
 _LOOK_S = 0.01  # from one look whether it sleeps to the next
@@ -56,6 +57,7 @@ class Worker:
         number: which server of its model it is.
         client: talks to it.
         trouble: what is wrong with it, if anything.
+        is_leaving: whether it was told to end, as far as is known.
         since_s: when it was ready, as a time of the epoch.
         trial: held by the one request that may have ended another server, until it has brought
             something here.
@@ -71,7 +73,7 @@ class Worker:
         self._is_lost, self._is_ended_by_us = False, ""
         self._leaving = set[asyncio.Timeout]()  # of the requests that it has
         self.number = number
-        self.trouble, self.since_s = "", 0.0
+        self.trouble, self.since_s, self.is_leaving = "", 0.0, False
         self.trial = asyncio.Lock()
         self.facts: dict[str, Any] | None = None
         self.client = httpx2.AsyncClient(
@@ -173,10 +175,21 @@ class Worker:
         since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
         return 0.0 if since_s is None else now_s - since_s
 
+    async def check_leaving(self) -> bool:
+        """Ask a server that has refused whether it was told to end; return what it says."""
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    answer = await self.client.get("/ready")
+                self.is_leaving = answer.json().get("reason") == STOPPING
+            except httpx2.HTTPError:  # it has ended
+                self.is_leaving = True
+        return self.is_leaving
+
     @property
     def takes_requests(self) -> bool:
         """Whether it could still answer a request."""
-        return not self._is_lost and self._silent_s() < _SILENT_S
+        return not (self._is_lost or self.is_leaving) and self._silent_s() < _SILENT_S
 
     def is_silent(self, timeout_s: float) -> bool:
         """Whether it has not answered for so long."""

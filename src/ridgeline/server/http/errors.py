@@ -63,6 +63,9 @@ def _ends(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
+STOPPING = "the server is stopping"  # why /ready says no, and all requests end
+
+
 class ApiError(Exception):
     """Ends a request with a status and an error object; its words go to the client, shortened."""
 
