@@ -27,6 +27,7 @@ PLAN = "/v1/plan"
 CHAT_BODY = {"messages": [{"role": "user", "content": "a"}]}
 TEXTS = {"query": "a", "documents": ["b"]}
 PAIR = {"text_1": "a", "text_2": "b"}
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 2},
     "/v1/chat/completions": CHAT_BODY | {"max_completion_tokens": 2},
@@ -56,8 +57,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "x"},
     "/v1/unload_lora_adapter": {"lora_name": "x"},
     "/v1/sleep": {"level": 1},
+    "/v2/models/{model}/infer": {"inputs": [TENSOR], "parameters": {"max_tokens": 2}},
+    "/v2/models/{model}/generate": {"text_input": "a", "max_tokens": 2},
+    "/v2/models/{model}/generate_stream": {"text_input": "a", "max_tokens": 2},
     PLAN: {"on": "l4"},
 }
+_HIDDEN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/sleep")  # not in the document
 _LONG = 1_000_000
 EXTREMES = {  # as they stand in a body
     **{str(n): str(n) for n in (-1, 0, 1, 127, 128, 129, 2**31, 2**32, 2**63, -(2**63), 0.5)},
@@ -88,7 +93,9 @@ FULL = {  # what fills a body, with how its field begins and ends
 # Beside other tests a processor does less in its time.
 MOST_S, MOST_MIB = 0.9 if "pytest" in sys.modules else 0.3, 100.0
 MOST_SILENT_S = 0.15 if "pytest" in sys.modules else 0.05
-_ANSWERS = re.compile("completions?|responses|messages$|chat$|generate$|infill$")  # take steps
+_ANSWERS = re.compile(
+    "completions?|responses|messages$|chat$|generate(_stream)?$|infer$|infill$"
+)  # take steps
 
 
 class Cost:
@@ -107,7 +114,7 @@ class Cost:
         before_s, before_mib = cpu_s(self._pid), self._mib("VmRSS")
         self.silence.longest_s = 0.0
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        connection.request("POST", path, body, JSON)
+        connection.request("POST", path.replace("{model}", "tiny"), body, JSON)
         response = connection.getresponse()
         text = response.read()
         connection.close()
@@ -122,7 +129,7 @@ def _fields(port: int) -> dict[str, list[str]]:
     connection.request("GET", "/openapi.json")
     document = json.loads(connection.getresponse().read())
     connection.close()
-    found = {path: list(GOOD[path]) for path in GOOD if "lora" in path}  # not in the document
+    found = {path: list(GOOD[path]) for path in _HIDDEN}
     for path, methods in document["paths"].items():
         contents = methods.get("post", {}).get("requestBody", {}).get("content", {})
         if "application/json" in contents:  # not those that take files
@@ -140,7 +147,7 @@ def _fields(port: int) -> dict[str, list[str]]:
 def body_with(path: str, field: str, value: str, rng: random.Random, model: str) -> bytes:
     """Return a good body but for one field; of a plan perhaps but for one field of its config."""
     body = dict(GOOD[path])
-    if "lora" not in path:
+    if "lora" not in path and "{" not in path:
         body["model"] = model
     if path == PLAN and field == "model":
         config = dict(rng.choice(list(PUBLISHED.values()))["config"])

@@ -96,20 +96,19 @@ class Naps:
         """Begin to count idle time, if it sleeps by itself; to be called on the loop."""
         if self._idle_s is not None:
             self._engine.listeners.append(self._count)
-            self._look_later(-1)
+            self._look_later(self._idle_s, -1)
 
     def _count(self, record: object) -> None:
         self._num_records += 1
 
-    def _look_later(self, seen: int) -> None:
-        assert self._idle_s is not None
-        asyncio.get_running_loop().call_later(self._idle_s, self._look, seen)
+    def _look_later(self, idle_s: float, seen: int) -> None:
+        asyncio.get_running_loop().call_later(idle_s, self._look, idle_s, seen)
 
-    def _look(self, seen: int) -> None:
+    def _look(self, idle_s: float, seen: int) -> None:
         """Sleep if nothing has happened since the last look, or else look again later."""
         if seen == self._num_records and not self.level:
             self.begin()
-        self._look_later(self._num_records)
+        self._look_later(idle_s, self._num_records)
 
     def _nap(self) -> None:
         with suppress(RuntimeError, ValueError):  # a request has come meanwhile, or it cannot

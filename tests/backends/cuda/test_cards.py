@@ -40,7 +40,7 @@ def test_what_keeps_a_card_from_being_used_well_is_a_problem(
     install(tmp_path, monkeypatch, GPU + "Disabled", "echo 4711, 1024; echo 4712, [N/A]")
     found = list(doctor.problems(tmp_path))
     assert any("persistence mode is off" in line and "nvidia-smi -pm 1" in line for line in found)
-    assert any("2 other processes use 1.0 GiB" in line for line in found)
+    assert any("2 other processes use 1.00 GiB" in line for line in found)
     assert any(line.startswith("the GPU cannot be used: ") for line in found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import write_coder
-from tests.server.serving import JSON, Served, serving
+from tests.server.serving import JSON, Served, eventually, serving
 
 SECRET = "bob@example.com"
 # As patterns and prompts write it: a request must not have the text itself.
@@ -214,6 +214,7 @@ def test_echoed_text_is_replaced_and_so_are_its_tokens(ruled: Served, *, stream:
 def test_metrics_count_matches_and_the_log_names_the_rule_alone(ruled: Served) -> None:
     before = len(ruled.lines)
     sent(ruled, *ROUTES["chat"])
+    eventually(lambda: ruled.lines[before:])  # a line is written after its answer
     (line,) = ruled.lines[before:]
     assert "pii:content:" in line
     assert "rules=1/default" in line

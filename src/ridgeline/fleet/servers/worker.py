@@ -61,7 +61,7 @@ class Worker:
         since_s: when it was ready, as a time of the epoch.
         trial: held by the one request that may have ended another server, until it has brought
             something here.
-        facts: what it says of itself in ``/v1/models``, once somebody has asked.
+        facts: what it says of itself in ``/v1/models``, once a request has asked for it.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, socket: Path, number: int) -> None:

@@ -47,8 +47,9 @@ function showFacts({ model, memory, answer, choices }) {
 }
 
 function showBar({ device, num_devices: count, per_device: one }) {
-  const margin = one.capacity_bytes - one.budget_bytes;
-  const parts = [...PARTS.map(([name, field]) => [name, one[field]]), ['margin', margin]];
+  const used = PARTS.map(([name, field]) => [name, one[field]]);
+  const margin = used.reduce((left, [, bytes]) => left - bytes, one.total_bytes);
+  const parts = [...used, ['margin', margin]];
   const spare = one.capacity_bytes - one.total_bytes;
   at('bar-note').textContent = `${count > 1 ? `${count} × ` : ''}${device}, ${size(one.capacity_bytes)}${count > 1 ? ' each' : ''}`;
   at('bar').setAttribute('aria-label', parts.map(([name, bytes]) => `${name} ${size(bytes)}`).join(', '));
@@ -94,7 +95,7 @@ function showPublished({ published, memory }) {
     ['weights', gb(one.weights_bytes), published.weights_gb.toFixed(2)],
     ['KV cache', gb(one.kv_bytes), published.kv_gb.toFixed(2)],
     ['activations', gb(one.activation_bytes), both(published.activations_gb, published.plain_activations_gb)],
-    ['framework and margin', gb(one.overhead_bytes + one.capacity_bytes - one.budget_bytes), 'none'],
+    ['framework and margin', gb(one.total_bytes - one.weights_bytes - one.kv_bytes - one.activation_bytes), 'none'],
     ['total', gb(one.total_bytes), both(published.total_gb, published.plain_total_gb)],
   ];
   at('published').replaceChildren(...rows.map((cells) => row(...cells)));

@@ -1,5 +1,5 @@
 // The servers of a model, where it has several: what they do, and what became of others. Asks for
-// them every two seconds while somebody looks.
+// them every two seconds while the page is open.
 
 import { call } from './api.js';
 import { element } from './dom.js';
