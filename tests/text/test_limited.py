@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def test_they_end_in_silence_when_nobody_reads_them() -> None:
     program = "input(); from ridgeline.text import limited; limited.answer({'is': 'ready'})"
@@ -22,3 +24,15 @@ def test_they_end_in_silence_when_nobody_reads_them() -> None:
         child.stdin.close()
         assert child.stderr.read() == b""
         assert child.wait(10) == 0
+
+
+@pytest.mark.parametrize("name", ["template", "tokenizers", "grammar"])
+@pytest.mark.parametrize("written", [b"", b'{"cut": "'])
+def test_they_end_in_silence_if_the_parent_ends_before_it_has_said_anything(
+    name: str, written: bytes
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"ridgeline.text.{name}.process"],
+        input=written, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

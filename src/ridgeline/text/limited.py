@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +42,13 @@ def bound_cpu(seconds: int) -> None:
     if hard != resource.RLIM_INFINITY:
         soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def lines() -> Iterator[bytes]:
+    """Yield what the parent writes, line by line; once it has ended, amid a line or not, end."""
+    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):
+        yield line
+    sys.exit(0)
 
 
 def answer(value: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ Ridgeline it imports what sets its limits and what reads schemas.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from base64 import b64decode
 from collections.abc import Callable
@@ -62,14 +61,15 @@ def main() -> None:
     """Take the vocabulary, say that all is ready, and compile once for each further line."""
     limited.begin(_MAX_PROCESS_BYTES)
     threading.stack_size(_STACK_BYTES)
-    told = json.loads(sys.stdin.buffer.readline())
+    lines = limited.lines()
+    told = json.loads(next(lines))
     tokens = [b64decode(token) for token in told["tokens"]]
     vocabulary = Vocabulary(tokens, told["special_ids"], told["eos_ids"][0])
     wrapper = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapper, n_vocab=len(tokens), eos_token=told["eos_ids"])
     vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
     limited.answer({})
-    for line in sys.stdin.buffer:
+    for line in lines:
         limited.bound_cpu(_MAX_CPU_S)
         answer: dict[str, Any] = {}
         worker = threading.Thread(target=_compile, args=(tokenizer, json.loads(line), answer))

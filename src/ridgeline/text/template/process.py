@@ -10,7 +10,6 @@ Of Ridgeline it imports what sets those limits.
 from __future__ import annotations
 
 import json
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -30,10 +29,11 @@ _MAX_CPU_S = 5  # more than the parent's own limit
 def main() -> None:
     """Take the template's source, say that all is ready, and render once for each further line."""
     limited.begin(_MAX_PROCESS_BYTES)
-    source = json.loads(sys.stdin.buffer.readline())
+    questions = limited.lines()
+    source = json.loads(next(questions))
     compiled: jinja2.Template | None = None
     limited.answer({})
-    for line in sys.stdin.buffer:
+    for line in questions:
         limited.bound_cpu(_MAX_CPU_S)
         try:
             compiled = compiled or _environment().from_string(source)

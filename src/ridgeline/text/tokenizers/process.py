@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 from ridgeline.text import limited
@@ -20,12 +19,13 @@ _MAX_CPU_S = 6
 
 def main() -> None:
     """Take a tokenizer's parts, say that they are there, and answer each text with its ids."""
-    line = sys.stdin.buffer.readline()
+    lines = limited.lines()
+    line = next(lines)
     limited.begin(_MAX_BYTES + _MAX_TIMES * len(line))
     parts, library = json.loads(line), None
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library writes of its panics
     limited.answer({})
-    for line in sys.stdin.buffer:
+    for line in lines:
         limited.bound_cpu(_MAX_CPU_S)
         answer: dict[str, Any]
         try:
