@@ -2,7 +2,7 @@
 
 A server is charged for what it still has to read, and three times for what this prompt would add:
 what is read twice also costs those that wait. One that has far more requests than the others comes
-last, whatever it has read. So a prefix draws requests, and never all of them. It knows no clock, no
+last, whatever it has read. So a prefix draws requests, and never all of them. It has no clock, no
 network and no tokens: the router uses it, and so does the simulator.
 """
 
