@@ -227,7 +227,7 @@ class Engine:
 
     def _filled(self) -> dict[str, Any]:
         """Return how full the queues and the cache are, by the names of a step's record."""
-        pool = (queues := self.scheduler.queues).kv.pool
+        queues, pool = self.scheduler.queues, self.scheduler.queues.kv.pool
         return {
             "num_running": len(queues.running),
             "num_waiting": len(queues.waiting) + len(queues.paused),
@@ -283,7 +283,7 @@ class Engine:
 
     def describe(self) -> EngineRecord:
         """Return the record of how the engine is set up."""
-        kv = (scheduler := self.scheduler).queues.kv
+        scheduler, kv = self.scheduler, self.scheduler.queues.kv
         return EngineRecord(
             policy=scheduler.policy.name,
             block_size=kv.block_size,

@@ -50,7 +50,7 @@ CLAIMS = {
         "1.5-2.3x", 1.5, 2.3, "Fu et al., 2024", "one stream on an A100, many guesses in a step"
     ),
     "weights in 4 bits": Claim(
-        "3.2x", 3.2, 3.2, "Lin et al., AWQ, 2024", "one stream on a GPU, against 16 bits"
+        "2.7-3.9x", 2.7, 3.9, "Lin et al., AWQ, 2024", "one stream on a GPU, against 16 bits"
     ),
     "KV cache in fewer bits": Claim(
         "2.4-3.5x", 2.35, 3.47, "Liu et al., KIVI, 2024", "larger batches, with 2 bits"

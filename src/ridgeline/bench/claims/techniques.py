@@ -145,24 +145,20 @@ def _of_batching(stage: Stage) -> Iterator[Technique]:
     yield Technique(
         "KV cache",
         Side("recompute", "max_tokens=1, again", lambda: stage.run(longer, Ways(), in_turn=True)),
-        Side(
-            "cached",
-            "(always)",
-            lambda: stage.run(one, Ways()),
-        ),
+        Side("cached", "(always)", lambda: stage.run(one, Ways())),
         _rows,
         None,
     )
     static = side("static", "static", "full")
     orca, paged = side("orca", "orca", "full"), side("orca, paged", "orca", "paged")
-    claims = CLAIMS
-    name = "iteration-level batching"
-    yield Technique(name, static, orca, _steps, claims[name])
-    yield Technique("paged KV cache", orca, paged, _steps, claims["paged KV cache"])
     few = side(f"static, {_STATIC}", "static", "full", _STATIC)
     all_of_it = side("splitfuse", "splitfuse", "paged")
-    name = "continuous batching"
-    yield Technique(name, few, all_of_it, _steps, claims[name])
+    for name, off, on in (
+        ("iteration-level batching", static, orca),
+        ("paged KV cache", orca, paged),
+        ("continuous batching", few, all_of_it),
+    ):
+        yield Technique(name, off, on, _steps, CLAIMS[name])
 
 
 def _of_prompts(stage: Stage) -> Iterator[Technique]:

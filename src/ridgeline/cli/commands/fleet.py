@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from ridgeline.cli.commands.ps import ask_server
+from ridgeline.cli.commands.ps import URL, ApiKey, AsJson, Url, ask_server
 from ridgeline.engine_setup.terminal import console, table_of
 
 
-def fleet(
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="RIDGELINE_API_KEY", help="API key, if the server needs one."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show the servers of each model (serve --replicas): load, moves and ends."""
     models: dict[str, dict[str, Any]] = ask_server(url, "/v1/fleet", "models", api_key)
     if as_json:

@@ -11,15 +11,16 @@ from ridgeline.engine_setup.terminal import console, table_of
 
 _TIMEOUT_S = 10.0
 
+# What commands about a running server are told.
+URL = "http://127.0.0.1:8000"
+Url = Annotated[str, typer.Option(help="Address of the server.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="API key, if the server needs one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
-def ps(
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="RIDGELINE_API_KEY", help="API key, if the server needs one."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+
+def ps(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show the models of a running server: what is loaded, in use, and until when."""
     models = ask_server(url, "/v1/models", "data", api_key)
     if as_json:

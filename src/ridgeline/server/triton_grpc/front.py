@@ -97,10 +97,10 @@ class Translator:
             return CLASSES["ModelReadyResponse"](ready=answer.status == 200)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
-        return CLASSES["ServerMetadataResponse"](**await self._json("GET", "/v2", context))
+        return CLASSES["ServerMetadataResponse"](**await _json(self._asked("GET", "/v2", context)))
 
     async def _index(self, request: Any, context: Any) -> Any:
-        models = await self._json("POST", "/v2/repository/index", context)
+        models = await _json(self._asked("POST", "/v2/repository/index", context))
         return CLASSES["RepositoryIndexResponse"](models=models)
 
     def _about(
@@ -108,21 +108,21 @@ class Translator:
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
             path = path_of(request.name, request.version, ending)
-            return make(await self._json("GET", path, context))
+            return make(await _json(self._asked("GET", path, context)))
 
         return call
 
     def _manage(self, action: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
             path = f"/v2/repository/models/{request.model_name}/{action}"
-            return await self._json("POST", path, context)
+            return await _json(self._asked("POST", path, context))
 
         return call
 
     async def _infer(self, request: Any, context: Any) -> Any:
         headers, body = _translated(request)
         path = path_of(request.model_name, request.model_version, "/infer")
-        return infer_response(await self._json("POST", path, context, headers, body))
+        return infer_response(await _json(self._asked("POST", path, context, headers, body)))
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
         """Yield the answers to all requests of a stream, side by side."""
@@ -170,19 +170,6 @@ class Translator:
         if EMPTY_LAST in request.parameters and request.parameters[EMPTY_LAST].bool_param:
             yield last_response(request)
 
-    async def _json(
-        self,
-        method: str,
-        path: str,
-        context: Any,
-        headers: Mapping[str, str] = {},
-        body: bytes = b"",
-    ) -> Any:
-        async with self._asked(method, path, context, headers, body) as answer:
-            if answer.status != 200:
-                raise await _failure(answer)
-            return json.loads(await answer.read())
-
     def _asked(
         self,
         method: str,
@@ -193,6 +180,14 @@ class Translator:
     ) -> contextlib.AbstractAsyncContextManager[LocalAnswer]:
         said = {name: value for name, value in context.invocation_metadata() if name in _PASSED}
         return asked(self._app, method, path, {**said, **headers}, body)
+
+
+async def _json(asking: contextlib.AbstractAsyncContextManager[LocalAnswer]) -> Any:
+    """Return the JSON of an answer. Raises _Failed."""
+    async with asking as answer:
+        if answer.status != 200:
+            raise await _failure(answer)
+        return json.loads(await answer.read())
 
 
 def _aborting(

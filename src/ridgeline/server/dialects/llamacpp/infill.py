@@ -212,10 +212,7 @@ class LlamaCppShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
-        if self._is_streamed:
-            return list(map(self._chunk, self._answers.take_chunks(event)))
-        self._answers.take(event)
-        return []
+        return self._answers.take_written(event, self._chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         """Return an event with a piece of the text; the end is held until all is known of it."""

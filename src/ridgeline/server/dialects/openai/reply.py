@@ -145,10 +145,7 @@ class OpenAiShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
-        if self._body.stream:
-            return list(map(self._chunk, self._answers.take_chunks(event)))
-        self._answers.take(event)
-        return []
+        return self._answers.take_written(event, self._chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}

@@ -7,7 +7,7 @@ the logprobs of a token are written. It knows nothing of connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -93,6 +93,13 @@ class ResponseBuilder:
         """Take an event; return the choices of the chunks that it gives. Raises StreamError."""
         answer = self.take(event)
         return self._chunks(answer) if answer else []
+
+    def take_written(self, event: StreamEvent, write: Callable[[Choice], bytes]) -> list[bytes]:
+        """Take an event; return a stream's chunks as ``write`` has them. Raises StreamError."""
+        if self._body.stream:
+            return list(map(write, self.take_chunks(event)))
+        self.take(event)  # nothing is chunked: what is held is for the whole answer
+        return []
 
     def take(self, event: StreamEvent) -> ChoiceState | None:
         """Take an event; return the answer that it belongs to, if any. Raises StreamError."""

@@ -87,7 +87,7 @@ class TritonShape:
         ``write`` makes an object of the model's name and of outputs; ``pack`` says how one that is
         the whole answer is sent.
         """
-        self._answers, self._is_streamed, self._model = answers, bool(body.stream), model
+        self._answers, self._model = answers, model
         self._names, self._write, self._pack = list(names), write, pack
 
     def whole(self) -> dict[str, Any] | RawBody:
@@ -96,10 +96,7 @@ class TritonShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
-        if self._is_streamed:
-            return list(map(self._chunk, self._answers.take_chunks(event)))
-        self._answers.take(event)
-        return []
+        return self._answers.take_written(event, self._chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         """Return a piece of text as an event; the end is one if more than text is wanted."""
