@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,13 @@ class Served:
         assert set(error) == {"message", "type", "param", "code"}
         assert error["code"] is None or isinstance(error["code"], str)
         return status, error
+
+    def num_lines(self) -> int:
+        """Return how many lines the log has once those of all earlier answers are in it."""
+        mark = f"mark-{uuid.uuid4().hex}"
+        self.call("/ready", x_request_id=mark)
+        eventually(lambda: any(mark in line for line in self.lines))
+        return len(self.lines)
 
     def metrics(self) -> dict[str, float]:
         """Return all samples, by name and labels other than the model's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import Served, eventually, hold, serving
 
 ASKED = {"prompt": [5 + i % 90 for i in range(90)], "max_tokens": 4, "seed": 3, "logprobs": 2}
+ENDS = 2 * mmap.PAGESIZE  # of the array of caches: others may use these pages too
 
 
 def answer(served: Served) -> Any:
@@ -27,11 +29,11 @@ def cached(served: Served) -> int:
 
 
 def test_it_sleeps_and_a_request_wakes_it(served: Served) -> None:
-    first = answer(served)
+    first, in_memory = answer(served), cached(served)
     status, told, _ = served.call("/v1/sleep", {"level": 2})
     assert (status, told["level"]) == (200, 2)
     assert set(told) == {"level", "resident_bytes", "given_back_bytes"}
-    assert cached(served) == 0
+    assert cached(served) <= ENDS < in_memory
     assert "a request wakes it" in served.call("/health")[1]["asleep"]
     assert served.call("/ready")[0] == 200
     assert served.call("/props")[1]["is_sleeping"] is True
@@ -92,7 +94,7 @@ def test_it_sleeps_by_itself_when_idle(model: Path) -> None:  # noqa: F811
     with serving(model, idle_release="10ms") as served:
         first = answer(served)
         eventually(lambda: served.llm.sleeping.level == 2)
-        assert cached(served) == 0
+        assert cached(served) <= ENDS
         assert answer(served) == first
         eventually(lambda: served.llm.sleeping.level == 2)
 

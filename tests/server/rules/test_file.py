@@ -213,7 +213,7 @@ def test_what_a_model_may_not_read_is_replaced_or_refused(keyed: Served) -> None
 def test_what_is_only_noted_changes_nothing(keyed: Served) -> None:
     body = {"prompt": "a heron .", "max_tokens": 2, "echo": True, "seed": 1}
     free = keyed.call("/v1/completions", body, **_as("k2"))[1]["choices"]
-    before = len(keyed.lines)
+    before = keyed.num_lines()
     assert keyed.call("/v1/completions", body, **_as("k3"))[1]["choices"] == free
     (line,) = [line for line in keyed.lines[before:] if "key=noted" in line]
     assert "noted:input:note" in line

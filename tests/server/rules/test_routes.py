@@ -212,7 +212,7 @@ def test_echoed_text_is_replaced_and_so_are_its_tokens(ruled: Served, *, stream:
 
 
 def test_metrics_count_matches_and_the_log_names_the_rule_alone(ruled: Served) -> None:
-    before = len(ruled.lines)
+    before = ruled.num_lines()
     sent(ruled, *ROUTES["chat"])
     eventually(lambda: ruled.lines[before:])  # a line is written after its answer
     (line,) = ruled.lines[before:]
