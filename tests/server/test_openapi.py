@@ -35,7 +35,7 @@ OPERATIONS = [
     ("POST", "/v1/responses/input_tokens", 20),
     ("POST", "/apply-template", 20),
     ("POST", "/v1/chat/completions/input_tokens", 20),
-    *(("GET", path, 3) for path in ("/props", "/api/v0/models")),
+    *(("GET", path, 3) for path in ("/props", "/slots", "/api/v0/models")),
     *(("POST", f"/v1/{name}", 40) for name in ("embeddings", "rerank", "score")),
     *(("POST", f"/api/{name}", 20) for name in ("embed", "embeddings")),
     ("POST", "/v1/responses", 40),

@@ -159,6 +159,11 @@ class Service:
         """All names of the model; the first stands in answers."""
         return list(dict.fromkeys([self.name, *(self.options.served_model_name or ())]))
 
+    @property
+    def file_name(self) -> str:
+        """The name of the model's file or directory, without its path: that is nobody's matter."""
+        return self._path.name
+
     def is_called(self, name: str) -> bool:
         """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
         if name in self.loras.names:
@@ -254,6 +259,7 @@ class Service:
             tenant,
             is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
             is_background=state.is_background,
+            tells_progress=bool(body.stream and body.return_progress),
             name=request.state.request_id,
             cache_root=self.cache_root(tenant, body.cache_salt),
             adapter=adapter,

@@ -111,7 +111,7 @@ def test_who_shuts_only_its_sending_side_is_answered(
         held.set()
         connection.close()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"connection: close" in answer.partition(b"\r\n\r\n")[0]
+    assert b"connection: close" in answer.partition(b"\r\n\r\n")[0].lower()
     assert b'"finish_reason":"length"' in answer
     assert stream == (b"data: [DONE]\n\n" in answer)
 

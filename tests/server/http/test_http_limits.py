@@ -50,6 +50,27 @@ def status_of(answer: bytes) -> int:
 
 
 @pytest.mark.parametrize(
+    "sent",
+    [
+        OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+        OK.replace(b"1.1", b"1.0"),
+        b"no HTTP\r\n\r\n",
+        POST + b"connection: close\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+        + CHUNKS,
+    ],
+    ids=["answer", "HTTP/1.0", "refused", "after an interim response"],
+)  # fmt: skip
+def test_names_of_headers_have_the_usual_spelling(hasty: Served, sent: bytes) -> None:
+    """Not all clients know that their case means nothing."""
+    head = talk(hasty.port, sent).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    head, _, body = head.partition(b"\r\n\r\n")
+    names = [line.partition(b":")[0] for line in head.splitlines()[1:]]
+    assert {b"Content-Type", b"Content-Length"} <= {*names}
+    assert names == [name.title() for name in names]
+    assert json.loads(body), "which stays as it is"
+
+
+@pytest.mark.parametrize(
     "pieces",
     [
         (b"",),

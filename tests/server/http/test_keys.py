@@ -85,9 +85,18 @@ def test_a_key_sees_its_own_sequences_live(shared: Served) -> None:
     for key, num_running in (("a-key", 2), ("b-key", 3), ("o-key", 5)):
         with closing(watch(shared, key)) as views:
             seen[key] = next(one for one in views if one["num_running"] == num_running)
+    slots = {key: shared.call("/slots", **bearer(key))[1] for key in seen}
     shared.valve.before = lambda step: None
     for thread in asking:
         thread.join()
+    assert {key: sum(one["is_processing"] for one in slots[key]) for key in slots} == {
+        "a-key": 2,
+        "b-key": 3,
+        "o-key": 5,
+    }
+    assert {one["id_task"] for one in slots["a-key"] if one["is_processing"]} == {
+        one["id"][0] for one in seen["a-key"]["sequences"]
+    }
     ids = {key: {one["id"][0] for one in view["sequences"]} for key, view in seen.items()}
     assert ids["a-key"].isdisjoint(ids["b-key"])
     assert ids["o-key"] == ids["a-key"] | ids["b-key"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.core.records import RequestRecord
+from ridgeline.server.engine.request_stream import PromptProgress
 
 
 def timings_of(
@@ -45,4 +46,14 @@ def pace_of(name: str, count: int, time_s: float) -> dict[str, Any]:
         f"{name}_ms": 1e3 * time_s,
         f"{name}_per_token_ms": 1e3 * time_s / count if count else None,
         f"{name}_per_second": count / time_s if time_s else None,
+    }
+
+
+def progress_of(progress: PromptProgress) -> dict[str, Any]:
+    """Return how far a prompt is computed, in llama.cpp's names."""
+    return {
+        "total": progress.num_tokens,
+        "cache": progress.num_cached,
+        "processed": progress.num_computed,
+        "time_ms": 1e3 * progress.time_s,
     }

@@ -37,6 +37,7 @@ from ridgeline.foresight.simulator.forecast import state_of
 from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
+from ridgeline.server.engine.prompt_reports import PromptReports
 from ridgeline.server.engine.request_stream import (
     RequestStream,
     ServerEnds,
@@ -82,6 +83,7 @@ class AsyncEngine(EngineClient):
         self._owners: dict[int, tuple[RequestStream, int]] = {}  # by the engine's request id
         self._held: Counter[RequestStream] = Counter()  # sequences in the engine
         self._unseen: dict[int, Request] = {}  # of which no event was sent yet
+        self._reports = PromptReports()
         self._closed: list[RequestRecord] = []
         self._streams: set[RequestStream] = set()  # on the loop's side
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -406,11 +408,15 @@ class AsyncEngine(EngineClient):
             return
         self._held[stream] += params.num_seqs
         self._owners[request_id] = stream, index
-        self._unseen[request_id] = self._engine.requests[request_id]
+        self._unseen[request_id] = request = self._engine.requests[request_id]
+        if stream.tells_progress:
+            self._reports.add(stream, index, request)
 
     def _send(self, events: list[Event]) -> None:
         """Hand a step's events to the loop, all at once."""
         batch: dict[RequestStream, list[StreamEvent]] = {}
+        for stream, report in self._reports.take(time.monotonic()):
+            batch.setdefault(stream, []).append(report)
         for event in events:
             request_id = event.seq_id[0]
             stream, index = self._owners[request_id]
@@ -432,6 +438,7 @@ class AsyncEngine(EngineClient):
                 del self._held[stream]
                 self._lagging.discard(stream)
             self._unseen.pop(record.request_id, None)
+            self._reports.drop(record.request_id)
             batch.setdefault(stream, []).append((index, record))
         if batch:
             self.call(self._deliver, list(batch.items()))
@@ -461,6 +468,7 @@ class AsyncEngine(EngineClient):
         self._held.clear()
         self._lagging.clear()
         self._unseen.clear()
+        self._reports.clear()
         self._closed.clear()
         self.call(self.abandon_all, StreamError("the engine failed; the server's log says more"))
         return self.error is None

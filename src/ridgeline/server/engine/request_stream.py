@@ -11,14 +11,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Text
 from ridgeline.core.step import NO_RULES, Event, TokenRules
 
-# Which prompt, what about it: the engine's request comes first, and its record last.
-StreamEvent = tuple[int, Request | Event | RequestRecord]
+
+class PromptProgress(NamedTuple):
+    """How far a prompt is computed: in tokens, and since when it is."""
+
+    num_tokens: int
+    num_cached: int
+    num_computed: int
+    time_s: float
+
+
+# Which prompt, what about it. Progress comes first, if it was asked for; then the engine's request,
+# and its record last.
+StreamEvent = tuple[int, PromptProgress | Request | Event | RequestRecord]
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # keeps the seeds of prompts apart
 _MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
@@ -65,6 +77,7 @@ class RequestStream:
         token_rules: TokenRules = NO_RULES,
         form_param: str | None = None,
         is_background: bool = False,
+        tells_progress: bool = False,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
@@ -80,6 +93,7 @@ class RequestStream:
         self.token_rules = token_rules
         self.form_param = form_param  # the field that the constraint comes from
         self.is_background = is_background  # nobody waits for it: it gives way to those who do
+        self.tells_progress = tells_progress  # how far its prompts are
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
         self.arrived_s = self.arrival_s  # at the gate, if it came through one

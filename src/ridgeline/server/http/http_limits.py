@@ -9,6 +9,7 @@ It sees bytes and connections, never what they mean.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from math import inf
@@ -24,6 +25,7 @@ _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
 _MAX_LINGER_S = 60.0
 _FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one is ten times as long
+_NAME = re.compile(rb"\n[^:\r\n]+")  # of a header, in a head
 
 
 class _Parser(httptools.HttpRequestParser):
@@ -55,6 +57,30 @@ class _Parser(httptools.HttpRequestParser):
                 unparsed = unparsed[stop.args[0] :]
                 protocol.parser = parser = _Parser(protocol)
                 parser.feed_data(head + b"\r\n")
+
+
+class _ConventionalHead:
+    """A transport for one answer, which writes names of headers as Content-Type, not content-type.
+
+    Case means nothing in them (RFC 9110, 5.1), but there are clients that look for that spelling.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._transport = cycle, cycle.transport
+
+    def write(self, data: bytes) -> None:
+        """Write the head, and what may come before it; the rest no longer comes through here."""
+        if self._cycle.response_started:
+            self._cycle.transport = self._transport
+            data = _conventional(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _conventional(head: bytes) -> bytes:
+    return _NAME.sub(lambda name: name[0].title(), head)
 
 
 def _unframed(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
@@ -160,6 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(*fault)
         if not self._is_ignored:
             super().on_headers_complete()
+            self.cycle.transport = _ConventionalHead(self.cycle)  # type: ignore[assignment]
             if self.scope["http_version"] == "1.0":
                 self.cycle.send = _unframed(self.cycle)  # type: ignore[method-assign, assignment]
 
@@ -265,5 +292,5 @@ class BoundedProtocol(HttpToolsProtocol):
         reason = HTTPStatus(status).phrase.encode()
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, reason)
         head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(head + body)
+        self.transport.write(_conventional(head) + body)
         self.transport.close()

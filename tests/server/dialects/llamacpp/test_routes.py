@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ridgeline import SamplingParams
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.dialects.openai.samplers import _IN_ORDER, NAMES
 from tests.api.test_llm import HELLO
-from tests.server.serving import Served
+from tests.server.serving import Served, serving
 
 ASK: dict[str, Any] = {"prompt": "hello", "n_predict": 8, "temperature": 0, "ignore_eos": True}
 SAME: dict[str, Any] = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 BEYOND = {"minimum": -1, "exclusiveMinimum": 0, "maximum": 1}
+
+
+@pytest.fixture(scope="module")
+def narrow(model: Path) -> Iterator[Served]:
+    """A server that computes few tokens of a prompt in a step."""
+    with serving(model, {"max_num_batched_tokens": 16}) as served:
+        yield served
 
 
 def test_a_completion_is_the_one_of_the_other_route(served: Served) -> None:
@@ -128,6 +139,73 @@ def test_times_come_with_each_piece_if_they_are_asked_for(served: Served) -> Non
     assert all(event["timings"]["predicted_n"] for event in events)
 
 
+SAID = " ".join(["one two three four five six seven eight"] * 2)
+WITH_PROGRESS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": SAID}], "max_tokens": 3},
+    "/v1/completions": {"prompt": SAID, "max_tokens": 3},
+    "/completion": {"prompt": SAID, "n_predict": 3},
+    "/v1/responses": {"input": SAID, "max_output_tokens": 3},
+}
+
+
+def streamed(served: Served, path: str, **more: Any) -> list[dict[str, Any]]:
+    """Return the events of a stream."""
+    text = served.call(path, WITH_PROGRESS[path] | {"stream": True} | more)[1].decode()
+    lines = [line for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line[6:]) for line in lines]
+
+
+@pytest.mark.parametrize("path", WITH_PROGRESS)
+def test_a_stream_tells_how_far_its_prompt_is(narrow: Served, path: str) -> None:
+    events = streamed(narrow, path, return_progress=True, cache_salt=path)
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    firsts = events[2:] if path == "/v1/responses" else events  # behind "created", "in_progress"
+    assert all("prompt_progress" in event for event in firsts[: len(told)]), "before the answer"
+    (total,) = {one["total"] for one in told}
+    assert [one["processed"] for one in told] == [*range(0, total, 16), total]
+    assert {one["cache"] for one in told} == {0}
+    assert [one["time_ms"] > 0 for one in told] == [False] + [True] * (len(told) - 1)
+    if path == "/v1/responses":
+        assert {event["type"] for event in firsts[: len(told)]} == {"response.in_progress"}
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    again = streamed(narrow, path, return_progress=True, cache_salt=path)
+    first, *_, last = [one["prompt_progress"] for one in again if "prompt_progress" in one]
+    assert first["processed"] == first["cache"] > 0
+    assert last["processed"] == last["total"] == total
+    plain = streamed(narrow, path, cache_salt=path)
+    assert not any("prompt_progress" in event for event in plain)
+
+
+def test_several_prompts_tell_each_how_far_they_are(narrow: Served) -> None:
+    asked = {"prompt": [SAID, "short"], "cache_salt": "each", "return_progress": True}
+    for path in ("/v1/completions", "/completion"):
+        events = streamed(narrow, path, **asked | {"cache_salt": path + "each"})
+        ends = dict[int, dict[str, Any]]()
+        for event in events:
+            if progress := event.get("prompt_progress"):
+                ends[event.get("choices", [event])[0]["index"]] = progress
+        assert ends.keys() == {0, 1}
+        assert all(one["processed"] == one["total"] for one in ends.values())
+        assert ends[0]["total"] > ends[1]["total"]
+
+
+def test_responses_have_times_with_each_piece_if_they_are_asked_for(served: Served) -> None:
+    path = "/v1/responses"
+    events = streamed(served, path, timings_per_token=True)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [one["timings"]["predicted_n"] for one in deltas]
+    assert events[-1]["timings"]["predicted_n"] == 3
+    assert not any("timings" in event for event in streamed(served, path))
+
+
+def test_a_slot_says_whether_it_works(served: Served) -> None:
+    num_slots = served.llm.config.max_num_seqs
+    idle = served.call("/slots")[1]
+    assert [one["id"] for one in idle] == [*range(num_slots)]
+    assert not any(one["is_processing"] for one in idle)
+    assert {one["n_ctx"] for one in idle} == {128}
+
+
 def test_the_prompt_is_shown_to_who_asks_for_it(served: Served) -> None:
     asked = {"messages": HELLO, "max_tokens": 2}
     text = served.call("/apply-template", {"messages": HELLO})[1]["prompt"]
@@ -237,14 +315,15 @@ def test_a_text_is_tokenised_as_content(served: Served) -> None:
         assert served.call("/tokenize", wrong)[0] == 400
 
 
-def test_what_the_server_is(served: Served) -> None:
+def test_what_the_server_is(served: Served, model: Path) -> None:
     props = served.call("/props")[1]
     assert props["default_generation_settings"]["n_ctx"] == 128
     assert props["total_slots"] == served.llm.config.max_num_seqs
     assert props["model_alias"] == "tiny"
-    [model] = served.call("/api/v0/models")[1]["data"]
-    assert (model["id"], model["type"], model["state"]) == ("tiny", "llm", "loaded")
-    assert model["loaded_context_length"] == 128
+    assert props["model_path"] == model.name, "and no path"
+    [one] = served.call("/api/v0/models")[1]["data"]
+    assert (one["id"], one["type"], one["state"]) == ("tiny", "llm", "loaded")
+    assert one["loaded_context_length"] == 128
 
 
 def test_the_fields_of_samplers_are_told_with_defaults_bounds_and_words(served: Served) -> None:
@@ -257,7 +336,9 @@ def test_the_fields_of_samplers_are_told_with_defaults_bounds_and_words(served: 
     assert told["temperature"].items() >= {"type": "number", "minimum": 0, "maximum": 2}.items()
     assert (told["stop"]["type"], told["max_tokens"]["default"]) == ("array", None)
     given = {name: one["default"] for name, one in told.items() if one["default"] is not None}
-    assert props["default_generation_settings"]["params"] == given | {"n_predict": -1}
+    assert props["default_generation_settings"]["params"] == (
+        given | {"n_predict": -1, "seed": served.llm.config.seed}
+    )
     same = {"messages": HELLO, "seed": 3, "max_tokens": 8}
     answers = [served.call("/v1/chat/completions", body)[1] for body in (same, given | same)]
     assert answers[0]["choices"] == answers[1]["choices"], "what is told is what is done"

@@ -24,7 +24,8 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.dialects.openai.samplers import MAX_BIASES, is_bias, is_token
-from ridgeline.server.engine.request_stream import StreamEvent
+from ridgeline.server.dialects.timings import progress_of
+from ridgeline.server.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict, wrong
 from ridgeline.text.infill import File
@@ -212,6 +213,10 @@ class LlamaCppShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
+        prompt, payload = event
+        if isinstance(payload, PromptProgress):
+            shown = self._object({"index": prompt, "text": ""}, is_end=False)
+            return [sse(shown | {"prompt_progress": progress_of(payload)})]
         return self._answers.take_written(event, self._chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
@@ -245,8 +250,8 @@ class LlamaCppShape:
         }
         if self._body.n_probs and choice.get("logprobs"):
             shown["completion_probabilities"] = self._probabilities(choice["logprobs"])
-        if self._body.timings_per_token:
-            shown["timings"] = self._answers.pace(index)
+        if self._body.timings_per_token and (pace := self._answers.pace(index)):
+            shown["timings"] = pace
         return shown
 
     def _last(self, choice: Choice) -> dict[str, Any]:

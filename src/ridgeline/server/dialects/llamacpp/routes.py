@@ -17,6 +17,7 @@ from ridgeline.server.dialects.llamacpp.infill import (
     TemplateRequest,
 )
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
+from ridgeline.server.dialects.llamacpp.slots import slot
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     INFILL_CHUNKS,
@@ -26,6 +27,8 @@ from ridgeline.server.dialects.openai.documented import (
 )
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
+from ridgeline.server.engine.between_steps import between_steps
+from ridgeline.server.http.gate import own_view
 from ridgeline.server.service import Service
 
 
@@ -94,19 +97,33 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         prompt = await service.prompts.of_chat(body)
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
+    @app.get("/slots", responses=ERRORS)
+    async def slots(request: Request) -> list[dict[str, Any]]:
+        """Say what runs in each slot: to a key what is its own, to operators all."""
+        seen = await between_steps(
+            service.engine, partial(service.engine.view, own_view(request.state))
+        )
+        running = [one for one in seen["sequences"] if one["status"] == "running"]
+        num_slots = service.engine.settings.max_num_seqs
+        return [
+            slot(index, service.max_model_len, running[index] if index < len(running) else None)
+            for index in range(num_slots)
+        ]
+
     @app.get("/props", responses=ERRORS)
     async def props() -> dict[str, Any]:
         """Say what llama.cpp's clients, and the page, ask before their first request."""
         text = service.text
         samplers = await service.work.reports.run(fields)
         given = {one["name"]: one["default"] for one in samplers if one["default"] is not None}
-        sampling = {**text.generation_defaults, **given, "n_predict": -1}
+        seed = service.engine.settings.seed
+        sampling = {**text.generation_defaults, **given, "n_predict": -1, "seed": seed}
         slots = service.engine.settings.max_num_seqs
         return {
             "default_generation_settings": {"n_ctx": service.max_model_len, "params": sampling},
             "total_slots": slots,
             "model_alias": service.name,
-            "model_path": service.name,  # paths of this machine are not shown
+            "model_path": service.file_name,
             "chat_template": text.chat_template.source,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"ridgeline {__version__}",

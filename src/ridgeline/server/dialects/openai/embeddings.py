@@ -19,7 +19,7 @@ from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
-from ridgeline.core.step import FinishReason
+from ridgeline.core.step import Event, FinishReason
 from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI
@@ -144,9 +144,9 @@ class Vectors:
             self.records.append(payload)
         elif isinstance(payload, EngineRequest):
             self._requests.append(payload)
-        elif payload.finish_reason is FinishReason.ERROR or payload.vector is None:
-            raise StreamError(payload.error or "the model failed on this request")
-        else:
+        elif isinstance(payload, Event):
+            if payload.finish_reason is FinishReason.ERROR or payload.vector is None:
+                raise StreamError(payload.error or "the model failed on this request")
             self.values[index] = payload.vector
 
     @property

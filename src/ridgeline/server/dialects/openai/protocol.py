@@ -160,6 +160,7 @@ class _SamplingFields(Strict):
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
     # llama.cpp's names:
     timings_per_token: bool | None = None
+    return_progress: bool | None = None  # of a stream: how far the prompt is computed
     verbose: bool | None = None  # show the prompt as well
     n_predict: int | None = Field(None, ge=-1, lt=_INT64)
     repeat_penalty: float | None = Field(None, gt=0, le=100)

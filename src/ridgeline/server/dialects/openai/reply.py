@@ -21,9 +21,11 @@ from ridgeline.server.deadlines.admission import Promise
 from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
+from ridgeline.server.dialects.timings import progress_of
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import (
     ClientGone,
+    PromptProgress,
     RequestStream,
     ServerEnds,
     StreamError,
@@ -145,7 +147,17 @@ class OpenAiShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
+        if isinstance(event[1], PromptProgress):
+            return [self._progress(event[0], event[1])]
         return self._answers.take_written(event, self._chunk)
+
+    def _progress(self, prompt: int, progress: PromptProgress) -> bytes:
+        """Return a chunk without news of the answer: it may be the first that comes, as a role."""
+        is_chat = isinstance(self._body, ChatRequest)
+        news = {"delta": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
+        choice = {"index": self._answers.choice_of(prompt), **news, "finish_reason": None}
+        chunk = {**self._start, "choices": [choice], "prompt_progress": progress_of(progress)}
+        return sse(chunk | {"usage": None} if self._body.wants_usage else chunk)
 
     def _chunk(self, choice: Choice) -> bytes:
         chunk: dict[str, Any] = {**self._start, "choices": [choice]}

@@ -34,7 +34,12 @@ from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
 from ridgeline.server.dialects.timings import pace_of, timings_of
-from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import (
+    PromptProgress,
+    RequestStream,
+    StreamError,
+    StreamEvent,
+)
 
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.book import RequestRules
@@ -107,6 +112,8 @@ class ResponseBuilder:
         if isinstance(payload, Request):
             self._requests[index] = payload
             return None
+        if isinstance(payload, PromptProgress):
+            return None  # no news of an answer
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
             self._end_s[index] = payload.finish_s
@@ -457,6 +464,10 @@ class ResponseBuilder:
         """Return to which of the prompts a choice is an answer."""
         index: int = choice["index"]
         return index // self._stream.params.n
+
+    def choice_of(self, prompt: int) -> int:
+        """Return which choice is the first answer to a prompt."""
+        return prompt * self._stream.params.n
 
     def prompt_text(self, prompt: int = 0) -> str:
         """Return a prompt as it was read, special tokens and all."""

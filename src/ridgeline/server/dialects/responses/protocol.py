@@ -190,6 +190,9 @@ class ResponsesRequest(Strict):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     top_p: float | None = Field(None, ge=0, le=1)
     user: str | None = None
+    # llama.cpp's names:
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
     def _inside(self) -> Iterator[str]:
         yield from super()._inside()

@@ -14,7 +14,8 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.dialects.openai.reply import PING, SSE, sse
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
-from ridgeline.server.engine.request_stream import StreamEvent
+from ridgeline.server.dialects.timings import progress_of
+from ridgeline.server.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.server.http.errors import ApiError
 
 # By the kind of an item: how ids begin, what it is called, and what its part is.
@@ -56,13 +57,18 @@ class ResponseShape:
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
+        if isinstance(event[1], PromptProgress):
+            more = {"prompt_progress": progress_of(event[1])}
+            begin = list(self._begin())
+            return [*begin, self._event("in_progress", response=self._response(), **more)]
         news = self._answers.take_chunks(event)
         return [one for choice in news for one in (*self._begin(), *self._take(choice))]
 
     def ending(self) -> bytes:
         """Return the server-sent event that ends a stream."""
         name = "incomplete" if self._finish_reason in _INCOMPLETE else "completed"
-        return b"".join([*self._begin(), self._event(name, response=self._response())])
+        begin = b"".join(self._begin())
+        return begin + self._event(name, response=self._response(), **self._pace())
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
@@ -99,7 +105,12 @@ class ResponseShape:
             else:
                 optional = {"logprobs": self._take_logprobs()} if item.kind == "text" else {}
                 kind = f"{_PART.get(item.kind, 'function_call_arguments')}.delta"
-                yield self._event(kind, **self._place(item), delta=text, **optional)
+                yield self._event(kind, **self._place(item), delta=text, **optional, **self._pace())
+
+    def _pace(self) -> dict[str, Any]:
+        """Return the times so far, if they were asked for."""
+        pace = self._answers.pace() if self._asked.timings_per_token else None
+        return {"timings": pace} if pace else {}
 
     def _hold_logprobs(self, choice: Choice) -> None:
         """Keep the logprobs of tokens until their text comes; text has them, nothing else does.
