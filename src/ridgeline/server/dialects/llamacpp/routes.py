@@ -85,17 +85,22 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         return {"prompt": await service.prompts.text_of_chat(body)}
 
-    @cache
-    def fields() -> list[dict[str, Any]]:
-        """Return the samplers' fields, which are read from a schema: that takes a while."""
-        return sampler_list(service.text.generation_defaults)
-
     @app.post("/v1/chat/completions/input_tokens", responses=ERRORS)
     async def input_tokens(body: ChatRequest) -> dict[str, Any]:
         """Count the tokens of a conversation's prompt."""
         service.check_open(body.model)
         prompt = await service.prompts.of_chat(body)
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+    _add_state(app, service)
+    _add_lm_studio(app, service)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @cache
+    def fields() -> list[dict[str, Any]]:
+        """Return the samplers' fields, which are read from a schema: that takes a while."""
+        return sampler_list(service.text.generation_defaults)
 
     @app.get("/slots", responses=ERRORS)
     async def slots(request: Request) -> list[dict[str, Any]]:
@@ -131,8 +136,6 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             "reasoning": text.reasoning is not None,
             "sampling_fields": samplers,
         }
-
-    _add_lm_studio(app, service)
 
 
 def _add_lm_studio(app: FastAPI, service: Service) -> None:

@@ -34,12 +34,7 @@ from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
 from ridgeline.server.dialects.timings import pace_of, timings_of
-from ridgeline.server.engine.request_stream import (
-    PromptProgress,
-    RequestStream,
-    StreamError,
-    StreamEvent,
-)
+from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
 
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.book import RequestRules
@@ -112,11 +107,10 @@ class ResponseBuilder:
         if isinstance(payload, Request):
             self._requests[index] = payload
             return None
-        if isinstance(payload, PromptProgress):
-            return None  # no news of an answer
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
             self._end_s[index] = payload.finish_s
+        if not isinstance(payload, Event):
             return None
         answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
         if answer.finish_reason == FILTERED:
