@@ -35,6 +35,9 @@ class Setup:
         num_states: slots for states of recurrent layers.
         groups: of layers, each with a block table of its own; none is one of all layers.
         tensor_parallel_size: devices that divide each layer among them.
+        stages: processes that have some consecutive layers each.
+        stage_port: where stages of other machines join; None starts all of them here.
+        stage_key_file: file with the key that they prove to know.
         fills_device: the cache gets what a device has left when all else is there: ``num_blocks``
             is an estimate then, and the runner's own number counts.
     """
@@ -51,6 +54,9 @@ class Setup:
     num_states: int = 0
     groups: tuple[CacheGroup, ...] = ()
     tensor_parallel_size: int = 1
+    stages: int = 1
+    stage_port: int | None = None
+    stage_key_file: Path | None = None
     fills_device: bool = False
 
 

@@ -48,6 +48,7 @@ from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
 from ridgeline.cli.commands.rules import rules_app
 from ridgeline.cli.commands.simulate import simulate_command
+from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
 from ridgeline.cli.loading import load_model, loaded, seeded
@@ -103,6 +104,7 @@ app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)
 app.command("fleet")(fleet)
+app.command("stage")(stage)
 app.command("explain")(explain_command)
 app.command("replay")(replay_command)
 app.command("calibrate")(calibrate_command)

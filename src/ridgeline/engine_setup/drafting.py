@@ -57,6 +57,9 @@ def find_small_model(options: Options, target: Checkpoint) -> SmallModel | None:
             max_model_len=min(longest, checkpoint.arch.max_position),
             enable_contrastive_search=False,
             tensor_parallel_size=1,  # on the first device: it is small
+            stages=1,
+            stage_port=None,
+            stage_key_file=None,
         ),
         checkpoint,
         keeps_all=True,  # what is drafted is rolled back further than windows allow

@@ -74,6 +74,16 @@ class Options:
     tensor_parallel_size: int = flag_field(
         1, "Number of GPUs that share each layer, with a process for each; needs --backend cuda."
     )
+    stages: int = flag_field(
+        1, "Number of processes that have some consecutive layers each; the cpu backend's."
+    )
+    stage_port: int | None = flag_field(
+        None,
+        "Port at which stages of other machines join (ridgeline stage). Default: all run here.",
+    )
+    stage_key_file: Path | None = flag_field(
+        None, "File with the key that stages of other machines must have too."
+    )
     enable_prefix_caching: bool = flag_field(True, "Reuse the KV cache of equal prefixes.")
     threads: int | None = flag_field(None, "Number of threads. Default: one for each usable core.")
     seed: int | None = flag_field(
@@ -125,7 +135,7 @@ class Options:
         for name, allowed in _choices().items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{_flag(name)} is {value!r}, not one of {', '.join(allowed)}")
-        for name in ("block_size", "tensor_parallel_size"):
+        for name in ("block_size", "tensor_parallel_size", "stages"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_model_len", self.max_model_len, 2)
         for name in ("max_num_seqs", "max_num_batched_tokens", "threads"):
@@ -137,6 +147,9 @@ class Options:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
+        _at_least("stage_port", self.stage_port, 0)
+        if self.stages == 1 and (self.stage_port is not None or self.stage_key_file):
+            raise ValueError("--stage-port and --stage-key-file need --stages 2 or more")
         parse_speculative(self.speculative_config)
         _at_least("kv_disk_min", self.kv_disk_min, 1)
         if self.kv_disk_place and self.trace:
@@ -203,7 +216,7 @@ def parse_bytes(size: int | str, flag: str) -> int:
 
 def _at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless ``value`` is left open (None) or large enough."""
-    if value is None and name not in ("block_size", "tensor_parallel_size"):
+    if value is None and name not in ("block_size", "tensor_parallel_size", "stages"):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(

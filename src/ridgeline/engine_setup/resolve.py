@@ -63,12 +63,7 @@ def resolve(
     arch = checkpoint.arch
     name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
-    ranks = options.tensor_parallel_size
-    if ranks > 1 and name != "cuda":
-        raise ValueError(
-            f"tensor_parallel_size is {ranks}: the {name} backend runs in one process, on all its "
-            f"cores (--threads); --backend cuda divides a model among GPUs"
-        )
+    _check_processes(options, name)
     model_len = _model_len(options, arch)
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
@@ -88,7 +83,10 @@ def resolve(
             max_num_batched_tokens=batched,
             max_lora_rank=max_lora_rank,
             groups=groups,
-            tensor_parallel_size=ranks,
+            tensor_parallel_size=options.tensor_parallel_size,
+            stages=options.stages,
+            stage_port=options.stage_port,
+            stage_key_file=options.stage_key_file,
         ),
         arch,
     )
@@ -111,7 +109,10 @@ def resolve(
         num_checkpoints=fitted.num_checkpoints,
         num_states=num_states,
         groups=groups,
-        tensor_parallel_size=ranks,
+        tensor_parallel_size=setup.tensor_parallel_size,
+        stages=setup.stages,
+        stage_port=setup.stage_port,
+        stage_key_file=setup.stage_key_file,
         fills_device=setup.fills_device,
         weights_bytes=fitted.weights_bytes,
         kv_bytes=fitted.kv_bytes,
@@ -124,6 +125,17 @@ def resolve(
         max_lora_rank=max_lora_rank,
         notes=(*notes, *fitted.notes),
     )
+
+
+def _check_processes(options: Options, name: str) -> None:
+    """Raise ValueError if the backend of this name cannot be divided as the options say."""
+    if options.tensor_parallel_size > 1 and name != "cuda":
+        raise ValueError(
+            f"tensor_parallel_size is {options.tensor_parallel_size}: the {name} backend runs in "
+            f"one process, on all its cores (--threads); --backend cuda divides a model among GPUs"
+        )
+    if options.stages > 1 and name != "cpu":
+        raise ValueError(f"--stages {options.stages}: only the cpu backend has stages")
 
 
 def _left_bytes(room_bytes: int | None, taken_bytes: int, most_bytes: int | None) -> int:

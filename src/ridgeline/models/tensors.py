@@ -174,6 +174,7 @@ class Checkpoint:
         normalises: vectors of texts are scaled to length 1.
         dense: what they go through before that, in order.
         contents: of the files that all this was read from; of none if it was made in memory.
+        part: names which of the files' layers these are, "" for all.
     """
 
     path: Path
@@ -192,6 +193,7 @@ class Checkpoint:
     normalises: bool = True
     dense: tuple[Dense, ...] = ()
     contents: Contents = field(default_factory=lambda: Contents({}))
+    part: str = ""
 
     @property
     def vector_size(self) -> int:

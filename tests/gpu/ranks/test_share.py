@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import device
-from ridgeline.backends.cuda.processes.steps import Receiver, Sender
 from ridgeline.backends.cuda.ranks.share import Share, check
 from ridgeline.backends.cuda.sizes import weights_bytes
+from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Step
 from ridgeline.physics.format_bytes import FORMATS, Storage

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.compile import host_target
@@ -26,8 +26,9 @@ from ridgeline.backends.cpu.layout.shapes import (
     ROW_BLOCK,
     TOKENS,
 )
-from ridgeline.backends.cpu.runner import CpuRunner
-from ridgeline.backends.interface import BackendContext, Footprint, Setup
+from ridgeline.backends.cpu.runner import load_runner
+from ridgeline.backends.cpu.stages.split import check_stages
+from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.format_bytes import own_kv_dtype
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof
 
 __all__ = [
-    "Rates", "Roof", "check", "describe", "footprint", "least_prompt_tokens", "measure_read",
-    "measure_roof", "new_runner", "packed_bytes", "room_bytes", "step_knots",
+    "Rates", "Roof", "check", "describe", "footprint", "join_stage", "least_prompt_tokens",
+    "measure_read", "measure_roof", "new_runner", "packed_bytes", "room_bytes", "step_knots",
 ]  # fmt: skip
 
 
@@ -64,6 +65,8 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
         )
     if setup.threads > MOST_THREADS:
         raise ValueError(f"--threads is {setup.threads}: at most {MOST_THREADS} can work together")
+    if setup.stages > 1:
+        check_stages(arch, setup)
     dtype, kv_cache_dtype = setup.dtype, setup.kv_cache_dtype
     if kv_cache_dtype == "bf16":
         raise ValueError("--kv-cache-dtype bf16: the cpu backend has f16, which is as large")
@@ -87,18 +90,20 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     return _packed_bytes(checkpoint, setup.dtype, setup.kv_cache_dtype)
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:
+def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> BackendRunner:
     """Pack or map the weights, compile or load the kernels, start the threads."""
-    home = surroundings.home()
-    return CpuRunner(
-        checkpoint,
-        setup,
-        kernel_cache=home / "kernels",
-        weights_cache=home / "packed",
-        progress=surroundings.progress,
-        announce=surroundings.announce,
-        say=surroundings.say,
-    )
+    if setup.stages > 1:
+        from ridgeline.backends.cpu.stages.runner import load_stages
+
+        return load_stages(checkpoint, setup, surroundings)
+    return load_runner(checkpoint, setup, surroundings)
+
+
+def join_stage(checkpoint: Checkpoint, address: tuple[str, int], **options: Any) -> None:
+    """Be a stage of an engine elsewhere, until that ends: see ``stages.process.join``."""
+    from ridgeline.backends.cpu.stages.process import join
+
+    join(checkpoint, address, **options)
 
 
 def room_bytes(checkpoint: Checkpoint, setup: Setup) -> None:

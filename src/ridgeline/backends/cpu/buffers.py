@@ -6,7 +6,7 @@ Arrays that change with each step stay where they are: looking up an address is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,18 @@ _WORD = {name: i for i, name in enumerate(ARGUMENTS)}
 # See ``emit.argmax``.
 _ARGMAX = np.dtype([("value", "<f4"), ("non_finite", "<f4"), ("place", "<i8")])
 NOTHING_YET = np.array((-np.inf, 0, 0), _ARGMAX)
+
+
+class HiddenRows(NamedTuple):
+    """What a stage gives the next: rows of the residual stream, in the order of a part's tokens.
+
+    Attributes:
+        x: ``[tokens, hidden]``, f32.
+        non_finite: 1 where a row's keys or values are not finite, ``[tokens]``, f32.
+    """
+
+    x: NDArray[np.float32]
+    non_finite: NDArray[np.float32]
 
 
 class Buffers:

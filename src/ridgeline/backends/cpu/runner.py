@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers
+from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
 from ridgeline.backends.cpu.emit.argmax import BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
@@ -34,7 +34,7 @@ from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
-from ridgeline.backends.interface import Held, Setup, Traffic
+from ridgeline.backends.interface import BackendContext, Held, Setup, Traffic
 from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
 from ridgeline.backends.states import HiddenStates
@@ -181,17 +181,37 @@ class CpuRunner:
         if weights and self._inputs is not None:
             release([self._inputs.stored], is_mapped=True)
 
-    def execute(self, step: Step) -> StepOutput:
-        """Copy blocks, run the model once over all tokens, write K/V, sample."""
+    def rows(self, step: Step, given: HiddenRows | None) -> HiddenRows:
+        """Run these layers alone, of a model that is divided: rows in, rows out.
+
+        ``given`` is what the stage before this one gives; None begins with the tokens.
+        """
+        self._copy(step)
+        # Each token has an output: else it would not go through the last of the layers.
+        work = tuple(item._replace(targets=item.tokens) for item in step.work)
+        batch = self._prepare(work, given)
+        self._draws.begin()
+        self._head([], [])
+        order, buffers = batch.row_of_token, self._buffers
+        return HiddenRows(buffers.x[order, : self.arch.hidden_size], buffers.non_finite[order])
+
+    def _copy(self, step: Step) -> None:
         if step.copies:
             old, new = map(list, zip(*step.copies, strict=True))
             self.cache[new] = self.cache[old]
         self._slots.copy(step.state_copies)
+
+    def execute(self, step: Step, given: HiddenRows | None = None) -> StepOutput:
+        """Copy blocks, run the model once over all tokens, write K/V, sample.
+
+        ``given`` is what the layers before these have made of the tokens, if there are any.
+        """
+        self._copy(step)
         batch = self._done.part(step.work) if self._done else None
         if batch is not None:  # of a step that failed; its other half may follow
             return self._results(step, batch)
         self._done = None
-        batch = self._prepare(step.work)
+        batch = self._prepare(step.work, given)
         try:
             return self._results(step, batch)
         except BaseException:
@@ -209,7 +229,7 @@ class CpuRunner:
             step, output, lambda tokens: self._hidden(tokens, batch) / scale, *self._scorer
         )
 
-    def _prepare(self, work: tuple[Work, ...]) -> Batch:
+    def _prepare(self, work: tuple[Work, ...], given: HiddenRows | None = None) -> Batch:
         """Put a step's work into the kernels' arguments."""
         few = sum(len(item.tokens) for item in work) <= ADAPTIVE_ROWS
         num_threads = self._adaptive_threads.size if few else self._threads
@@ -219,11 +239,12 @@ class CpuRunner:
         if self._has_unlike_records:
             self._clear_begun(work)
         buffers = self._buffers
-        buffers.non_finite[: len(batch.tokens)] = 0
-        for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
-            buffers.x[row] = self.weights.embedding[token]
-        rows = buffers.x[: len(batch.tokens)]
-        self._first_inputs.make(rows, batch.positions, work, batch.row_of_token)
+        if given is None:
+            self._embed(work, batch)
+        else:
+            buffers.x[: len(batch.tokens), self.arch.hidden_size :] = 0
+            buffers.x[batch.row_of_token, : self.arch.hidden_size] = given.x
+            buffers.non_finite[batch.row_of_token] = given.non_finite
         if self._inputs is not None:  # as they lie in the file: it is larger than all the rest
             own = self._inputs.rows(np.array(batch.tokens)).to_f32()
             size = self.arch.input_size
@@ -242,6 +263,15 @@ class CpuRunner:
         buffers.put_tables(batch.tables)
         buffers.put(does_layers=1, num_rows=len(batch.tokens), num_threads=num_threads)
         return batch
+
+    def _embed(self, work: tuple[Work, ...], batch: Batch) -> None:
+        """Put what the first layer reads into a step's rows."""
+        buffers = self._buffers
+        buffers.non_finite[: len(batch.tokens)] = 0
+        for row, token in enumerate(batch.tokens):  # an array of indices costs more, for one most
+            buffers.x[row] = self.weights.embedding[token]
+        rows = buffers.x[: len(batch.tokens)]
+        self._first_inputs.make(rows, batch.positions, work, batch.row_of_token)
 
     def _clear_begun(self, work: tuple[Work, ...]) -> None:
         """Put zeros into the blocks that are begun: they may hold records of another form."""
@@ -264,11 +294,17 @@ class CpuRunner:
             rows = self._buffers.by_row["adapters"]
             rows[: len(batch.tokens)] = [places[number] for number in batch.adapters]
 
-    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
+    def prompt_logits(
+        self,
+        tokens: Sequence[int],
+        start: int = 0,
+        before: Callable[[Work], HiddenRows] | None = None,
+    ) -> NDArray[np.float32]:
         """Return the logits after each of ``tokens``, ``[tokens, vocabulary]``.
 
         For measuring, not for serving: the cache holds one text in its first blocks, which
-        ``tokens`` continue at position ``start``.
+        ``tokens`` continue at position ``start``. ``before`` returns what the layers before these
+        make of it, if there are any.
         """
         size = -(-(start + len(tokens)) // self.block_size)
         blocks, *others = (
@@ -278,8 +314,8 @@ class CpuRunner:
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
         targets = tuple(tokens)  # any id will do: it asks for every row
         item = Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets, state=0)
-        work = (item._replace(others=tuple(others)),)
-        batch = self._prepare(work)
+        item = item._replace(others=tuple(others))
+        batch = self._prepare((item,), before(item) if before else None)
         self._draws.begin()
         self._head(batch.row_of_token, list(range(len(tokens))))
         return self._buffers.logits[: len(tokens), : self.arch.vocab_size].copy()
@@ -383,6 +419,20 @@ class CpuRunner:
         shares = [iter(best.tolist())] * num_threads
         greatest = map(max, zip(*shares, strict=True))
         return [(~place, not non_finite) for _, non_finite, place in greatest]
+
+
+def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:
+    """Return a runner over all layers of a checkpoint, which keeps its files at home."""
+    home = surroundings.home()
+    return CpuRunner(
+        checkpoint,
+        setup,
+        kernel_cache=home / "kernels",
+        weights_cache=home / "packed",
+        progress=surroundings.progress,
+        announce=surroundings.announce,
+        say=surroundings.say,
+    )
 
 
 def _is_greedy(ask: LogitsRequest) -> bool:

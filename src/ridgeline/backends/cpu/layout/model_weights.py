@@ -162,7 +162,7 @@ def load_weights(
     """
     arrays, contents = None, checkpoint.contents
     if cache is not None and contents.files and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
-        place = weight_cache.place_of(checkpoint.path, dtype)
+        place = weight_cache.place_of(checkpoint.path, dtype, checkpoint.part)
 
         def name() -> str:
             return weight_cache.file_name(place, contents.digest(cache))

@@ -49,10 +49,13 @@ class PackedArray(NamedTuple):
     data: NDArray[Any]
 
 
-def place_of(path: Path, dtype: str) -> str:
-    """Return how the names of all begin that was ever packed from ``path`` for this dtype."""
+def place_of(path: Path, dtype: str, part: str = "") -> str:
+    """Return how the names of all begin that was ever packed from ``path`` for this dtype.
+
+    ``part`` names some of its layers.
+    """
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    return f"{path.stem}.{dtype}.{place}"
+    return f"{path.stem}.{dtype}{part and f'-{part}'}.{place}"
 
 
 def file_name(place: str, contents: str) -> str:

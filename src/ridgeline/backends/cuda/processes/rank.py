@@ -44,8 +44,8 @@ def main(descriptor: int) -> None:
 def _serve(pipe: Connection, start: Start) -> None:
     # Late, so that Linux knows first with whom this process ends.
     from ridgeline.backends.cuda.loading import load_rank
-    from ridgeline.backends.cuda.processes.steps import Receiver
     from ridgeline.backends.cuda.ranks.group import Ranks, connect
+    from ridgeline.backends.written_steps import Receiver
     from ridgeline.models.checkpoint import load_checkpoint
 
     count, progress = start.setup.tensor_parallel_size, None

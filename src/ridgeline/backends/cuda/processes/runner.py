@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.loading import keep_kernels, load_rank
-from ridgeline.backends.cuda.processes.steps import Sender
 from ridgeline.backends.cuda.processes.watch import Loaded, Processes, Ready
 from ridgeline.backends.cuda.ranks.group import Ranks, connect
 from ridgeline.backends.cuda.runner import CudaRunner
@@ -28,6 +27,7 @@ from ridgeline.backends.interface import (
     Setup,
     Traffic,
 )
+from ridgeline.backends.written_steps import Sender
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
 from ridgeline.models.adapters import AdapterWeights

@@ -1,4 +1,4 @@
-"""Steps on their way to other ranks: of each item what is new against the step before.
+"""Steps on their way to other processes: of each item what is new against the step before.
 
 A sequence's tables and texts only grow, and its sampling is one object all its life. So little of a
 step has to travel, and where two steps share an object here, they share one there: what decides by

@@ -1,0 +1,273 @@
+"""The runner of a model whose layers are divided: it tells the stages, and is the last of them."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cpu.buffers import HiddenRows
+from ridgeline.backends.cpu.runner import CpuRunner, load_runner
+from ridgeline.backends.cpu.stages.parts import TokenSpan, cut, merged, piece_of
+from ridgeline.backends.cpu.stages.process import written_setup
+from ridgeline.backends.cpu.stages.split import bounds, layers_of, setup_of
+from ridgeline.backends.cpu.stages.wire import Link, bare, rows_of
+from ridgeline.backends.interface import (
+    BackendContext,
+    Counters,
+    Held,
+    KeptAdapter,
+    Setup,
+    Traffic,
+)
+from ridgeline.backends.written_steps import Sender
+from ridgeline.core.records import StepRecord
+from ridgeline.core.step import Step, StepOutput, Work
+from ridgeline.machine import DeviceLost
+from ridgeline.models.adapters import AdapterWeights
+from ridgeline.models.tensors import Checkpoint
+
+_PARTS_PER_STAGE = 4  # more keep stages busy for longer, and read weights more often
+_END_S = 5.0  # that a process gets to end by itself
+
+
+class Stages:
+    """All stages but the last, and what they say.
+
+    Attributes:
+        lost: why no step can run any more.
+    """
+
+    def __init__(self, links: Sequence[Link], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Take connected stages in their order; ``processes`` are those that were started here."""
+        self._links, self.processes = links, processes
+        self.lost = ""
+        self._rows: queue.SimpleQueue[tuple[int, int, HiddenRows] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_closed = False
+        for stage in range(len(links)):
+            name = f"stage {stage + 1}"
+            threading.Thread(target=self._read, args=(stage,), name=name, daemon=True).start()
+
+    def memory(self) -> dict[str, Held]:
+        """Wait until all have loaded; return what they keep. Raises DeviceLost."""
+        found: dict[str, Held] = {}
+        for _ in self._links:
+            said = self._ready.get()
+            self.raise_lost()
+            stage, memory = said
+            for name, held in memory.items():
+                found[f"stage {stage + 1}.{name}"] = Held(*held)._replace(
+                    device=f"stage {stage + 1}"
+                )
+        return found
+
+    def tell(self, number: int, parts: Sequence[Sequence[TokenSpan]], written: Any) -> None:
+        """Let all stages compute a step in these parts. Raises DeviceLost."""
+        self.raise_lost()
+        for link in self._links:
+            with suppress(OSError):  # the thread that reads from it finds out why
+                link.send("step", [number, parts, written])
+
+    def rows(self, number: int, place: int) -> HiddenRows:
+        """Wait for what the stages give the last one of a part. Raises DeviceLost."""
+        while (found := self._rows.get()) is not None:
+            if found[:2] == (number, place):  # else of a step that was given up
+                return found[2]
+        self._rows.put(None)
+        self.raise_lost()
+        raise DeviceLost("the stages have ended")
+
+    def raise_lost(self) -> None:
+        """Raise DeviceLost if a stage is no more."""
+        if self.lost:
+            raise DeviceLost(self.lost)
+
+    def close(self) -> None:
+        """Let all of them end."""
+        self._is_closed = True
+        for link in self._links:
+            link.close()
+        for process in self.processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _read(self, stage: int) -> None:
+        """Read what a stage says, and pass its rows on to the next."""
+        link, name = self._links[stage], f"stage {stage + 1} of {len(self._links) + 1}"
+        try:
+            while True:
+                kind, what, body = link.receive()
+                if kind == "ready":
+                    self._ready.put((stage, what))
+                elif kind == "failed":
+                    self._lose(f"{name} has failed: {what}")
+                    return
+                elif stage + 1 < len(self._links):
+                    self._links[stage + 1].send("rows", what, rows_of(body, what[2]))
+                else:
+                    self._rows.put((what[0], what[1], rows_of(body, what[2])))
+        except (EOFError, OSError, ValueError, TypeError, IndexError) as error:
+            self._lose(
+                f"{name} has ended" + (f": {error}" if isinstance(error, ValueError) else "")
+            )
+
+    def _lose(self, why: str) -> None:
+        if not self.lost and not self._is_closed:
+            self.lost = f"{why}, and no step can run without it"
+        self._rows.put(None)
+        self._ready.put(None)
+
+
+class StagesRunner:
+    """A runner over all stages.
+
+    Attributes:
+        arch: the whole model.
+        num_blocks: of the cache, on every stage.
+        looks_ahead: it does not.
+        last: the runner of the last stage.
+        stages: all others.
+    """
+
+    looks_ahead = False
+
+    def __init__(self, arch: ModelArch, last: CpuRunner, stages: Stages) -> None:
+        """Take stages that load, or have loaded. Raises DeviceLost if one cannot."""
+        self.arch, self.last, self.stages = arch, last, stages
+        self.num_blocks = last.num_blocks
+        self._memory = stages.memory()
+        self._most_parts = _PARTS_PER_STAGE * (len(stages._links) + 1)
+        self._sender, self._number = Sender(), 0
+        self.close = weakref.finalize(self, _close, stages, last)
+
+    def execute(self, step: Step) -> StepOutput:
+        """Execute a step in parts, on all stages. Raises DeviceLost if one is lost."""
+        parts = cut(step.work, self._most_parts)
+        self._tell(step, parts)
+        outputs = []
+        for place, pieces in enumerate(parts):
+            work = tuple(piece_of(step.work[piece.item], piece) for piece in pieces)
+            copies = step.copies if place == 0 else ()
+            of_part = step._replace(work=work, copies=copies, state_copies=())
+            rows = self.stages.rows(self._number, place)
+            outputs.append((pieces, self.last.execute(of_part, rows)))
+        return merged(len(step.work), outputs)
+
+    def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
+        """Return the logits after each token of one text, for measuring."""
+
+        def before(item: Work) -> HiddenRows:
+            self._tell(Step((item,), (), (), (), ()), [[TokenSpan(0, 0, len(item.tokens))]])
+            return self.stages.rows(self._number, 0)
+
+        return self.last.prompt_logits(tokens, start, before)
+
+    def _tell(self, step: Step, parts: Sequence[Sequence[TokenSpan]]) -> None:
+        self._number += 1
+        self.stages.tell(self._number, parts, self._sender.write(bare(step)))
+
+    def memory(self) -> dict[str, Held]:
+        """Return what this stage keeps now, and the others since they had loaded."""
+        return self._memory | self.last.memory()
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
+        """Raise ValueError: there are none of a model that is divided."""
+        raise ValueError("a model that is divided into stages has no adapters yet")
+
+    def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
+        """Return nothing: the other stages' is not known here."""
+        return {}
+
+    def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
+        """Raise ValueError: the other stages' cycles are not known here."""
+        raise ValueError("--stages: cycles are counted in one process: leave it out")
+
+
+def load_stages(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> StagesRunner:
+    """Load a model, each stage its layers.
+
+    Raises DeviceLost, which names the stage and says why, if one of them cannot, and OSError if
+    the port of ``setup`` is taken.
+    """
+    count, ends = setup.stages, bounds(checkpoint.arch, setup.stages)
+    shares = list(pairwise(ends))
+    if setup.stage_port is None:
+        setup = replace(setup, threads=max(1, setup.threads // count))
+        links, processes = _started(count - 1)
+    else:
+        links, processes = _joined(setup, count - 1, context.say), []
+    start = {"path": str(checkpoint.path), "home": str(context.home())}
+    if setup.stage_port is not None:
+        start["digest"] = checkpoint.contents.digest(context.home() / "packed")
+    for link, (first, end) in zip(links, shares, strict=False):
+        link.send("start", start | {"setup": written_setup(setup), "first": first, "end": end})
+    stages = Stages(links, processes)
+    try:
+        first, end = shares[-1]
+        own = setup_of(setup, checkpoint.arch, first, end)
+        last = load_runner(layers_of(checkpoint, first, end), own, context)
+        return StagesRunner(checkpoint.arch, last, stages)
+    except BaseException:
+        stages.close()
+        raise
+
+
+def _started(count: int) -> tuple[list[Link], list[subprocess.Popen[bytes]]]:
+    """Start so many stages on this machine."""
+    links, processes = [], []
+    for _ in range(count):
+        mine, its = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "ridgeline.backends.cpu.stages.process"]
+        with its:
+            processes.append(
+                subprocess.Popen(
+                    [*command, str(its.fileno())],
+                    pass_fds=[its.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+        links.append(Link(mine))
+    return links, processes
+
+
+def _joined(setup: Setup, count: int, say: Callable[[str], None]) -> list[Link]:
+    """Wait for so many stages of other machines."""
+    assert setup.stage_port is not None
+    key = setup.stage_key_file.read_bytes().strip() if setup.stage_key_file else b""
+    host = "0.0.0.0" if key else "127.0.0.1"  # without a key nobody elsewhere can join
+    links: list[Link] = []
+    with socket.create_server((host, setup.stage_port)) as listener:
+        port = listener.getsockname()[1]
+        say(f"waiting for {count} to join: ridgeline stage MODEL --join HOST:{port}")
+        while len(links) < count:
+            connection, (other, *_) = listener.accept()
+            link = Link(connection)
+            try:
+                link.prove(key, "engine", "stage")
+            except PermissionError as error:
+                say(f"{other} was not let in: {error}")
+                link.close()
+                continue
+            links.append(link)
+    return links
+
+
+def _close(stages: Stages, last: CpuRunner) -> None:
+    stages.close()
+    last.close()
