@@ -148,6 +148,8 @@ class Options:
                 f"--max-num-seqs {self.max_num_seqs}: every running sequence needs a token a step"
             )
         _at_least("stage_port", self.stage_port, 0)
+        if self.stage_port is not None and self.stage_port > 65535:
+            raise ValueError(f"--stage-port is {self.stage_port}: it must be from 0 to 65535")
         if self.stages == 1 and (self.stage_port is not None or self.stage_key_file):
             raise ValueError("--stage-port and --stage-key-file need --stages 2 or more")
         parse_speculative(self.speculative_config)

@@ -94,8 +94,7 @@ def resolve(
     setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
     left_bytes = _left_bytes(room_bytes, taken_bytes, most_bytes)
     fitted = fit(options, backend, checkpoint, setup, left_bytes)
-    checkpoints = fitted.num_checkpoints
-    num_states = 0 if checkpoints is None else fitted.max_num_seqs + checkpoints
+    kept = fitted.num_checkpoints
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -107,7 +106,7 @@ def resolve(
         block_size=options.block_size,
         num_blocks=fitted.num_blocks,
         num_checkpoints=fitted.num_checkpoints,
-        num_states=num_states,
+        num_states=0 if kept is None else fitted.max_num_seqs + kept,
         groups=groups,
         tensor_parallel_size=setup.tensor_parallel_size,
         stages=setup.stages,
@@ -136,6 +135,8 @@ def _check_processes(options: Options, name: str) -> None:
         )
     if options.stages > 1 and name != "cpu":
         raise ValueError(f"--stages {options.stages}: only the cpu backend has stages")
+    if options.stages > 1 and options.kv_disk:
+        raise ValueError("--kv-disk: the cache of a model in --stages cannot be kept yet")
 
 
 def _left_bytes(room_bytes: int | None, taken_bytes: int, most_bytes: int | None) -> int:

@@ -28,7 +28,7 @@ from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, cut, merged, piece_o
 from ridgeline.backends.cpu.stages.process import _serve, written_setup
 from ridgeline.backends.cpu.stages.runner import Stages, StagesRunner
 from ridgeline.backends.cpu.stages.split import bounds, check_stages, layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, bare, read_written, rows_of
+from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import StepOutput, Work, sampled_from
@@ -152,6 +152,8 @@ def test_processes_give_the_answers_of_one_and_end(model: Path, staged: LLM) -> 
     runner: Any = staged.runner
     assert np.array_equal(runner.prompt_logits([40, 41, 42]), logits)
     assert any(name.startswith("stage 1.weights") for name in runner.memory())
+    with pytest.raises(ValueError, match="does not sleep"):
+        staged.sleep()
     [process] = runner.stages.processes
     runner.close()
     assert process.returncode == 0
@@ -225,6 +227,13 @@ def test_both_ends_prove_that_they_know_the_key(key: bytes, is_same: bool) -> No
     assert told == (["in", "in"] if is_same else ["out", "out"])
     engine.close()
     stage.close()
+
+
+def test_an_empty_key_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("\n")
+    with pytest.raises(ValueError, match="it is empty"):
+        key_of(tmp_path / "key")
+    assert key_of(None) == b""
 
 
 def test_messages_are_the_same_at_the_other_end_and_garbage_ends_the_connection() -> None:
@@ -353,6 +362,8 @@ def test_what_cannot_be_divided_is_refused_by_name(arch: Any, changes: Any, why:
     [
         ({"stages": 0}, "--stages is 0"),
         ({"stage_port": 9000}, "need --stages 2"),
+        ({"stages": 2, "stage_port": 65536}, "--stage-port is 65536"),
+        ({"stages": 2, "kv_disk": "kept:1MiB"}, "--kv-disk: the cache of a model in --stages"),
         ({"stages": 2, "backend": "reference"}, "only the cpu backend has stages"),
     ],
 )

@@ -39,7 +39,7 @@ def stage(
     join_stage(
         checkpoint,
         (host.strip("[]"), int(port)),
-        key=stage_key_file.read_bytes().strip() if stage_key_file else b"",
+        key_file=stage_key_file,
         threads=threads or usable_cpus(),
         context=BackendContext(default_home, say=say),
         digest=checkpoint.contents.digest(packed_folder()),

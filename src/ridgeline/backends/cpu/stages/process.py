@@ -21,7 +21,7 @@ from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.parts import TokenSpan, piece_of
 from ridgeline.backends.cpu.stages.split import layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, read_written, rows_of
+from ridgeline.backends.cpu.stages.wire import Link, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.written_steps import Receiver
 from ridgeline.core.step import Step
@@ -48,7 +48,7 @@ def join(
     checkpoint: Checkpoint,
     address: tuple[str, int],
     *,
-    key: bytes,
+    key_file: Path | None,
     threads: int,
     context: BackendContext,
     digest: str,
@@ -59,17 +59,18 @@ def join(
     Args:
         checkpoint: the model, which must be the engine's.
         address: host and port.
-        key: that both ends must know.
+        key_file: with the key that both ends must know.
         threads: that compute.
         context: where this machine keeps its files.
         digest: of the model's files.
         say: told which layers it has.
 
     Raises:
-        OSError: there is no such host.
+        OSError: there is no such host, or no such file.
         PermissionError: the other end has another key.
-        ValueError: it runs another model, or this stage does not fit.
+        ValueError: it runs another model, this stage does not fit, or the key is empty.
     """
+    key = key_of(key_file)
     link = Link(_connected(address, say))
     try:
         link.prove(key, "stage", "engine")

@@ -23,7 +23,7 @@ from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.parts import TokenSpan, cut, merged, piece_of
 from ridgeline.backends.cpu.stages.process import written_setup
 from ridgeline.backends.cpu.stages.split import bounds, layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, bare, rows_of
+from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, rows_of
 from ridgeline.backends.interface import (
     BackendContext,
     Counters,
@@ -194,6 +194,14 @@ class StagesRunner:
         """Return nothing: the other stages' is not known here."""
         return {}
 
+    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+        """Raise ValueError: the other stages' cache is not in this process."""
+        raise ValueError("--stages: the cache of a divided model is not kept on disk: leave it out")
+
+    def give_back(self, *, weights: bool) -> None:
+        """Raise ValueError: the other stages' memory is not in this process."""
+        raise ValueError("a model that is divided into stages does not sleep yet")
+
     def profile(self, announce: Callable[[], None] = lambda: None) -> Counters:
         """Raise ValueError: the other stages' cycles are not known here."""
         raise ValueError("--stages: cycles are counted in one process: leave it out")
@@ -229,7 +237,7 @@ def load_stages(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -
 
 
 def _started(count: int) -> tuple[list[Link], list[subprocess.Popen[bytes]]]:
-    """Start so many stages on this machine."""
+    """Start this many stages on this machine."""
     links, processes = [], []
     for _ in range(count):
         mine, its = socket.socketpair()
@@ -247,9 +255,9 @@ def _started(count: int) -> tuple[list[Link], list[subprocess.Popen[bytes]]]:
 
 
 def _joined(setup: Setup, count: int, say: Callable[[str], None]) -> list[Link]:
-    """Wait for so many stages of other machines."""
+    """Wait for this many stages of other machines."""
     assert setup.stage_port is not None
-    key = setup.stage_key_file.read_bytes().strip() if setup.stage_key_file else b""
+    key = key_of(setup.stage_key_file)
     host = "0.0.0.0" if key else "127.0.0.1"  # without a key nobody elsewhere can join
     links: list[Link] = []
     with socket.create_server((host, setup.stage_port)) as listener:

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,16 @@ def _proof(key: bytes, name: str, own: bytes, other: bytes) -> bytes:
     return hmac.digest(key, name.encode() + own + other, hashlib.sha256)
 
 
+def key_of(file: Path | None) -> bytes:
+    """Return the key in a file, or nothing without one. Raises OSError, and ValueError if empty."""
+    key = file.read_bytes().strip() if file else b""
+    if file and not key:
+        raise ValueError(f"--stage-key-file {file}: it is empty, so anybody could join")
+    return key
+
+
 def rows_of(body: bytes, num_tokens: int) -> HiddenRows:
-    """Return the rows of a message. Raises ValueError if they are not so many."""
+    """Return the rows of a message. Raises ValueError if they are fewer or more."""
     values = np.frombuffer(body, np.float32)
     if not num_tokens or len(values) % num_tokens:
         raise ValueError("rows of another length")
