@@ -35,7 +35,9 @@ def test_a_device_by_flags_is_planned_as_the_same_one_of_the_catalogue() -> None
 
 def test_memory_alone_is_enough_for_what_fits_and_a_load_names_what_is_missing() -> None:
     assert plan(LLAMA, on="mine", memory="24GiB").best.ledger.capacity_bytes == 24 << 30
-    with pytest.raises(ValueError, match="mine: a plan for a load needs its speed: give --bandw"):
+    with pytest.raises(
+        ValueError, match="mine: how long steps take depends on its speed: give --b"
+    ):
         plan(LLAMA, on="mine", memory="24GiB", bandwidth=936.0, **LOAD)
 
 

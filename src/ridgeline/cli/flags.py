@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
@@ -39,12 +39,15 @@ def flags(
     kind: type[Any],
     *,
     fixed: Mapping[str, Any] | None = None,
+    only: Collection[str] | None = None,
+    helps: Mapping[str, str] | None = None,
     unless: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's ``parameter``, a dataclass, by one flag for each of its fields.
 
-    Fields in ``fixed`` have that value, and no flag. If one of the flags ``unless`` is given, the
-    parameter is None, and none of its own flags may be given.
+    Fields in ``fixed`` have that value, and no flag; fields that are not in ``only`` have none
+    either. ``helps`` are said of a field instead of the help that it brings. If one of the flags
+    ``unless`` is given, the parameter is None, and none of its own flags may be given.
     """
     set_before = fixed or {}
 
@@ -56,11 +59,12 @@ def flags(
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
                 annotation=Annotated[
-                    _TYPED.get(field.metadata.get("typed"), kinds[field.name]), _flag(field)
+                    _TYPED.get(field.metadata.get("typed"), kinds[field.name]),
+                    _flag(field, (helps or {}).get(field.name)),
                 ],
             )
             for field in fields(kind)
-            if field.name not in set_before
+            if field.name not in set_before and (only is None or field.name in only)
         ]
 
         @wraps(command)
@@ -90,5 +94,6 @@ def flags(
     return decorate
 
 
-def _flag(field: Field[Any]) -> Any:
-    return typer.Option(help=field.metadata["help"], envvar=field.metadata.get("envvar"))
+def _flag(field: Field[Any], help: str | None) -> Any:
+    said = help or field.metadata["help"]
+    return typer.Option(help=said, envvar=field.metadata.get("envvar"))

@@ -308,6 +308,10 @@ class DeviceTime:
         roof: float = (compute**power + parts["bandwidth"] ** power) ** (1 / power)
         return self.factor * (parts["overhead"] + parts["sequences"] + parts["link"] + roof)
 
+    def scaled(self, factor: float) -> DeviceTime:
+        """Return the model of a device on which all takes ``factor`` times as long."""
+        return replace(self, factor=factor * self.factor)
+
     def after(self, num_rows: int, num_ended: int) -> float:
         """Return 0: what comes between steps is in the overhead."""
         return 0.0

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.physics.format_bytes import format_named
-from ridgeline.physics.hardware import Device
 from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
@@ -21,12 +19,13 @@ from ridgeline.planner.capacity.search import Report, search
 from ridgeline.planner.capacity.spot import BOOT_S, FETCH_BYTES_PER_S, SHOWN
 from ridgeline.planner.catalogue import ALL, HERE, SHOP, find_devices
 from ridgeline.planner.memory.adapter_room import adapter_room
-from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
+from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place
+from ridgeline.planner.on_device import able_devices, check_speeds
 from ridgeline.planner.own_devices import own_devices
 
 _MANY = 2  # devices: then sizes of divisions are chosen
@@ -124,11 +123,6 @@ def plan_for(
     """
     shape = subject.shape
     subject = replace(subject, adapters=adapter_room(wishes, subject.checkpoint))
-    if shape.not_counted and subject.stored is None and wishes.weights_memory is None:
-        raise ValueError(
-            f"{subject.name}: {shape.not_counted[0]} describes weights that are not understood: "
-            f"give the size of the model's files with --weights-memory"
-        )
     wishes, asked, clients = _clients(wishes, asked)
     load = load_of(asked) if asked is not None and asked.is_given else None
     if load is not None:
@@ -141,8 +135,8 @@ def plan_for(
     on = wishes.on or (SHOP if asked is not None and asked.buy else usual)
     devices, taken_for = find_devices(on, own)
     if load is not None:
-        _check_speeds(devices)
-    devices, left_out = _able(devices, wishes)
+        check_speeds(devices)
+    devices, left_out = able_devices(devices, wishes)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
@@ -204,29 +198,6 @@ def _clients(
     said = f"--concurrency {wishes.concurrency}: clients that each ask again (--max-concurrency)"
     asked = replace(asked, max_concurrency=wishes.concurrency)
     return replace(wishes, concurrency=None), asked, [said]
-
-
-def _able(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
-    """Return the devices that can compute what was asked for, and those that are left out.
-
-    Raises ValueError if none can.
-    """
-    is_asked = wishes.dtype != AUTO and format_named(wishes.dtype).name == "bf16"
-    unable = [one for one in devices if is_asked and cannot_compute(one, "bf16")]
-    if not unable:
-        return list(devices), []
-    names = ", ".join(device.id for device in unable)
-    if len(unable) == len(devices):
-        raise ValueError(f"--dtype bf16: {names} cannot compute bf16; --dtype f16 is as large")
-    return [d for d in devices if d not in unable], [f"left out, as they have no bf16: {names}"]
-
-
-def _check_speeds(devices: Sequence[Device]) -> None:
-    """Raise ValueError for a device of which too little is known to say how long steps take."""
-    for device in (one for one in devices if one.id != HERE):
-        if not device.read_bytes_per_s or not (device.peak_ops_per_s or device.measured_ops_per_s):
-            how = "--bandwidth and --tflops" if device.id == MINE else "read_gb_per_s, bf16_tflops"
-            raise ValueError(f"{device.id}: a plan for a load needs its speed: give {how}")
 
 
 def _of_load(

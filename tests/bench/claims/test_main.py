@@ -12,6 +12,7 @@ import pytest
 from ridgeline.bench.claims.main import bench_claims
 from ridgeline.bench.claims.papers import CLAIMS
 from ridgeline.bench.claims.stage import LoadSizes
+from ridgeline.planner import PlanFlags
 from tests.api import test_llm
 from tests.cli.test_main import ridgeline
 
@@ -36,7 +37,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compared(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"model": None, "on": None, "seconds": 600, "out": None}
+    usual: dict[str, Any] = {"model": None, "wishes": PlanFlags(), "seconds": 600, "out": None}
     bench_claims(**usual | arguments, as_json=True)
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
@@ -46,7 +47,7 @@ def test_on_a_device_each_technique_is_compared_with_its_claim(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "claims.svg"
-    found = compared(capsys, on="a100-40-sxm", sizes=OF_A_GPU, out=out)
+    found = compared(capsys, wishes=PlanFlags(on="a100-40-sxm"), sizes=OF_A_GPU, out=out)
     assert (found["machine"], found["model"]) == ("a100-40-sxm", "Llama 2 13B")
     assert found["left_out"] == []
     rows = {row["technique"]: row for row in found["techniques"]}
@@ -79,7 +80,7 @@ def test_on_a_device_each_technique_is_compared_with_its_claim(
 
 def test_under_a_virtual_clock_it_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
     few = OF_A_GPU._replace(num_requests=12, long_load=(6, 900, 8), batches=(1, 4))
-    one, two = (compared(capsys, on="l40s", sizes=few) for _ in range(2))
+    one, two = (compared(capsys, wishes=PlanFlags(on="l40s"), sizes=few) for _ in range(2))
     assert one | {"seconds": 0} == two | {"seconds": 0}
 
 
@@ -106,7 +107,7 @@ def test_the_table_has_a_line_for_each_technique(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "220")
     few = OF_A_GPU._replace(num_requests=8, long_load=(6, 900, 8), batches=(1, 4))
-    bench_claims(None, "h100-sxm", 600, None, as_json=False, sizes=few)
+    bench_claims(None, PlanFlags(on="h100-sxm"), 600, None, as_json=False, sizes=few)
     shown = capsys.readouterr().out
     assert "What techniques bring: Llama 2 13B on h100-sxm" in shown
     assert "Kwon et al., vLLM, 2023" in shown
@@ -115,9 +116,9 @@ def test_the_table_has_a_line_for_each_technique(
 
 def test_what_cannot_be_compared_is_one_line() -> None:
     with pytest.raises(ValueError, match="--seconds 1e-06 is too little"):
-        bench_claims(None, "h100-sxm", 1e-6, None, as_json=True, sizes=OF_A_GPU)
+        bench_claims(None, PlanFlags(on="h100-sxm"), 1e-6, None, as_json=True, sizes=OF_A_GPU)
     with pytest.raises(ValueError, match="names 2 devices"):
-        bench_claims(None, "l4,l40s", 60, None, as_json=True, sizes=OF_A_GPU)
+        bench_claims(None, PlanFlags(on="l4,l40s"), 60, None, as_json=True, sizes=OF_A_GPU)
     result = ridgeline("bench", "claims", "--on", "h100-sxm", "--out", "claims.png")
     assert result.returncode == 1
     assert "claims.png: its ending says what to write" in result.stderr

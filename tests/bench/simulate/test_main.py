@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 from ridgeline.api.calibration.kept import calibration_path, save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
-from ridgeline.bench.simulate.main import Scenario, Simulator
+from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
+from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 
@@ -48,7 +49,13 @@ def document(result: Result) -> dict[str, Any]:
 
 def prepared(path: Path, **load: Any) -> tuple[Simulator, Scenario]:
     question = Scenario(model=str(path), load=Workload(**SIZES | load))
-    return Simulator(str(path)), question
+    return Simulator(question), question
+
+
+def known_of(made: PreparedRun) -> Calibration:
+    """Return where the clock of this machine comes from."""
+    assert made.engine.calibration is not None
+    return made.engine.calibration
 
 
 SIZES: dict[str, Any] = {"seed": 3, "num_prompts": 12, "prompt_words": "8"}
@@ -67,7 +74,7 @@ def test_it_prints_the_block_and_the_document_of_bench_serve(model: Path) -> Non
     prediction = found["prediction"]
     assert prediction.keys() == {
         *("source", "calibrated_at", "utilisation", "output_tokens_per_s_interval"),
-        *("speed", "step_error", "edge", "also_kept"),
+        *("speed", "step_error", "edge", "also_kept", "device"),
     }
     assert (prediction["source"], prediction["calibrated_at"]) == ("assumed", None)
     assert "uncalibrated" in result.stdout
@@ -100,7 +107,7 @@ def test_what_a_server_learnt_is_kept_beside_what_was_measured(
     home: Path,
 ) -> None:
     simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
-    assumed = simulator.prepare(question, OPTIONS).calibration
+    assumed = known_of(simulator.prepare(question, OPTIONS))
     measured = replace(assumed, source="measured", measured_at=1e9, times=TIMES)
     served = replace(measured, source="served", measured_at=1.1e9, times=TIMES.scaled(3))
     paths = {save_calibration(home, one) for one in (measured, served, measured)}
@@ -124,7 +131,7 @@ def test_what_was_measured_is_used_and_its_speed_of_late(model: Path, home: Path
     simulator, question = prepared(model, max_concurrency=1, max_tokens="11")
     made = simulator.prepare(question, OPTIONS)
     known = replace(
-        made.calibration, source="measured", measured_at=1e9, times=TIMES, step_error=0.05,
+        known_of(made), source="measured", measured_at=1e9, times=TIMES, step_error=0.05,
         factors=(2.0,) * 20,
     )  # fmt: skip
     save_calibration(home, known)
@@ -142,10 +149,10 @@ def test_a_calibration_of_another_model_of_this_name_is_not_believed(
 ) -> None:
     simulator, question = prepared(model, max_concurrency=1)
     made = simulator.prepare(question, OPTIONS)
-    save_calibration(home, replace(made.calibration, source="measured", arch="of another"))
-    assert simulator.prepare(question, OPTIONS).calibration.source == "assumed"
-    calibration_path(home, made.calibration).write_text("{")
-    assert simulator.prepare(question, OPTIONS).calibration.source == "assumed"
+    save_calibration(home, replace(known_of(made), source="measured", arch="of another"))
+    assert known_of(simulator.prepare(question, OPTIONS)).source == "assumed"
+    calibration_path(home, known_of(made)).write_text("{")
+    assert known_of(simulator.prepare(question, OPTIONS)).source == "assumed"
 
 
 def test_prompts_are_the_tokens_that_a_server_would_see(model: Path) -> None:  # noqa: F811
@@ -162,7 +169,7 @@ def test_prompts_are_the_tokens_that_a_server_would_see(model: Path) -> None:  #
             assert list(asked.prompt) == llm.tokenizer.encode(str(planned.prompt))
         assert made.case.settings.num_blocks == llm.config.num_blocks
         arch, config = llm.arch, llm.config
-        assert assume(llm.path, arch, config).is_of(made.calibration)
+        assert assume(llm.path, arch, config).is_of(known_of(made))
 
 
 def test_latencies_are_those_of_the_virtual_clock(model: Path) -> None:  # noqa: F811

@@ -24,8 +24,9 @@ from ridgeline.bench.claims.techniques import (
 )
 from ridgeline.bench.claims.virtual import LLAMA_2_13B, VirtualStage
 from ridgeline.bench.out_file import check_out, write_out
-from ridgeline.engine_setup.progress import count_bar
+from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.planner import PlanFlags
 
 ENDINGS = (".svg", ".json", ".csv", ".md")
 _MODEL_HERE = "smollm2"
@@ -99,14 +100,14 @@ class ClaimResults:
 
 
 def bench_claims(
-    model: str | None, on: str | None, seconds: float, out: Path | None, *, as_json: bool,
+    model: str | None, wishes: PlanFlags, seconds: float, out: Path | None, *, as_json: bool,
     options: dict[str, Any] | None = None, sizes: LoadSizes | None = None,
 ) -> ClaimResults:  # fmt: skip
     """Compare all techniques, print a table or the document, and write a file.
 
     Args:
         model: as people type it; None takes a small one here, and the papers' own on a device.
-        on: a device of the catalogue; None computes here.
+        wishes: the device, as ``ridgeline plan`` takes it; without one it computes here.
         seconds: about how long; techniques for which no time is left are named.
         out: gets the picture, the document or the rows.
         as_json: print the document.
@@ -117,7 +118,7 @@ def bench_claims(
     """
     check_out(out, ENDINGS)
     begin_s = time.monotonic()
-    if on is None:
+    if not wishes.names_device:
         usual = {"kv_cache_memory": _CACHE}
         real = RealStage(model or _MODEL_HERE, usual | (options or {}), sizes or _OF_PROCESSORS)
         try:
@@ -125,7 +126,9 @@ def bench_claims(
         finally:
             real.close()
     else:
-        virtual = VirtualStage(model or LLAMA_2_13B, on, sizes or _OF_GPUS)
+        virtual = VirtualStage(model or LLAMA_2_13B, wishes, sizes or _OF_GPUS)
+        for note in virtual.notes:
+            say(note)
         results = _compare(virtual, seconds, begin_s)
     if not results.found:
         raise ValueError(f"--seconds {seconds:g} is too little to compare anything")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import cache, cached_property
 from random import Random
@@ -10,17 +11,15 @@ from typing import Any
 
 from ridgeline.bench.claims.stage import ClaimRequest, LoadSizes, RunCounts, Ways, counted
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import EngineRecord
 from ridgeline.engine_setup.locate import stores
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
 from ridgeline.planner import PlanFlags
-from ridgeline.planner.capacity.candidate import bounds_of
-from ridgeline.planner.capacity.latency_model import clock_of
-from ridgeline.planner.catalogue import find_devices, prices_of
+from ridgeline.planner.capacity.candidate import engine_record
+from ridgeline.planner.catalogue import prices_of
+from ridgeline.planner.memory.flags import AUTO
 from ridgeline.planner.memory.model_spec import subject_of
-from ridgeline.planner.memory.placement import Placement, place
+from ridgeline.planner.on_device import DeviceReplica, on_device
 
 _MOST_TOKENS = 1 << 20
 _STEP_TOKENS = 2048  # of a step of splitfuse; other policies run prompts whole
@@ -47,25 +46,21 @@ class VirtualStage:
     is_real = False
     rounds = 1
 
-    def __init__(self, model: str | Mapping[str, Any], on: str, sizes: LoadSizes) -> None:
+    def __init__(self, model: str | Mapping[str, Any], wishes: PlanFlags, sizes: LoadSizes) -> None:
         """Take a model, as ``ridgeline plan`` does, and one device. Raises ValueError."""
         self._subject = subject_of(model, stores())
-        devices = find_devices(on).devices
-        if len(devices) != 1:
-            raise ValueError(f"--on {on} names {len(devices)} devices: name one")
-        self._device = devices[0]
+        context = min(_CONTEXT, self._subject.shape.max_position or _CONTEXT)
+        self._wishes = replace(wishes, context=context)
         self.sizes = sizes
         self.model = "Llama 2 13B" if model is LLAMA_2_13B else self._subject.name
-        self._place = cache(self._placed)
-        placement = self._place(None, None)
-        ranks = placement.num_devices
-        self.name = f"{ranks} x {self._device.id}" if ranks > 1 else self._device.id
+        self._replica = cache(self._placed)
+        self._usual = self._replica(None, None)
+        self._device, self.name = self._usual.placement.device, self._usual.name
+        self.notes = self._usual.notes
 
-    def _placed(self, dtype: str | None, kv_cache_dtype: str | None) -> Placement:
-        flags = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-        given = {name: value for name, value in flags.items() if value is not None}
-        wishes = PlanFlags(context=_CONTEXT, **given)  # type: ignore[arg-type]
-        return place(self._subject, self._device, wishes, default_ranks="auto")
+    def _placed(self, dtype: str | None, kv_cache_dtype: str | None) -> DeviceReplica:
+        wishes = replace(self._wishes, dtype=dtype or AUTO, kv_cache_dtype=kv_cache_dtype or AUTO)
+        return on_device(self._subject, wishes)
 
     @cached_property
     def num_heads(self) -> int:
@@ -75,7 +70,7 @@ class VirtualStage:
             outputs = [m.columns for m in layer.matrices if m.name == "self_attn.o_proj"]
             channels = layer.cache.values_per_head // 2
             heads += sum(outputs) // channels if channels else 0
-        return heads // self._place(None, None).num_devices
+        return heads // self._usual.placement.num_devices
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -86,7 +81,7 @@ class VirtualStage:
     def usd_per_hour(self) -> float | None:
         """The cheapest price of the devices on demand; None if none is known."""
         prices, _ = prices_of(self._device, "on_demand", date.today())
-        num = self._place(None, None).num_devices
+        num = self._usual.placement.num_devices
         return prices[0].of(num, self._device) if prices else None
 
     def prompt(self, num_tokens: int, seed: str) -> tuple[int, ...]:
@@ -99,21 +94,15 @@ class VirtualStage:
 
     def run(self, load: Sequence[ClaimRequest], ways: Ways, *, in_turn: bool = False) -> RunCounts:
         """Serve a load to its end; ``in_turn`` one after the other."""
-        placement = self._place(ways.dtype, ways.kv_cache_dtype)
-        times, bounds = clock_of(self._subject, placement).times, bounds_of(placement)
-        is_split, size = ways.policy == "splitfuse", bounds.block_size
-        longest = [len(one.prompt) + one.max_tokens for one in load]
-        settings = EngineRecord(
+        replica = self._replica(ways.dtype, ways.kv_cache_dtype)
+        times = replica.clock.times
+        held = [len(one.prompt) + one.max_tokens for one in load]
+        settings = replace(
+            engine_record(replica.placement, times, held),
             policy=ways.policy,
-            block_size=size,
-            num_blocks=min(bounds.num_blocks, sum(num // size + 2 for num in longest)),
-            max_num_batched_tokens=_STEP_TOKENS if is_split else _MOST_TOKENS,
+            max_num_batched_tokens=_STEP_TOKENS if ways.policy == "splitfuse" else _MOST_TOKENS,
             max_num_seqs=ways.max_num_seqs,
-            max_model_len=_MOST_TOKENS,
             enable_prefix_caching=ways.enable_prefix_caching,
-            seed=0,
-            eos_ids=(),
-            least_prompt_tokens=least_prompt_tokens(times.seconds),
             reserve_full=ways.kv_reservation == "full",
         )
         requests = [

@@ -36,7 +36,7 @@ from ridgeline.bench.foresight.table import (
 from ridgeline.bench.load.asking import Asking
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.search.served import first_model
-from ridgeline.bench.simulate.main import settings_of
+from ridgeline.bench.simulate.engines import settings_of
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record

@@ -1,7 +1,8 @@
 """``ridgeline simulate``: the load generator's result without a server, in a moment.
 
 It reads what a model's file says of shapes and text, and never its weights. How long steps take is
-what ``ridgeline calibrate`` or a server measured on this machine, else it is assumed, and said so.
+what ``ridgeline calibrate`` or a server measured on this machine, else it is assumed, and said so;
+on another device (``--on``) it is what plans say.
 """
 
 from __future__ import annotations
@@ -9,37 +10,45 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.api.calibration.known import all_known
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
-from ridgeline.bench.simulate.predicted import CROWDED, SimulatedRun, asked_of_plan
+from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
+from ridgeline.bench.simulate.predicted import (
+    CROWDED,
+    SimulatedRun,
+    asked_of_plan,
+    tokens_of_sessions,
+)
+from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet import ROUTERS
+from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.planner import PlanFlags
+from ridgeline.planner.capacity.candidate import bounds_of
+from ridgeline.planner.on_device import DeviceReplica
 
 _SOURCES = {
     "measured": "by ridgeline calibrate",
     "served": "by a server",
     "assumed": "uncalibrated",
+    "calibrated": "measured here",
+    "published": "a formula (planning.md)",
 }
 _MOST_REPLICAS = 1024
+_NUM_IDS = 1 << 15  # of a model whose vocabulary is not known
 Prompts = list[tuple[int, ...]]
 
 
@@ -57,8 +66,11 @@ class Scenario:
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
         edge: what clients wait for besides the engine, if that was measured.
+        answer_tokens: lengths of answers that end by themselves, as ``prompt_tokens``: clients and
+            scheduler know only what the load allows. None for answers as long as that.
         calibration: which one is the model of time, where several are kept: "measured", "served",
             or "newest".
+        wishes: the device, as ``ridgeline plan`` takes it; without one it is this machine.
     """
 
     model: str
@@ -70,28 +82,29 @@ class Scenario:
     router: str = "least-tokens"
     drafts: str = ""
     edge: ClientOverhead | None = None
+    answer_tokens: str | None = None
     calibration: str = "newest"
+    wishes: PlanFlags = field(default_factory=PlanFlags)
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A case, and what it was made from; ``others`` are calibrations that are kept and not used."""
+    """A case, and what it was made from."""
 
     case: SimulatedRun
-    calibration: Calibration
+    engine: SimulatedEngine
     planned: list[Planned]
     num_left_out: int
-    others: tuple[Calibration, ...] = ()
 
 
 class Simulator:
     """A model's facts, read once, for one or many simulations."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, question: Scenario) -> None:
         """Read what the model's file says. Raises ValueError if there is no such model."""
-        located = locate(model)
-        self.checkpoint: Checkpoint = load_checkpoint(located.path)
-        self._card = located.sampling
+        self._engine: EngineHere | EngineOnDevice
+        is_here = not question.wishes.names_device
+        self._engine = (EngineHere if is_here else EngineOnDevice)(question.model)
         self._prompts: dict[Any, Prompts] = {}
 
     def prepare(self, question: Scenario, options: Options) -> PreparedRun:
@@ -99,24 +112,28 @@ class Simulator:
 
         Raises ValueError if options contradict the model, or a file is not what it should be.
         """
-        arch = self.checkpoint.arch
-        config = resolve(options, self.checkpoint)
-        kept = all_known(default_home(), self.checkpoint.path, arch, config)
-        calibration = _chosen(kept, question.calibration)
         planned, num_left_out = read_plan(question.load)
         key = (question.load, question.endpoint, question.prompt_tokens)
         if key not in self._prompts:
             self._prompts[key] = self._ids(question, planned)
-        warmups, load, refused = asked_of_plan(planned, self._prompts[key], config.max_model_len)
+        prompts = self._prompts[key]
+        engine: SimulatedEngine
+        if isinstance(self._engine, EngineHere):
+            engine = self._engine.set_up(options, question.calibration)
+        else:
+            sessions = tokens_of_sessions(planned, prompts)
+            engine = self._engine.set_up(options, question.wishes, sessions)
+        max_model_len = engine.settings.max_model_len
+        warmups, load, refused = asked_of_plan(planned, prompts, max_model_len)
         if not load:
             raise ValueError(f"nothing can be simulated: {next(iter(refused.values()))}")
         case = SimulatedRun(
             warmups=tuple(warmups),
-            load=tuple(load),
+            load=tuple(_ending_sooner(load, question)),
             refused=refused,
             concurrency=question.load.max_concurrency,
-            settings=settings_of(config, self.checkpoint.eos_ids),
-            times=calibration.times.scaled(calibration.interval().middle),
+            settings=engine.settings,
+            times=engine.clock.times,
             replicas=question.replicas,
             router=question.router,
             drafts=parse_drafts(question.drafts) if question.drafts else None,
@@ -126,8 +143,7 @@ class Simulator:
             raise ValueError(
                 "several replicas can only serve requests of one turn: give no --turns"
             )
-        others = tuple(one for one in kept if one is not calibration)
-        return PreparedRun(case, calibration, planned, num_left_out, others)
+        return PreparedRun(case, engine, planned, num_left_out)
 
     def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
         """Return the token ids of all prompts, as a server would see them."""
@@ -135,14 +151,21 @@ class Simulator:
         if question.prompt_tokens is not None:
             rng = Random(f"{load.seed} lengths")
             lengths = lognormal_lengths(question.prompt_tokens, "prompt_tokens", len(planned), rng)
-            rng, vocab = Random(f"{load.seed} prompts"), range(self.checkpoint.arch.vocab_size)
+            checkpoint = self._engine.checkpoint
+            num_ids = checkpoint.arch.vocab_size if checkpoint else _NUM_IDS
+            rng, vocab = Random(f"{load.seed} prompts"), range(num_ids)
             prefix = tuple(rng.choices(vocab, k=max(lengths)))
             shared = [round(load.prefix_share * num) for num in lengths]
             return [
                 prefix[:first] + tuple(rng.choices(vocab, k=num - first))
                 for first, num in zip(shared, lengths, strict=True)
             ]
-        text = TextProcessor(self.checkpoint, self._card)
+        if self._engine.checkpoint is None:
+            raise ValueError(
+                f"{question.model}: its tokenizer is not here, so give lengths in tokens: "
+                "--prompt-tokens 800, or 800:0.5 to vary"
+            )
+        text = TextProcessor(self._engine.checkpoint, self._engine.card)
         try:
             encode = _encoder(text, question.endpoint)
             return [encode(request) for request in planned]
@@ -150,20 +173,20 @@ class Simulator:
             text.close()
 
 
-def _chosen(kept: Sequence[Calibration], source: str) -> Calibration:
-    """Return the calibration that was asked for, of those that are kept, the newest first.
-
-    Raises ValueError if it is not there.
-    """
-    if source == "newest":
-        return kept[0]
-    found = next((one for one in kept if one.source == source), None)
-    if found is None:
-        raise ValueError(
-            f"--calibration {source}: none is kept of this model: `ridgeline calibrate` measures "
-            "one, and a server learns one while it serves"
+def _ending_sooner(load: Sequence[SimRequest], question: Scenario) -> Sequence[SimRequest]:
+    """Return a load whose answers end by themselves before what clients allow, if so asked."""
+    if question.answer_tokens is None:
+        return load
+    rng = Random(f"{question.load.seed} answers")
+    lengths = lognormal_lengths(question.answer_tokens, "answer_tokens", len(load), rng)
+    return [
+        replace(
+            one,
+            num_new=(min(length, one.num_new[0]),),
+            params=SamplingParams(temperature=0.0, max_tokens=one.num_new[0]),
         )
-    return found
+        for one, length in zip(load, lengths, strict=True)
+    ]
 
 
 def _encoder(text: TextProcessor, endpoint: str) -> Callable[[Planned], tuple[int, ...]]:
@@ -186,25 +209,6 @@ def _encoder(text: TextProcessor, endpoint: str) -> Callable[[Planned], tuple[in
         return tuple(ids[num_before() :] if request.turn else ids)
 
     return encode
-
-
-def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
-    """Return the settings of the engine that a configuration makes."""
-    return EngineRecord(
-        policy=config.policy.name,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        enable_prefix_caching=config.enable_prefix_caching,
-        seed=config.seed,
-        eos_ids=eos_ids,
-        num_checkpoints=config.num_checkpoints,
-        windows=tuple(group.window for group in config.groups),
-        least_prompt_tokens=config.policy.least,
-        reserve_full=config.policy.reserve_full,
-    )
 
 
 def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "") -> None:
@@ -231,7 +235,7 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
     question, limits_ms = seeded(question), parse_limits(question.goodput)
     if trace is not None and question.replicas > 1:
         raise ValueError("--trace records one engine: give no --replicas")
-    made = Simulator(question.model).prepare(question, options)
+    made = Simulator(question).prepare(question, options)
     if question.replicas > 1:
         summary, records = made.case.summary(limits_ms), []
     else:
@@ -250,6 +254,10 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
         further_flags |= {"replicas": question.replicas, "router": question.router}
     if question.drafts:
         further_flags |= {"drafts": question.drafts}
+    if question.answer_tokens:
+        further_flags |= {"answer_tokens": question.answer_tokens}
+    if question.wishes.names_device:
+        further_flags |= {name: value for name, value in asdict(question.wishes).items() if value}
     flags = flags_of(None, question.load, question.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
@@ -258,27 +266,40 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
 
 def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return how far to trust a summary: where it comes from, and its interval."""
-    calibration, interval = made.calibration, made.calibration.interval()
+    engine, calibration, clock = made.engine, made.engine.calibration, made.engine.clock
     ends = [
-        made.case.slower(factor / interval.middle).summary({})["output_tokens_per_s"]
-        for factor in (interval.high, interval.low)
+        made.case.slower(factor).summary({})["output_tokens_per_s"]
+        for factor in (clock.high, clock.low)
     ]
-    at = calibration.measured_at
+    at = calibration.measured_at if calibration else 0.0
     return {
-        "source": calibration.source,
+        "source": clock.source,
         "calibrated_at": date_of(at) if at else None,
         "utilisation": made.case.utilisation(summary),
         "output_tokens_per_s_interval": ends,
-        "speed": round(1 / interval.middle, 3),
-        "step_error": calibration.step_error,
-        "also_kept": [_beside(one, calibration) for one in made.others],
+        "speed": calibration and round(1 / calibration.interval().middle, 3),
+        "step_error": calibration and calibration.step_error,
+        "also_kept": [_beside(one, engine) for one in engine.others],
         "edge": made.case.edge and made.case.edge.as_dict(),
+        "device": engine.replica and _device(engine.replica, made.case.settings),
     }
 
 
-def _beside(other: Calibration, used: Calibration) -> dict[str, Any]:
+def _device(replica: DeviceReplica, settings: EngineRecord) -> dict[str, Any]:
+    setting = replica.placement.setting
+    return {
+        "name": replica.name,
+        "tp": setting.tp,
+        "pp": setting.pp,
+        "engine": setting.engine.name,
+        "dtype": replica.placement.storage.name,
+        "kv_tokens": bounds_of(replica.placement).num_blocks * settings.block_size,
+    }
+
+
+def _beside(other: Calibration, engine: SimulatedEngine) -> dict[str, Any]:
     """Return what is said of a calibration that is kept beside the one that is used."""
-    own, its = (one.times.scaled(one.interval().middle) for one in (used, other))
+    own, its = engine.clock.times, other.times.scaled(other.interval().middle)
     return {
         "source": other.source,
         "calibrated_at": date_of(other.measured_at),
@@ -291,7 +312,10 @@ def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | f
     low, high = prediction["output_tokens_per_s_interval"]
     at, edge = prediction["calibrated_at"], prediction["edge"]
     utilisation = prediction["utilisation"]
+    device = prediction["device"]
     return {
+        **({"Device": f"{device['name']}, rules of {device['engine']}"} if device else {}),
+        **({"Room in its KV cache (tokens)": f"{device['kv_tokens']:,}"} if device else {}),
         "Model of time": _SOURCES[prediction["source"]],
         **({"Measured at": at} if at else {}),
         **{
@@ -310,7 +334,10 @@ def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | f
 def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> list[str]:
     """Return what makes a prediction mean less than it seems to."""
     utilisation = prediction["utilisation"] or 0.0
-    texts = {
+    clock, replica = made.engine.clock, made.engine.replica
+    texts = dict.fromkeys(replica.notes if replica else (), True)
+    texts |= {
+        clock.note: clock.source == "published",
         "uncalibrated: these numbers are assumed of a processor that was not measured, and may be "
         f"off by a factor of two and more: ridgeline calibrate {model}": (
             prediction["source"] == "assumed"

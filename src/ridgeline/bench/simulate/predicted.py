@@ -17,6 +17,7 @@ from ridgeline.foresight.simulator.fleet import ROUTERS, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.physics.device_time import DeviceTime
 
 CROWDED = 0.85  # of what can be served: above it, waiting depends on the smallest error
 
@@ -43,7 +44,7 @@ class SimulatedRun:
     refused: Mapping[int, str]
     concurrency: int | None
     settings: EngineRecord
-    times: StepTime
+    times: StepTime | DeviceTime
     replicas: int = 1
     router: str = "least-tokens"
     drafts: Drafts | None = None
@@ -179,6 +180,18 @@ def _token_times(records: Sequence[Record]) -> dict[int, list[float]]:
                 if tokens:
                     times_s.setdefault(seq_id[0], []).append(at_s)
     return times_s
+
+
+def tokens_of_sessions(planned: Sequence[Planned], prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return how many tokens each session may have at its end; arguments as below."""
+    tokens: list[int] = []
+    for request, prompt in zip(planned, prompts, strict=True):
+        num = len(prompt) + request.max_tokens
+        if request.turn:
+            tokens[-1] += num
+        else:
+            tokens.append(num)
+    return tokens
 
 
 def asked_of_plan(

@@ -25,6 +25,8 @@ from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.machine import usable_cpus
+from ridgeline.planner import PlanFlags
+from ridgeline.planner.memory.flags import OF_DEVICE
 from ridgeline.tables import as_csv
 
 _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
@@ -39,6 +41,7 @@ _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
 }
 _TRUTHS = {"true": True, "false": False}
 _NOT_SWEPT = ("trace", "seed", "backend")
+_OF_DEVICE = (*OF_DEVICE, "dtype", "kv_cache_dtype")  # where one is named
 _OF_FLEET: dict[str, Any] = {"replicas": int, "router": str, "drafts": str}
 
 
@@ -65,8 +68,9 @@ def sweep_loads(
     where, best = parse_objective(objective)
     if where[0] == "goodput" and not question.goodput:
         raise ValueError("--objective goodput needs limits: --goodput ttft:500 --goodput tpot:60")
-    values = dict(map(parse_sweep, sweeps))
-    question, simulator = seeded(question), Simulator(question.model)
+    is_on_device = question.wishes.names_device
+    values = dict(parse_sweep(text, is_on_device=is_on_device) for text in sweeps)
+    question, simulator = seeded(question), Simulator(question)
     settings = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
     cases = [_case(simulator, question, options, setting) for setting in settings]
     limits_ms = parse_limits(question.goodput)
@@ -100,12 +104,15 @@ def parse_objective(text: str) -> tuple[tuple[str, ...], Any]:
     )
 
 
-def parse_sweep(text: str) -> tuple[str, list[Any]]:
+def parse_sweep(text: str, *, is_on_device: bool = False) -> tuple[str, list[Any]]:
     """Read ``max_num_seqs=16,64``: a name and its values. Raises ValueError."""
     name, equals, listed = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
     kinds = get_type_hints(Workload) | get_type_hints(Options) | _OF_FLEET
     known = [f.name for kind in (Options, Workload) for f in fields(kind)] + [*_OF_FLEET]
+    if is_on_device:
+        kinds |= {one: get_type_hints(PlanFlags)[one] for one in _OF_DEVICE}
+        known += _OF_DEVICE
     if name not in known or name in _NOT_SWEPT:
         raise ValueError(f"--sweep {text}: {name!r} is not an option of the engine or of the load")
     if not equals or not all(listed.split(",")):
@@ -136,10 +143,17 @@ def _value(kind: Any, text: str) -> Any:
 def _case(
     simulator: Simulator, question: Scenario, options: Options, setting: Mapping[str, Any]
 ) -> SimulatedRun:
-    of_engine = {name: v for name, v in setting.items() if hasattr(options, name)}
+    of_device = {name: v for name, v in setting.items() if name in _OF_DEVICE}
+    if not question.wishes.names_device:
+        of_device = {}
+    of_engine = {
+        name: v for name, v in setting.items() if hasattr(options, name) and name not in of_device
+    }
     of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
-    of_load = {n: v for n, v in setting.items() if n not in of_engine and n not in of_fleet}
-    changed = replace(question, load=replace(question.load, **of_load), **of_fleet)
+    others = of_device.keys() | of_engine.keys() | of_fleet.keys()
+    of_load = {name: v for name, v in setting.items() if name not in others}
+    wishes = replace(question.wishes, **of_device)
+    changed = replace(question, load=replace(question.load, **of_load), wishes=wishes, **of_fleet)
     return simulator.prepare(changed, replace(options, trace=None, **of_engine)).case
 
 
@@ -184,7 +198,7 @@ def _print(
     flags = " ".join(
         _flag(name, value)
         for name, value in settings[winner].items()
-        if hasattr(Options, name) or name in _OF_FLEET
+        if hasattr(Options, name) or name in (*_OF_FLEET, *_OF_DEVICE)
     )
     out.print("latencies in ms", style="dim")
     out.print(f"best by {objective}: {flags or settings[winner]}")

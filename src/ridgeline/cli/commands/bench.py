@@ -16,7 +16,10 @@ from ridgeline.bench.out_file import check_out
 from ridgeline.bench.search.main import Wish, search
 from ridgeline.cli.commands.models import MODEL_HELP, AsJson
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.on_device import ON_HELPS, check_device
 from ridgeline.foresight.simulator.workload import Workload
+from ridgeline.planner import PlanFlags
+from ridgeline.planner.memory.flags import OF_DEVICE
 
 
 def add_to(app: typer.Typer) -> None:
@@ -118,13 +121,11 @@ def gpu(
         raise typer.Exit(1)
 
 
+@flags("wishes", PlanFlags, only=OF_DEVICE, helps=ON_HELPS)
 def claims(
     model: Annotated[
         str | None,
         typer.Argument(help=f"{MODEL_HELP} Default: smollm2; with --on, Llama 2 13B."),
-    ] = None,
-    on: Annotated[
-        str | None, typer.Option(help="Simulate this device (plan --devices) instead.")
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time for all; what does not fit is named.")
@@ -133,10 +134,13 @@ def claims(
         Path | None, typer.Option(help="Write the picture (.svg), or a .json, .csv or .md file.")
     ] = None,
     as_json: AsJson = False,
+    *,
+    wishes: PlanFlags,
 ) -> None:
     """Compare what the field's techniques bring here with what their papers claim.
 
     Each technique is off and on in turn: on the real engine, or with --on by the scheduler under a
     virtual clock, with no model loaded. Then batch sizes, with latency and cost.
     """
-    bench_claims(model, on, seconds, out, as_json=as_json)
+    check_device(wishes)
+    bench_claims(model, wishes, seconds, out, as_json=as_json)

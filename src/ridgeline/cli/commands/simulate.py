@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ridgeline.bench.client_overhead import read_edge
 from ridgeline.bench.load.stats import parse_limits
+from ridgeline.bench.simulate.engines import check_options
 from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load
 from ridgeline.bench.simulate.sweep import sweep_loads
 from ridgeline.cli.commands.models import MODEL_HELP
 from ridgeline.cli.commands.replay import serve_again
 from ridgeline.cli.flags import UsageError, flags
+from ridgeline.cli.on_device import ON_HELPS, check_device
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.simulator.workload import Workload, parse_length
+from ridgeline.planner import PlanFlags
+from ridgeline.planner.memory.flags import AUTO, OF_DEVICE
+
+_FORMATS = {"dtype": "auto", "kv_cache_dtype": "auto"}  # plans know more of them than engines
 
 _EDGE = Annotated[
     list[str] | None,
@@ -30,13 +37,31 @@ _DRAFTS = Annotated[
 ]
 
 _ROUTER = Annotated[str, typer.Option(help="With --replicas: round-robin, least-tokens or prefix.")]
+_ANSWER_TOKENS = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens of answers that end before --max-tokens: 128, or 128:0.5 to vary. The "
+        "scheduler does not know them."
+    ),
+]
 _CALIBRATION = Annotated[
     Literal["newest", "measured", "served"],
     typer.Option(help="Which step times: those that calibrate measured, or a server learnt."),
 ]
 
 
-@flags("options", Options, fixed={"seed": None})  # that of the load decides all
+@flags(
+    "wishes",
+    PlanFlags,
+    only=(*OF_DEVICE, *_FORMATS),
+    helps=ON_HELPS
+    | {
+        "dtype": "Format of the weights: as for serve; with --on, as for plan.",
+        "kv_cache_dtype": "Format of keys and values: as for serve; with --on, as for plan.",
+    },
+)
+# The seed of the load decides all; formats and ranks are among the wishes.
+@flags("options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS)
 @flags("load", Workload, unless=("like_result", "replay"))
 def simulate_command(
     model: Annotated[
@@ -52,6 +77,7 @@ def simulate_command(
     new_tokens: Annotated[
         str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
     ] = None,
+    answer_tokens: _ANSWER_TOKENS = None,
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
     like_result: Annotated[
         Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
@@ -84,23 +110,28 @@ def simulate_command(
         Path | None, typer.Option(help="With --replay: both runs, for ui.perfetto.dev.")
     ] = None,
     *,
+    wishes: PlanFlags,
     options: Options,
     load: Workload | None,
 ) -> None:
     """Predict what bench serve would measure here, without a server, with an interval.
 
     The scheduler is the server's; how long steps take was measured by calibrate or by a server.
-    Answers are as long as --max-tokens allows. The last line is one JSON document. Status 1 if no
-    request could be served.
+    With --on it is an engine on another device, with the step times of plan; a config.json is
+    enough then. Answers are as long as --max-tokens allows, or as --answer-tokens. The last line
+    is one JSON document. Status 1 if no request could be served.
 
     With --replay, requests arrive as in the trace, once with its own settings and once with
     those of --set. Steps take as long as those of the trace usually did, or with MODEL as long as
     its calibration says. Without --set it says how many steps are decided as they were, if each
     takes as long as it did.
     """
+    options = _check_device(wishes, options, calibration)
     if replay is not None:
-        of_loads = (like_result, prompt_tokens, new_tokens, goodput, sweep, csv, out, edge)
-        if any((*of_loads, drafts, replicas != 1, calibration != "newest")):
+        if wishes.names_device:
+            raise UsageError("--replay serves the requests of its trace here: give no --on")
+        of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
+        if any((*of_loads, edge, drafts, replicas != 1, calibration != "newest")):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -108,10 +139,11 @@ def simulate_command(
         raise UsageError("--set, --diff and --timeline are about a trace: give --replay")
     if model is None:
         raise UsageError("name a model; only --replay does without")
-    question = _question(model, endpoint, load, like_result, prompt_tokens, new_tokens, goodput)
+    lengths = {"prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
+    question = _question(model, endpoint, load, like_result, lengths, new_tokens, goodput)
     question = replace(question, replicas=replicas, router=router, drafts=drafts)
     edges = read_edge(edge) if edge else None
-    question = replace(question, edge=edges, calibration=calibration)
+    question = replace(question, edge=edges, calibration=calibration, wishes=wishes)
     _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)
@@ -119,12 +151,33 @@ def simulate_command(
         raise typer.Exit(1)
 
 
+def _check_device(wishes: PlanFlags, options: Options, calibration: str) -> Options:
+    """Return the options of the engine, which have the formats that were asked for.
+
+    Raises UsageError for flags that make no sense with a device, or without one.
+    """
+    formats: dict[str, Any] = {name: getattr(wishes, name) for name in _FORMATS}
+    ranks = wishes.tensor_parallel_size or "1"
+    try:
+        if wishes.names_device:
+            check_options(options)
+            if calibration != "newest":
+                raise ValueError("--calibration is about this machine: give no --on")
+            return options
+        if ranks == AUTO:
+            raise ValueError("--tensor-parallel-size auto is about a device: name one with --on")
+        check_device(replace(wishes, tensor_parallel_size=None))
+        return replace(options, tensor_parallel_size=int(ranks), **formats)
+    except ValueError as error:
+        raise UsageError(error) from error
+
+
 def _question(
     model: str,
     endpoint: str,
     load: Workload | None,
     like_result: Path | None,
-    prompt_tokens: str | None,
+    lengths: Mapping[str, str | None],
     new_tokens: str | None,
     goodput: list[str] | None,
 ) -> Scenario:
@@ -132,7 +185,7 @@ def _question(
     try:
         limits = tuple(goodput or ())
         parse_limits(limits)
-        for name, text in (("prompt_tokens", prompt_tokens), ("new_tokens", new_tokens)):
+        for name, text in {**lengths, "new_tokens": new_tokens}.items():
             if text is not None:
                 parse_length(text, name)
         if load is None:
@@ -142,12 +195,19 @@ def _question(
             limits = limits or tuple(others.get("goodput") or ())
         if new_tokens is not None:
             load = replace(load, max_tokens=new_tokens)
-        if prompt_tokens is not None and (load.prompts or load.trace_file or load.lengths_from):
+        if lengths["prompt_tokens"] is not None and (
+            load.prompts or load.trace_file or load.lengths_from
+        ):
             raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
     except ValueError as error:
         raise UsageError(error) from error
     return Scenario(
-        model=model, load=load, endpoint=endpoint, prompt_tokens=prompt_tokens, goodput=limits
+        model=model,
+        load=load,
+        endpoint=endpoint,
+        prompt_tokens=lengths["prompt_tokens"],
+        answer_tokens=lengths["answer_tokens"],
+        goodput=limits,
     )
 
 

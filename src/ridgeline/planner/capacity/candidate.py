@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ridgeline.core.records import EngineRecord
@@ -79,35 +79,35 @@ class Candidate:
         """Whether this engine's own rules hold."""
         return self.placement.setting.engine.name == "ridgeline"
 
-    def _most_blocks(self) -> int:
-        """Return how many blocks the sequences of the load can hold at most, all slots taken.
-
-        A small model has room for thousands of times as many, which would take gigabytes here.
-        """
-        size, most = self.bounds.block_size, self.bounds.max_num_seqs
-        longest = sorted(sum(lengths) for lengths in self.load.lengths)[-most:]
-        return sum(length // size + 2 for length in longest)
-
-    def _least_prompt_tokens(self) -> int:
-        """Return what the policy takes: our own for processors, else what suits the device."""
-        if self.placement.device.kind == "cpu":
-            return SplitFuse.least
-        return least_prompt_tokens(self.clock.times.seconds)
-
     def settings(self) -> EngineRecord:
         """Return how its engine is set up, with no more blocks than the load can hold."""
-        return EngineRecord(
-            policy="splitfuse",
-            block_size=self.bounds.block_size,
-            num_blocks=min(self.bounds.num_blocks, self._most_blocks()),
-            max_num_batched_tokens=self.bounds.max_num_batched_tokens,
-            max_num_seqs=self.bounds.max_num_seqs,
-            max_model_len=_MOST_TOKENS,
-            enable_prefix_caching=False,
-            seed=0,
-            eos_ids=(),
-            least_prompt_tokens=self._least_prompt_tokens(),
-        )
+        longest = sorted(sum(lengths) for lengths in self.load.lengths)
+        held = longest[-self.bounds.max_num_seqs :]
+        return engine_record(self.placement, self.clock.times, held)
+
+
+def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -> EngineRecord:
+    """Return how the engine of a placement is set up by itself, for simulations.
+
+    ``held`` are the tokens of all sequences that can lie in the cache at once. A small model has
+    room for thousands of times as many, which would take gigabytes here.
+    """
+    bounds = bounds_of(placement)
+    most_blocks = sum(num_tokens // bounds.block_size + 2 for num_tokens in held)
+    # Our own for processors, else what suits the device.
+    is_cpu = placement.device.kind == "cpu"
+    return EngineRecord(
+        policy="splitfuse",
+        block_size=bounds.block_size,
+        num_blocks=min(bounds.num_blocks, most_blocks),
+        max_num_batched_tokens=bounds.max_num_batched_tokens,
+        max_num_seqs=bounds.max_num_seqs,
+        max_model_len=_MOST_TOKENS,
+        enable_prefix_caching=False,
+        seed=0,
+        eos_ids=(),
+        least_prompt_tokens=SplitFuse.least if is_cpu else least_prompt_tokens(times.seconds),
+    )
 
 
 def bounds_of(placement: Placement) -> Bounds:

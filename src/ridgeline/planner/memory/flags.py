@@ -10,6 +10,11 @@ from ridgeline.planner.memory.ledger import ENGINES
 
 AUTO = "auto"
 MINE = "mine"  # the device that --memory, --bandwidth and --tflops describe
+# The flags that say what a simulation runs on.
+OF_DEVICE = (
+    "on", "devices", "memory", "bandwidth", "tflops", "tensor_parallel_size",
+    "pipeline_parallel_size", "engine", "gpu_memory_utilization",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,11 @@ class PlanFlags:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise ValueError(f"{_flag(name)} is {value!r}: it must be above 0")
+
+    @property
+    def names_device(self) -> bool:
+        """Whether they say on which device; a file of own devices does, too."""
+        return self.on is not None or self.devices is not None
 
     @property
     def of_adapters(self) -> Options:

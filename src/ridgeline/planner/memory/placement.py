@@ -90,8 +90,15 @@ def place(
         default_ranks: "1" or "auto": what holds where they leave tensor parallelism open.
 
     Raises:
-        ValueError: a wish contradicts the device, the model or another wish.
+        ValueError: a wish contradicts the device, the model or another wish, or the size of the
+            model's weights is not known.
     """
+    unknown = subject.shape.not_counted
+    if unknown and subject.stored is None and wishes.weights_memory is None:
+        raise ValueError(
+            f"{subject.name}: {unknown[0]} describes weights that are not understood: give the "
+            f"size of the model's files with --weights-memory"
+        )
     engine = ENGINES[wishes.engine or _USUAL_ENGINES.get(device.kind, "vllm")]
     engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
     if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):

@@ -1,0 +1,183 @@
+"""The engine that a simulation runs: this machine's, or that of a device that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from ridgeline.api.calibration.known import all_known
+from ridgeline.core.records import EngineRecord
+from ridgeline.decoding.policies import POLICIES
+from ridgeline.engine_setup.home import default_home
+from ridgeline.engine_setup.locate import locate, stores
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.tensors import Checkpoint
+from ridgeline.planner import PlanFlags
+from ridgeline.planner.capacity.candidate import engine_record
+from ridgeline.planner.capacity.latency_model import LatencyModel
+from ridgeline.planner.memory.model_spec import subject_of
+from ridgeline.planner.on_device import DeviceReplica, on_device
+
+_RESERVES = {"auto": None, "paged": False, "full": True}
+# Options that the engine of any device has.
+_OF_ENGINES = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
+    "policy", "kv_reservation", "enable_prefix_caching", "trace",
+)  # fmt: skip
+_ANY_LENGTH = 1 << 30  # where a config does not say how long sequences may become
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedEngine:
+    """What serves a load.
+
+    Attributes:
+        settings: of the engine.
+        clock: how long its steps take.
+        calibration: where the clock comes from, on this machine.
+        others: calibrations that are kept and not used.
+        replica: the device, if it is not this machine.
+    """
+
+    settings: EngineRecord
+    clock: LatencyModel
+    calibration: Calibration | None = None
+    others: tuple[Calibration, ...] = ()
+    replica: DeviceReplica | None = None
+
+
+class EngineHere:
+    """The engine of this machine.
+
+    Attributes:
+        checkpoint: the opened file.
+        card: sampling that its publisher recommends.
+    """
+
+    def __init__(self, model: str) -> None:
+        """Read what the model's file says. Raises ValueError if there is no such model."""
+        located = locate(model)
+        self.checkpoint: Checkpoint = load_checkpoint(located.path)
+        self.card = located.sampling
+
+    def set_up(self, options: Options, source: str) -> SimulatedEngine:
+        """Return the engine with these options; ``source`` is which calibration is its clock.
+
+        Raises ValueError if they contradict the model, or there is no such calibration.
+        """
+        config = resolve(options, self.checkpoint)
+        kept = all_known(default_home(), self.checkpoint.path, self.checkpoint.arch, config)
+        calibration = _chosen(kept, source)
+        low, middle, high = calibration.interval()
+        times = calibration.times.scaled(middle)
+        return SimulatedEngine(
+            settings=settings_of(config, self.checkpoint.eos_ids),
+            clock=LatencyModel(times, low / middle, high / middle, calibration.source, ""),
+            calibration=calibration,
+            others=tuple(one for one in kept if one is not calibration),
+        )
+
+
+class EngineOnDevice:
+    """An engine on a device that ``ridgeline plan`` knows, or that the user describes.
+
+    Attributes:
+        checkpoint: of a model whose texts are known; None where only its config is.
+    """
+
+    def __init__(self, model: str) -> None:
+        """Read what plans read of a model. Raises ValueError if there is no such model."""
+        self._subject = subject_of(model, stores())
+        self.checkpoint = self._subject.checkpoint
+        self.card: dict[str, float] = {}
+
+    def set_up(
+        self, options: Options, wishes: PlanFlags, sessions: Sequence[int]
+    ) -> SimulatedEngine:
+        """Return the engine with these options, for a load.
+
+        Args:
+            options: only those of engines; formats are among the wishes.
+            wishes: the device, and how the model is stored and divided there.
+            sessions: the most tokens that each session of the load may hold.
+
+        Raises ValueError if the model does not fit on the device, or flags contradict it.
+        """
+        check_options(options)
+        longest = self._subject.shape.max_position or _ANY_LENGTH
+        if options.max_model_len and options.max_model_len > longest:
+            raise ValueError(
+                f"--max-model-len {options.max_model_len} is more than the {longest} tokens that "
+                "the model was trained for"
+            )
+        most = min(longest, options.max_model_len or max(sessions))
+        size, block_size = options.kv_cache_memory, options.block_size
+        wishes = replace(
+            wishes,
+            context=most,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            block_size=None if block_size == Options().block_size else block_size,
+            kv_cache_memory=None if size is None else str(size),
+        )
+        replica = on_device(self._subject, wishes)
+        settings = engine_record(replica.placement, replica.clock.times, sessions)
+        step_tokens = settings.max_num_batched_tokens
+        if options.max_num_batched_tokens is None and POLICIES[options.policy].whole_prompts:
+            step_tokens = max(step_tokens, most)
+        settings = replace(
+            settings,
+            policy=options.policy,
+            max_model_len=options.max_model_len or longest,
+            max_num_batched_tokens=step_tokens,
+            enable_prefix_caching=options.enable_prefix_caching,
+            reserve_full=_RESERVES[options.kv_reservation],
+        )
+        return SimulatedEngine(settings=settings, clock=replica.clock, replica=replica)
+
+
+def check_options(options: Options) -> None:
+    """Raise ValueError for an option that would change nothing on a device."""
+    usual = Options()
+    for name in (field.name for field in fields(Options) if field.name not in _OF_ENGINES):
+        if getattr(options, name) != getattr(usual, name):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is about this machine: give no --on")
+
+
+def settings_of(config: EngineConfig, eos_ids: tuple[int, ...]) -> EngineRecord:
+    """Return the settings of the engine that a configuration makes."""
+    return EngineRecord(
+        policy=config.policy.name,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        seed=config.seed,
+        eos_ids=eos_ids,
+        num_checkpoints=config.num_checkpoints,
+        windows=tuple(group.window for group in config.groups),
+        least_prompt_tokens=config.policy.least,
+        reserve_full=config.policy.reserve_full,
+    )
+
+
+def _chosen(kept: Sequence[Calibration], source: str) -> Calibration:
+    """Return the calibration that was asked for, of those that are kept, the newest first.
+
+    Raises ValueError if it is not there.
+    """
+    if source == "newest":
+        return kept[0]
+    found = next((one for one in kept if one.source == source), None)
+    if found is None:
+        raise ValueError(
+            f"--calibration {source}: none is kept of this model: `ridgeline calibrate` measures "
+            "one, and a server learns one while it serves"
+        )
+    return found
