@@ -44,6 +44,17 @@ _ANSWER_TOKENS = Annotated[
         "scheduler does not know them."
     ),
 ]
+_LIKE = Annotated[
+    Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
+]
+_SWEEP = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeatable."),
+]
+_CHANGES = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="With --replay: a setting; repeatable."),
+]
 _CALIBRATION = Annotated[
     Literal["newest", "measured", "served"],
     typer.Option(help="Which step times: those that calibrate measured, or a server learnt."),
@@ -79,13 +90,8 @@ def simulate_command(
     ] = None,
     answer_tokens: _ANSWER_TOKENS = None,
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
-    like_result: Annotated[
-        Path | None, typer.Option("--like", help="Use the load of this bench serve result (JSON).")
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=a,b,c: try values of an option or of the load; repeatable."),
-    ] = None,
+    like_result: _LIKE = None,
+    sweep: _SWEEP = None,
     objective: Annotated[
         str, typer.Option(help="With --sweep: throughput, goodput, or such as ttft:p95.")
     ] = "throughput",
@@ -99,10 +105,7 @@ def simulate_command(
     replay: Annotated[
         Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="With --replay: a setting; repeatable."),
-    ] = None,
+    changes: _CHANGES = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="With --replay: first difference, each request.")
     ] = False,
