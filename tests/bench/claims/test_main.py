@@ -84,6 +84,17 @@ def test_under_a_virtual_clock_it_repeats_itself(capsys: pytest.CaptureFixture[s
     assert one | {"seconds": 0} == two | {"seconds": 0}
 
 
+def test_only_the_techniques_that_are_named_are_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = compared(capsys, on="l40s", sizes=OF_A_GPU, only=["drafts", "KV cache"])
+    assert [row["technique"] for row in found["techniques"]] == ["KV cache", "drafts"]
+    assert (found["batch_sizes"], found["left_out"]) == ([], [])
+    done = ridgeline("bench", "claims", "--on", "l40s", "--only", "paging")
+    assert done.returncode == 1
+    assert "--only 'paging' is no technique: KV cache, iteration-level batching" in done.stderr
+
+
 def test_the_real_engine_does_what_each_technique_says(
     model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

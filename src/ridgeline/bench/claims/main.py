@@ -101,9 +101,9 @@ class ClaimResults:
 
 def bench_claims(
     model: str | None, wishes: PlanFlags, seconds: float, out: Path | None, *, as_json: bool,
-    options: dict[str, Any] | None = None, sizes: LoadSizes | None = None,
+    only: Sequence[str] = (), options: dict[str, Any] | None = None, sizes: LoadSizes | None = None,
 ) -> ClaimResults:  # fmt: skip
-    """Compare all techniques, print a table or the document, and write a file.
+    """Compare techniques, print a table or the document, and write a file.
 
     Args:
         model: as people type it; None takes a small one here, and the papers' own on a device.
@@ -111,10 +111,11 @@ def bench_claims(
         seconds: about how long; techniques for which no time is left are named.
         out: gets the picture, the document or the rows.
         as_json: print the document.
+        only: names of techniques; empty compares all, and batch sizes.
         options: of the engine here.
         sizes: of loads.
 
-    Raises ValueError if model or device is none, or nothing can be compared in the time.
+    Raises ValueError if model, device or technique is none, or nothing can be compared in the time.
     """
     check_out(out, ENDINGS)
     begin_s = time.monotonic()
@@ -122,14 +123,14 @@ def bench_claims(
         usual = {"kv_cache_memory": _CACHE}
         real = RealStage(model or _MODEL_HERE, usual | (options or {}), sizes or _OF_PROCESSORS)
         try:
-            results = _compare(real, seconds, begin_s)
+            results = _compare(real, only, seconds, begin_s)
         finally:
             real.close()
     else:
         virtual = VirtualStage(model or LLAMA_2_13B, wishes, sizes or _OF_GPUS)
         for note in virtual.notes:
             say(note)
-        results = _compare(virtual, seconds, begin_s)
+        results = _compare(virtual, only, seconds, begin_s)
     if not results.found:
         raise ValueError(f"--seconds {seconds:g} is too little to compare anything")
     if as_json:
@@ -145,11 +146,11 @@ def bench_claims(
     return results
 
 
-def _compare(stage: Stage, seconds: float, begin_s: float) -> ClaimResults:
+def _compare(stage: Stage, only: Sequence[str], seconds: float, begin_s: float) -> ClaimResults:
     """Run both sides of each technique in turn, as long as there is time."""
-    todo = list(techniques(stage))
+    todo = list(_chosen(stage, only))
     found, left_out = list[Found](), list[str]()
-    end_s = begin_s + (1 - _BATCHES_SHARE) * seconds
+    end_s = begin_s + (1 if only else 1 - _BATCHES_SHARE) * seconds
     with count_bar("Comparing", note="techniques") as report:
         for number, technique in enumerate(todo):
             report(number, len(todo))
@@ -158,9 +159,18 @@ def _compare(stage: Stage, seconds: float, begin_s: float) -> ClaimResults:
                 left_out.append(technique.name)
                 continue
             found.append(_rounds(technique, stage.rounds, left_s / (len(todo) - number)))
-    batches = list(_within(batch_sizes(stage), begin_s + seconds))
+    batches = [] if only else list(_within(batch_sizes(stage), begin_s + seconds))
     took_s = time.monotonic() - begin_s
     return ClaimResults(stage.name, stage.model, found, batches, left_out, took_s)
+
+
+def _chosen(stage: Stage, only: Sequence[str]) -> Iterator[Technique]:
+    """Yield the techniques of these names, or all. Raises ValueError for a name of none."""
+    known = {one.name: one for one in techniques(stage)}
+    for name in only:
+        if name not in known:
+            raise ValueError(f"--only {name!r} is no technique: {', '.join(known)}")
+    yield from (one for name, one in known.items() if not only or name in only)
 
 
 def _rounds(technique: Technique, rounds: int, seconds: float) -> Found:
@@ -200,10 +210,11 @@ def _print(results: ClaimResults) -> None:
         table.add_row(
             row["technique"], sides, row["claim"] or "-", row["paper"] or "", here, row["why"]
         )
-    terminal.print(f"{_title(results)}, {results.seconds:.0f} s\n")
+    terminal.print(f"{_title(results)}\n")
     terminal.print(table)
-    terminal.print()
-    terminal.print(_table_of_batches(results.batches))
+    if results.batches:
+        terminal.print()
+        terminal.print(_table_of_batches(results.batches))
     if results.left_out:
         terminal.print(f"left out, --seconds is too small: {', '.join(results.left_out)}")
 

@@ -127,6 +127,10 @@ def claims(
         str | None,
         typer.Argument(help=f"{MODEL_HELP} Default: smollm2; with --on, Llama 2 13B."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare this technique, by its name in the table; repeatable."),
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time for all; what does not fit is named.")
     ] = 150,
@@ -143,4 +147,4 @@ def claims(
     virtual clock, with no model loaded. Then batch sizes, with latency and cost.
     """
     check_device(wishes)
-    bench_claims(model, wishes, seconds, out, as_json=as_json)
+    bench_claims(model, wishes, seconds, out, as_json=as_json, only=only or ())

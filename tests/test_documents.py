@@ -1,0 +1,100 @@
+"""What documents say that commands print is what they print; prose says what the output says."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.documents import (
+    LEARN,
+    ROOT,
+    as_shown,
+    differences,
+    examples,
+    pages,
+    read_page,
+    run_example,
+    unsupported,
+    words_of,
+)
+from tests.physics.published import PUBLISHED
+
+PAGES = pages()
+QUICK = [path for path in PAGES if read_page(path).tolerance is not None]
+MEASURED = [path for path in PAGES if path not in QUICK]
+
+
+def check_page(path: Path, folder: Path) -> None:
+    """Run a page's command, and compare what it prints and draws with the page."""
+    page = read_page(path)
+    printed = run_example(page.example, folder)
+    assert differences(page.example.shown, printed, page.tolerance) == []
+    assert page.example.out == page.picture
+    shown, drawn = (words_of((place / page.picture).read_text()) for place in (LEARN, folder))
+    if page.tolerance is not None:  # the axes of a measured picture go as far as its dots
+        assert differences(shown, drawn, page.tolerance) == []
+
+
+@pytest.mark.parametrize("path", QUICK, ids=lambda path: path.stem)
+def test_a_page_shows_what_its_command_prints_and_draws(path: Path, tmp_path: Path) -> None:
+    check_page(path, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_a_page_shows_what_its_command_measures(path: Path, tmp_path: Path) -> None:
+    check_page(path, tmp_path)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_numbers_in_prose_are_those_of_the_output(path: Path) -> None:
+    page = read_page(path)
+    drawn = words_of((LEARN / page.picture).read_text())
+    said = f"{page.example.command}\n{page.example.shown}\n{drawn}"
+    assert unsupported(page.prose, said) == []
+    cited = len(re.findall(r"\d", page.prose))
+    assert cited > 5, "the explanation reads nothing off the output"
+
+
+def test_the_index_names_all_pages_in_their_order() -> None:
+    titles = {path.name: path.read_text().partition("\n")[0] for path in PAGES}
+    listed = re.findall(r"^(\d+)\. \[(.+)\]\((.+)\)", (LEARN / "README.md").read_text(), re.M)
+    assert [(f"# {number}. {title}", name) for number, title, name in listed] == [
+        (title, name) for name, title in titles.items()
+    ]
+    assert [int(number) for number, _, _ in listed] == list(range(1, len(PAGES) + 1))
+    for path, after in pairwise(PAGES):
+        assert f"]({after.name})" in path.read_text(), f"{path.name} does not lead on"
+
+
+def test_configs_beside_the_pages_are_the_published_ones() -> None:
+    for name in ("llama-3.1-8b", "llama-3.1-70b"):
+        assert json.loads((LEARN / f"{name}.json").read_text()) == PUBLISHED[name]["config"]
+
+
+def test_the_example_of_plans_is_what_the_program_prints(tmp_path: Path) -> None:
+    (example,) = examples((ROOT / "docs" / "planning.md").read_text())
+    assert differences(example.shown, run_example(example, tmp_path), 0.0) == []
+
+
+def test_a_number_outside_the_tolerance_is_a_difference() -> None:
+    assert differences("12 ms of 1,000", "12 ms  of 1,000", 0.0) == []
+    assert differences("12 ms of 1,000", "12 ms of 1,040", 0.05) == []
+    assert differences("12 ms of 1,000", "12 ms of 1,060", 0.05) == ["1,000 is now 1,060"]
+    assert differences("12 ms", "99 ms", None) == []
+    assert differences("12 ms", "12 us", None) != []
+    assert differences("a 1\n...", "a 1\nb 2", 0.0) == []
+    assert differences("a 1\n...", "a 2\nb 2", 0.0) != []
+    assert as_shown("a\nb\nc", "a\nb\n...") == "a\nb\n..."
+
+
+def test_prose_may_say_what_was_printed_and_sums_of_it() -> None:
+    printed = "weights 15.0 GiB, cache 5.00 GiB, 1,024 tokens"
+    assert unsupported("It has 1,024 tokens, on an H100 (`--x 7`).", printed) == []
+    assert unsupported("Together 15.0 GiB + 5.00 GiB = 20.0 GiB, so 20.0.", printed) == []
+    assert unsupported("15.0 / 5.00 = 4", printed) == ["15.0 / 5.00 = 4"]
+    assert unsupported("It has 1,025 tokens.", printed) == ["1,025"]
