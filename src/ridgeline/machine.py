@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import os
 import platform
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -388,6 +389,12 @@ def lock_file(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def folder_name(text: str) -> str:
+    """Return a name for the folder of what has this name: each text has its own."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return "-".join((re.sub(r"[^\w.-]", "_", text)[:64], digest))
 
 
 def rename(partial: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from openai import OpenAI
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
+from ridgeline.server.audit.log import AuditLog
+from ridgeline.server.audit.opened import audit_log
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
@@ -42,7 +44,13 @@ class Valve:
 class Served:
     """A running server."""
 
-    def __init__(self, llm: LLM, options: ServeOptions, home: Path | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        options: ServeOptions,
+        home: Path | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
         self.llm = llm
         self.valve = Valve(llm.engine.runner)
         llm.engine.runner = self.valve
@@ -50,7 +58,7 @@ class Served:
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
         keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
-        self.running = Running(llm, "tiny", options, keys, self.lines.append, home)
+        self.running = Running(llm, "tiny", options, keys, self.lines.append, home, audit)
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -126,8 +134,12 @@ def serving(
     """Serve a model until the block ends; then it must be idle, and stop cleanly."""
     # Without drafts, whose number depends on the clock: tests count steps.
     base = {"kv_cache_memory": "1MiB", "threads": 1, "speculative_config": "off"}
-    with LLM(model, **base | (engine or {})) as llm:
-        served = Served(llm, ServeOptions(**options), home)
+    flags = ServeOptions(**options)
+    with (
+        LLM(model, **base | (engine or {})) as llm,
+        audit_log(flags) if flags.audit else nullcontext() as audit,
+    ):
+        served = Served(llm, flags, home, audit)
         served.thread.start()
         assert served.ready.wait(60)
         try:

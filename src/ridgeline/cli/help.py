@@ -48,7 +48,10 @@ SECTIONS = {
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "max_tokens", "stop", "ignore_eos", "extra_body", "seed",
     ),
-    "Logs": ("log_format", "log_content", "trace"),
+    "Logs": (
+        "log_format", "log_content", "trace", "audit", "audit_key", "audit_rotate", "audit_keep",
+        "audit_strict",
+    ),
 }  # fmt: skip
 _SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
 _KINDS = {

@@ -36,6 +36,7 @@ from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import settings
 from ridgeline.cli.commands import bench as bench_commands
 from ridgeline.cli.commands import models
+from ridgeline.cli.commands.audit import audit_app
 from ridgeline.cli.commands.batch import batch_command
 from ridgeline.cli.commands.calibrate import calibrate_command
 from ridgeline.cli.commands.doctor import document, report
@@ -100,6 +101,7 @@ bench_app = App(help="Measure speed, latency and accuracy.", no_args_is_help=Tru
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
 app.add_typer(rules_app, name="rules")
+app.add_typer(audit_app, name="audit")
 app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)

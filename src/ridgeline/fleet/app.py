@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from fastapi import FastAPI, Request
@@ -40,6 +40,9 @@ from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.routes import add_plans
+
+if TYPE_CHECKING:  # imported only where a router has an audit log
+    from ridgeline.server.audit.log import AuditLog
 
 POSTS = (  # their bodies name a model
     "/v1/chat/completions",
@@ -82,12 +85,15 @@ class Router:
         *,
         takes_any_name: bool = False,
         isolates_keys: bool = True,
+        audit: AuditLog | None = None,
     ) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
         With ``takes_any_name`` an unknown name means the model that was used last. Servers
-        that ``isolates_keys`` keep prompts of each key apart.
+        that ``isolates_keys`` keep prompts of each key apart. ``audit`` has the lines of requests
+        that none of them answers.
         """
+        self.audit = audit
         self._isolates_keys = isolates_keys
         self._takes_any_name = takes_any_name
         self.catalogue, self.pool = catalogue, pool
@@ -178,7 +184,7 @@ class Router:
         name, _ = self.chosen(named or request.query_params.get("model") or self.last_used())
         slot, number = self.pool.slots.get(name), request.query_params.get("replica")
         if slot is None or not slot.workers:
-            request.state.note["passed_on"] = True  # pages ask again and again
+            request.state.note["polled"] = True  # pages ask again and again
             message = f"{name} is not loaded: it is when it is first asked for"
             raise ApiError(503, message, code="model_not_loaded")
         named = [one for one in slot.workers.values() if number in (None, str(one.number))]
@@ -206,6 +212,16 @@ class Router:
         known_name, model = self.chosen(name)
         return replace(subject_of(model, stores()), name=known_name)
 
+    def audit_losses(self) -> dict[str, str]:
+        """Return what is to be said of audit logs that have lost lines, by whose they are."""
+        found = {
+            slot.called(one): one.audit
+            for slot in self.pool.slots.values()
+            for one in slot.workers.values()
+        }
+        found |= {"router": self.audit.loss() or ""} if self.audit else {}
+        return {name: loss for name, loss in found.items() if loss}
+
     def last_used(self) -> str:
         """Return the name of the model that was used last, or of the first if none was."""
         loaded = [slot for slot in self.pool.slots.values() if slot.workers]
@@ -227,6 +243,10 @@ def new_app(router: Router) -> FastAPI:
     app.state.work = WorkTurns()
     add_errors(app)
     _add_status(app, router)
+    if router.audit:
+        from ridgeline.server.audit.route import add_audit  # a router without is spared this
+
+        add_audit(app, router.audit)
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))
 
     async def post(request: Request) -> Response:
@@ -326,9 +346,15 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Say that this process lives, and which models hang; it ends those itself."""
+        """Say that this process lives, and which models hang; it ends those itself.
+
+        It also says which audit logs have lost lines.
+        """
         hung = await router.pool.look()
-        return {"status": "ok"} | ({"hung": hung} if hung else {})
+        lost = router.audit_losses()
+        return (
+            {"status": "ok"} | ({"hung": hung} if hung else {}) | ({"audit": lost} if lost else {})
+        )
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -378,7 +404,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def fleet(request: Request) -> dict[str, Any]:
         """Say which servers each model has, what they do, and what became of others."""
         check_operator(request.state)
-        request.state.note["passed_on"] = True  # pages ask again and again
+        request.state.note["polled"] = True  # pages ask again and again
         await router.pool.look()
         await router.learn(_key(request))
         return {"models": {slot.name: slot.shown() for slot in router.pool.slots.values()}}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
@@ -23,6 +24,10 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 
+if TYPE_CHECKING:  # imported only where a router has an audit log
+    from ridgeline.server.audit.log import AuditLog
+
+_ROUTER = "router"  # the folder of its own audit log
 _KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # unless it is said: of several models, and of one
 
 
@@ -36,8 +41,9 @@ class RunningFleet:
         options: ServeOptions,
         keys: Keys,
         log: LogWriter,
+        audit: AuditLog | None = None,
     ) -> None:
-        """Put a router together."""
+        """Put a router together; ``audit`` gets the lines of requests that no model answers."""
         self.keys, self._log, self._options = keys, log, options
         self._catalogue = catalogue
         catalogue.write = log.line
@@ -59,6 +65,7 @@ class RunningFleet:
             self.pool,
             takes_any_name=options.any_model_name,
             isolates_keys=options.isolate_keys,
+            audit=audit,
         )
         app = new_app(self.router)
         limits = Limits(
@@ -66,7 +73,14 @@ class RunningFleet:
             max_concurrent_requests=options.max_concurrent_requests,
         )
         self.server = WebServer(
-            app, app.routes, options, keys, limits, log.line, lambda path, method, status: None
+            app,
+            app.routes,
+            options,
+            keys,
+            limits,
+            log.line,
+            lambda path, method, status: None,
+            audit,
         )
         self._end: asyncio.Task[None] | None = None
 
@@ -117,14 +131,20 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     certificate_settings(options)
     check_grpc_port(options)
     catalogue = Catalogue(models, options.models_dir)
+    if options.audit:
+        from ridgeline.server.audit.opened import audit_log  # a router without is spared this
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
-    with unbound(listener), contextlib.closing(LogWriter(standard_error())) as log:
+    with (
+        unbound(listener),
+        audit_log(options, _ROUTER) if options.audit else contextlib.nullcontext() as audit,
+        contextlib.closing(LogWriter(standard_error())) as log,
+    ):
         log.take_logging()
         for model in models:
             locate(model)  # pulled now, not while a request waits
         with asyncio.Runner() as runner:
-            runner.run(_main(catalogue, engine, options, keys, listener, log))
+            runner.run(_main(catalogue, engine, options, keys, listener, log, audit))
 
 
 async def _main(
@@ -134,8 +154,9 @@ async def _main(
     keys: Keys,
     listener: socket.socket,
     log: LogWriter,
+    audit: AuditLog | None,
 ) -> None:
-    running = RunningFleet(catalogue, engine, options, keys, log)
+    running = RunningFleet(catalogue, engine, options, keys, log, audit)
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")

@@ -118,9 +118,11 @@ class PassedOn(Response):
         except asyncio.CancelledError:
             if not self._has_begun:  # else nobody reads why
                 raise ApiError(499, "the client left") from None
-        except ApiError:
+        except ApiError as error:
             if not self._has_begun:
                 raise
+            ended = {"passed_on": False, "finish": "error", "error": str(error)}
+            scope["state"]["note"] |= ended  # nobody else has a line of it
             scope["state"]["cut"]()  # the reader must see that it is not whole
 
     async def _run(self, scope: Scope, send: Send) -> None:

@@ -28,6 +28,7 @@ from ridgeline.server.service import Service
 from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:
+    from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.rules.book import RuleBook
 
 _STEP_S = 10.0  # for the step under way at the end
@@ -50,11 +51,12 @@ class Answering:
         options: ServeOptions,
         keys: Keys,
         home: Path | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Put the parts together; what clients have belongs to one of ``keys``.
 
         What is known of the time of steps is read from ``home`` and kept there, if it is given, and
-        so are files and batches.
+        so are files and batches. ``audit`` gets a line for each request.
         """
         self.async_engine = AsyncEngine(llm.engine)
         trace = llm.trace
@@ -73,12 +75,16 @@ class Answering:
             keys.labels or (ANYONE,),
             lambda: llm.adapters.in_use,
             lambda: llm.kv_disk.counted if llm.kv_disk else {},
+            lambda: audit.num_lost if audit else None,
         )
         self.async_engine.listeners.append(self.metrics.on_record)
         rules = self.rules = self._rules_of(options, keys)
         if rules and trace and not rules.now.allows_trace:
             message = "--trace writes answers as no rule has seen them: without it, or with "
             raise ValueError(f"{message}trace = true at the top of {options.rules}")
+        if rules and rules.now.audited and audit is None:
+            message = f"{options.rules}: audit in [keys.{rules.now.audited}] needs --audit DIR"
+            raise ValueError(message)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
@@ -100,6 +106,7 @@ class Answering:
             naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
             kept=llm.kv_disk,
             rules=rules,
+            audit=audit,
         )
         self.app = new_app(self.service)
         store = store_of(home, name)
@@ -108,7 +115,8 @@ class Answering:
             self._batches = store
         else:
             most_at_once = 2 * llm.config.max_num_seqs  # some are prepared while others run
-            self._batches = Batches(store, self.app, keys, fingerprint, most_at_once)
+            app = self.app
+            self._batches = Batches(store, app, keys, fingerprint, most_at_once, audit)
         add_batches(self.app, self._batches, options)
 
     def _rules_of(self, options: ServeOptions, keys: Keys) -> RuleBook | None:

@@ -79,6 +79,10 @@ def new_app(service: Service) -> FastAPI:
     add_triton(app, service)
     add_lora(app, service.loras, service.check_open)
     add_sleep(app, service.naps)
+    if service.audit:
+        from ridgeline.server.audit.route import add_audit  # a server without is spared this
+
+        add_audit(app, service.audit)
     add_plans(app, service.subject, lambda: [service.name])
     app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
@@ -184,6 +188,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
             body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
             if level := service.naps.level:
                 body["asleep"] = f"level {level}: a request wakes it"
+            if service.audit and (loss := service.audit.loss()):
+                body["audit"] = loss
             return JSONResponse(body, 200 if why is None else 503)
 
         return answer

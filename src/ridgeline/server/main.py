@@ -9,9 +9,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.api.identity import code_digest
 from ridgeline.api.llm import LLM
@@ -27,6 +28,9 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.middleware import Tunnel
+
+if TYPE_CHECKING:  # imported only where a server has an audit log
+    from ridgeline.server.audit.log import AuditLog
 
 TUNNEL_KEY = "RIDGELINE_TUNNEL_KEY"  # a variable, and no flag: only a router sets it
 _JOURNAL_BYTES = 256 << 20  # of a router: a million tokens with their logprobs
@@ -44,13 +48,15 @@ class Running:
         keys: Keys,
         write: Callable[[str], object],
         home: Path | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Put a server together; ``write`` takes the lines of the log.
 
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
+        ``audit`` gets a line for each request.
         """
         self.options, self.keys, self._write = options, keys, write
-        self._answering = answering = Answering(llm, name, options, keys, home)
+        self._answering = answering = Answering(llm, name, options, keys, home, audit)
         self.async_engine, self.service, self.app = (
             answering.async_engine,
             answering.service,
@@ -65,6 +71,7 @@ class Running:
             self.service.limits,
             write,
             answering.metrics.count_http,
+            audit,
         )
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
@@ -139,25 +146,34 @@ def serve(
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     check_grpc_port(options)
+    if options.audit:
+        from ridgeline.server.audit.opened import audit_log  # a server without is spared this
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     threading.Thread(target=code_digest, name="code", daemon=True).start()  # the disk has time now
     with (
         unbound(listener),
+        audit_log(options) if options.audit else nullcontext() as audit,
         load(len(keys.labels) > 1) as llm,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()
         name = (options.served_model_name or [Path(model).name])[0]
         with asyncio.Runner() as runner:
-            runner.run(_main(llm, name, options, keys, listener, log))
+            runner.run(_main(llm, name, options, keys, listener, log, audit))
 
 
 async def _main(
-    llm: LLM, name: str, options: ServeOptions, keys: Keys, listener: socket.socket, log: LogWriter
+    llm: LLM,
+    name: str,
+    options: ServeOptions,
+    keys: Keys,
+    listener: socket.socket,
+    log: LogWriter,
+    audit: AuditLog | None,
 ) -> None:
-    running = Running(llm, name, options, keys, log.line, default_home())
+    running = Running(llm, name, options, keys, log.line, default_home(), audit)
     obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")

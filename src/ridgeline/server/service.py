@@ -49,7 +49,9 @@ from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prompts
 from ridgeline.server.sleeping import Naps
 
-if TYPE_CHECKING:  # imported only where a server has rules
+if TYPE_CHECKING:  # imported only where a server has them
+    from ridgeline.server.audit.log import AuditLog
+    from ridgeline.server.audit.requests import AuditEntry
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
 # Of a body, and the names to show.
@@ -77,15 +79,16 @@ class Service:
         naps: Naps,
         kept: KeptBlocks | None = None,
         rules: RuleBook | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
         what takes this process's memory; any thread may call it. ``loras`` are its adapters,
         ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
-        and answers say.
+        and answers say. ``audit`` has a line for each request.
         """
-        self.rule_book = rules
+        self.rule_book, self.audit = rules, audit
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
@@ -123,6 +126,13 @@ class Service:
     def rules(self) -> RequestRules | None:
         """Return the rules for the present request, if there are any."""
         return self.rule_book.here() if self.rule_book else None
+
+    def entry(self, request: Request) -> AuditEntry | None:
+        """Return what is to be known of a request in the audit log, if there is one."""
+        found: AuditEntry | None = request.scope["state"].get("audit")
+        if found is not None:
+            found.rules = self.rules()
+        return found
 
     # --- completions ---------------------------------------------------------------------------
 
@@ -274,6 +284,7 @@ class Service:
         stream.created_s = int(request.state.created.timestamp())
         has_form = prepared.form is None or prepared.form.has_body
         is_constrained = has_form and prepared.new_constraint is not None
+        fingerprint, entry = with_adapter(self.fingerprint, adapter.digest), self.entry(request)
         answers = ResponseBuilder(
             self.text,
             body,
@@ -282,8 +293,11 @@ class Service:
             room=prepared.room,
             rules=rules,
             is_constrained=is_constrained,
+            keeps_text=entry is not None and entry.keeps != "none",
         )
-        fingerprint = with_adapter(self.fingerprint, adapter.digest)
+        if entry is not None:
+            entry.take(body, params, name, fingerprint)
+            entry.answers = answers
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths

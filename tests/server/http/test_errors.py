@@ -18,7 +18,7 @@ def test_a_message_is_short_however_long_the_value_is_that_it_quotes(quote: str)
 def test_a_short_message_stays_as_it_is() -> None:
     for message in (
         "the server's log says more than the client's own words, which nobody has ever read at all",
-        f"{'x' * 80!r} is not a time: write seconds, or a number with s, m or h",
+        f"{'x' * 80!r} is not a time: write seconds, or a number with s, m, h or d",
         "this server has " + ", ".join(f"'model {i}'" for i in range(60)),
     ):
         assert shortened(message) == message

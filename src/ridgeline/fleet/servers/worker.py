@@ -61,6 +61,7 @@ class Worker:
         since_s: when it was ready, as a time of the epoch.
         trial: held by the one request that may have ended another server, until it has brought
             something here.
+        audit: what it says of lines that its audit log has lost.
         facts: what it says of itself in ``/v1/models``, once a request has asked for it.
     """
 
@@ -73,7 +74,7 @@ class Worker:
         self._is_lost, self._is_ended_by_us = False, ""
         self._leaving = set[asyncio.Timeout]()  # of the requests that it has
         self.number = number
-        self.trouble, self.since_s, self.is_leaving = "", 0.0, False
+        self.trouble, self.since_s, self.is_leaving, self.audit = "", 0.0, False, ""
         self.trial = asyncio.Lock()
         self.facts: dict[str, Any] | None = None
         self.client = httpx2.AsyncClient(
@@ -159,7 +160,9 @@ class Worker:
             return
         else:
             self._silent_since_s, self._is_lost = None, answer.status_code == 503
-            self.trouble = f"cannot go on: {answer.json()['reason']}" if self._is_lost else ""
+            said = answer.json()
+            self.trouble = f"cannot go on: {said['reason']}" if self._is_lost else ""
+            self.audit = said.get("audit", "")
 
     async def learn(self, name: str, key: Mapping[str, str]) -> None:
         """Ask it, once, what its model and its answers are called by their contents."""

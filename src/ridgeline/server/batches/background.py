@@ -6,14 +6,12 @@ They go on after a restart. What clients see is said in ``batches.routes``.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import re
 import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
@@ -21,9 +19,13 @@ from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun, Stopped
 from ridgeline.batch.store import OwnerFiles, Store, StoredBatch, new_id
+from ridgeline.machine import folder_name
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.turns import in_thread
+
+if TYPE_CHECKING:  # imported only where a server has an audit log
+    from ridgeline.server.audit.log import AuditLog
 
 _log = logging.getLogger("ridgeline.server")
 
@@ -32,10 +34,8 @@ def store_of(home: Path | None, model: str) -> Store | str:
     """Return where a server of this model keeps files, or why it keeps none."""
     if home is None:
         return "this server keeps no files"
-    digest = hashlib.sha256(model.encode()).hexdigest()[:8]  # two models, two folders
-    name = "-".join((re.sub(r"[^\w.-]", "_", model)[:64], digest))
     try:
-        return Store(home / "batches" / name)
+        return Store(home / "batches" / folder_name(model))
     except (OSError, ValueError) as error:
         return f"this server keeps no files: {error}"
 
@@ -44,15 +44,21 @@ class Batches:
     """The batches of each owner, and the running one."""
 
     def __init__(
-        self, store: Store, app: ASGIApp, keys: Keys, fingerprint: str, most_at_once: int
+        self,
+        store: Store,
+        app: ASGIApp,
+        keys: Keys,
+        fingerprint: str,
+        most_at_once: int,
+        audit: AuditLog | None = None,
     ) -> None:
         """Run the batches of ``store``, asking ``app``.
 
         ``fingerprint`` names all that equal answers hang on; of each owner at most
-        ``most_at_once`` requests are asked at a time.
+        ``most_at_once`` requests are asked at a time. ``audit`` gets a line for each.
         """
         self.store = store
-        self._app, self._keys = app, keys
+        self._app, self._keys, self._audit = app, keys, audit
         self._fingerprint, self._most_at_once = fingerprint, most_at_once
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}  # by the batch
@@ -162,7 +168,7 @@ class Batches:
         owned.moved(batch.id, "in_progress", num_total=total)
         run = BatchRun(
             journal,
-            LocalClient(self._app, label, is_background=True),
+            LocalClient(self._app, label, is_background=True, audit=self._audit),
             name=batch.id,
             seed=batch.seed,
             most_at_once=self._most_at_once,

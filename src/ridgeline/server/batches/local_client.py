@@ -11,13 +11,16 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.batch.run import ItemRequest, ItemResponse, Stopped
 from ridgeline.server.http.json_body import CAPPED, IGNORED
 from ridgeline.server.http.turns import CALLER, STATE, in_thread
+
+if TYPE_CHECKING:  # imported only where a server has an audit log
+    from ridgeline.server.audit.log import AuditLog
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
@@ -34,6 +37,7 @@ class LocalClient:
         *,
         is_background: bool,
         renamed: Callable[[str], str | None] = lambda model: model,
+        audit: AuditLog | None = None,
     ) -> None:
         """Ask ``app`` as ``tenant``, the label of a key.
 
@@ -42,7 +46,9 @@ class LocalClient:
             tenant: whose use it is, and whose limits hold.
             is_background: whether requests that people wait for go first.
             renamed: which model is asked where a request names one; None is the server's own.
+            audit: gets a line for each request.
         """
+        self._audit = audit
         self._app, self._tenant = app, tenant
         self._caller = f"{tenant} batch" if is_background else tenant  # has turns of its own
         self._is_background, self._renamed = is_background, renamed
@@ -50,7 +56,7 @@ class LocalClient:
     async def __call__(self, asked: ItemRequest) -> ItemResponse:
         """Return the answer to a request; while there is no room for it, wait and ask again.
 
-        Raises Stopped if the server takes no requests any more.
+        Raises Stopped if the server takes no requests any more, or the audit log no line.
         """
         body = dict(asked.body)
         if isinstance(body.get("model"), str):
@@ -97,7 +103,32 @@ class LocalClient:
         }
 
         STATE.set(scope["state"])
+        if self._audit:
+            return await self._audited(self._audit, scope, reply, unread)
+        await self._ask(scope, reply, unread)
+        return reply
 
+    async def _audited(
+        self, audit: AuditLog, scope: Scope, reply: _CollectedResponse, unread: list[bytes]
+    ) -> _CollectedResponse:
+        """Ask, and have a line written unless the request will be asked again."""
+        from ridgeline.server.audit.requests import AuditEntry, is_kept, unkept
+
+        state = scope["state"]
+        state["audit"] = AuditEntry()
+        try:
+            await self._ask(scope, reply, unread)
+        finally:
+            line = {"id": state["request_id"], "key": self._tenant, "method": "POST"}
+            line |= {"path": state["path"], "status": reply.status or 499, "batch": True}
+            total_ms = round(1e3 * (time.monotonic() - state["arrived_s"]), 1)
+            line |= {**state["note"], "total_ms": total_ms}
+            has_line = reply.status == 429 or await is_kept(audit, state, line)
+        if not has_line:
+            raise Stopped(str(unkept(audit.trouble)))
+        return reply
+
+    async def _ask(self, scope: Scope, reply: _CollectedResponse, unread: list[bytes]) -> None:
         async def receive() -> Message:
             if not unread:
                 await asyncio.Event().wait()  # this client never leaves: it is cancelled
@@ -109,7 +140,6 @@ class LocalClient:
             if not reply.status:
                 raise
             _log.exception("a request of a batch failed")  # its answer says no more than that
-        return reply
 
 
 class _CollectedResponse:

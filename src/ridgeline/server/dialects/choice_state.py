@@ -35,4 +35,12 @@ class ChoiceState:
     offset: int = 0  # characters of the tokens shown, for ``text_offset``
     decode: Callable[[int], str] | None = None
     token_ids: list[int] | None = None  # where they are asked for: those not shown yet
+    kept: list[Piece] | None = None  # all that was shown, if that is kept
     has_prompt_ids: bool = False  # a chunk had those of the prompt
+
+    def show(self) -> list[Piece]:
+        """Return the pieces that are shown now, and then count as shown."""
+        pieces, self.pieces = self.pieces, []
+        if self.kept is not None:
+            self.kept += pieces
+        return pieces

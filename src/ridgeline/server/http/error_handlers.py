@@ -20,6 +20,7 @@ def add_errors(app: FastAPI) -> None:
     async def api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         request.scope["state"]["note"].setdefault("error", str(error))
+        request.scope["state"]["code"] = error.code
         shown = body_at(request.state.path, error, request.state.request_id)
         return JSONResponse(shown, error.status, error.headers)
 

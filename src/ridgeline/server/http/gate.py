@@ -45,7 +45,11 @@ _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"
 
 
 class Gate:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application.
+
+    Attributes:
+        closed: returns why no request is let through now, if so.
+    """
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class Gate:
         self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
         self._log, self._count = log, count
+        self.closed: Callable[[], ApiError | None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
@@ -166,16 +171,20 @@ class Gate:
                 line["trace_id"] = trace[1].decode()  # W3C's Trace Context
             line |= {"method": scope["method"], "path": scope["path"][:256]}
             line |= {"status": status, **note}
-            self._log(line | {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)})
+            line |= {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)}
+            scope["state"]["line"] = line  # for who stands around
+            self._log(line)
 
-    def on_refused(self, status: int, reason: str, method: str, path: str) -> None:
-        """Log and count what the protocol has refused before it was a request.
+    def on_refused(self, status: int, reason: str, method: str, path: str) -> dict[str, Any]:
+        """Log and count what the protocol has refused before it was a request; return the line.
 
         ``method`` and ``path`` are empty where they are not known.
         """
         self._count(*self._labels(method, path), status)
-        line = {"method": method or None, "path": path[:256] or None}
-        self._log(line | {"status": status, "error": reason})
+        line: dict[str, Any] = {"method": method or None, "path": path[:256] or None}
+        line |= {"status": status, "error": reason}
+        self._log(line)
+        return line
 
     def _labels(self, method: str, path: str) -> tuple[str, str]:
         """Return path and method as they are counted."""
@@ -197,6 +206,8 @@ class Gate:
             scope["state"] |= {"journal": None}  # of a router's alone
             STATE.set(scope["state"])
             CALLER.set(tenant)  # of all that this request has done for it
+            if scope["path"] not in OPEN_PATHS and (why := self.closed()):
+                raise why
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             length = headers.get(b"content-length", b"")
             if wait_s := self._pace.wait_s(tenant, int(length) if length.isdigit() else 0):
@@ -209,6 +220,7 @@ class Gate:
                 await self._app(asked, body, send)
         except ApiError as error:
             scope["state"]["note"].setdefault("error", str(error))
+            scope["state"]["code"] = error.code
             if error.status != 499:
                 request_id = scope["state"]["request_id"]
                 await refuse(send, error, body_at(scope["state"]["path"], error, request_id))

@@ -11,7 +11,7 @@ from ridgeline.api.text_side import REASONING_PARSERS
 from ridgeline.decoding.messages.tools import format_named
 from ridgeline.engine_setup.options import flag_field, parse_bytes
 
-_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,23 @@ class ServeOptions:
         None,
         "File of rules (TOML): what each key may use, and what may be read and written; read "
         "again on SIGHUP.",
+    )
+    audit: Path | None = flag_field(
+        None,
+        "Folder for an audit log: a line for each request, chained and signed (ridgeline audit "
+        "verify). Default: there is none.",
+    )
+    audit_key: Path | None = flag_field(
+        None,
+        "File with the key that signs it, made if there is none. Default: audit.key in "
+        "RIDGELINE_HOME.",
+    )
+    audit_rotate: str = flag_field(
+        "64MiB", "Size after which it goes on in a new file; each day has a new one, too."
+    )
+    audit_keep: str = flag_field("180d", "Time after which its files are removed.")
+    audit_strict: bool = flag_field(
+        False, "Let no answer end before its line is on the disk; refuse what cannot be written."
     )
     isolate_keys: bool = flag_field(
         True, "Separate prefix caches for keys, so that no key can tell what another sent."
@@ -178,12 +195,17 @@ class ServeOptions:
         parse_bytes(self.max_file, "--max-file")
         parse_bytes(self.max_stored, "--max-stored")
         parse_bytes(self.models_memory or 1, "--models-memory")
-        for name in ("keep_alive", "idle_release"):
+        _positive("audit_rotate", parse_bytes(self.audit_rotate, "--audit-rotate"))
+        for name in ("keep_alive", "idle_release", "audit_keep"):
             try:
                 parse_seconds(getattr(self, name) or 1)
             except ValueError as error:
                 raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
         _positive("idle_release", self.idle_release_s)
+        _positive("audit_keep", self.audit_keep_s)
+        for name in ("audit_key", "audit_strict"):
+            if getattr(self, name) and self.audit is None:
+                raise ValueError(f"--{name.replace('_', '-')} needs --audit and a folder")
 
     @property
     def max_body_bytes(self) -> int:
@@ -211,6 +233,16 @@ class ServeOptions:
         return None if self.idle_release is None else parse_seconds(self.idle_release)
 
     @property
+    def audit_rotate_bytes(self) -> int:
+        """``audit_rotate`` as a number."""
+        return parse_bytes(self.audit_rotate, "--audit-rotate")
+
+    @property
+    def audit_keep_s(self) -> float:
+        """``audit_keep`` in seconds."""
+        return parse_seconds(self.audit_keep)
+
+    @property
     def models_memory_bytes(self) -> int | None:
         """``models_memory`` as a number."""
         return parse_bytes(self.models_memory, "--models-memory") if self.models_memory else None
@@ -225,9 +257,9 @@ def parse_seconds(time: str | float) -> float:
     if re.fullmatch(r"-?\d{1,12}(\.\d+)?", text):
         return float(text)
     sign, number = "-?", r"\d{1,12}(?:\.\d+)?"
-    if isinstance(time, bool) or not re.fullmatch(f"{sign}(?:{number}(?:ms|s|m|h))+", text):
-        raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m or h")
-    parts = re.findall(f"({number})(ms|s|m|h)", text)
+    if isinstance(time, bool) or not re.fullmatch(f"{sign}(?:{number}(?:ms|s|m|h|d))+", text):
+        raise ValueError(f"{time!r} is not a time: write seconds, or a number with s, m, h or d")
+    parts = re.findall(f"({number})(ms|s|m|h|d)", text)
     total_s = sum(float(value) * _SECONDS[unit] for value, unit in parts)
     return -total_s if text[0] == "-" else total_s
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -26,6 +26,9 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import certificate_settings
 from ridgeline.server.http.logs import log_line
 from ridgeline.server.http.options import ServeOptions
+
+if TYPE_CHECKING:  # imported only where a server has an audit log
+    from ridgeline.server.audit.log import AuditLog
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _FLUSH_S = 2.0  # for last words to reach their clients
@@ -54,15 +57,16 @@ class WebServer(uvicorn.Server):
         limits: Limits,
         write: Callable[[str], object],
         count: Callable[[str, str, int], None],
+        audit: AuditLog | None = None,
     ) -> None:
         """Put the gate before ``app``, which has ``routes``.
 
         ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
-        method and status of each request.
+        method and status of each request, and ``audit`` a line about each.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        self.gate = gate = Gate(
+        gate = Gate(
             app,
             keys=keys,
             hosts=_hosts(options),
@@ -75,16 +79,23 @@ class WebServer(uvicorn.Server):
             log=self._log_request,
             count=count,
         )
+        self.gate: ASGIApp = gate
+        on_refused: Callable[[int, str, str, str], object] = gate.on_refused
+        if audit:
+            from ridgeline.server.audit.requests import Audited
+
+            self.gate = audited = Audited(gate, audit)
+            gate.closed, on_refused = audited.closed, audited.on_refused
         own = {
             "receive_timeout_s": options.receive_timeout,
-            "on_refused": staticmethod(gate.on_refused),
+            "on_refused": staticmethod(on_refused),
             "most_connections": _most_connections(),
             "waiting": {},
         }
         protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(
-                gate,
+                self.gate,
                 http=protocol,
                 backlog=_ACCEPTS_PER_TURN,
                 ws="none",
@@ -125,7 +136,8 @@ class WebServer(uvicorn.Server):
 
     def _log_request(self, fields: dict[str, Any]) -> None:
         is_well = fields["path"] == "/health" and fields["status"] == 200  # probes ask each second
-        if not is_well and not fields.get("passed_on"):  # to a process with a line of its own
+        is_told = fields.get("passed_on") or fields.get("polled")  # to a process with a line, or
+        if not is_well and not is_told:  # again and again by a page
             self._write(log_line(fields, self._log_format))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

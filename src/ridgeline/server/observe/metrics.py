@@ -118,16 +118,18 @@ class Metrics:
         keys: Iterable[str],
         adapters: Callable[[], Mapping[str, int]] = dict,
         kept: Callable[[], Mapping[str, int]] = dict,
+        num_unaudited: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
         ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
         ``keys`` are the labels of keys that are known from the start; ``adapters`` says how many
-        requests have each adapter, and ``kept`` what became of blocks that files keep.
+        requests have each adapter, ``kept`` what became of blocks that files keep, and
+        ``num_unaudited`` how many lines an audit log could not take, if there is one.
         """
         self._model = model_name
         self._gauges, self._num_lost, self.score = gauges, num_lost, score
-        self._adapters, self._kept = adapters, kept
+        self._adapters, self._kept, self._num_unaudited = adapters, kept, num_unaudited
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
@@ -301,6 +303,9 @@ class Metrics:
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
+        if (num := self._num_unaudited()) is not None:
+            text = "Lines that the audit log could not take."
+            yield self._one(counter, "audit_lines_lost", text, num)
         if self._hits is not None:
             labels = ["model_name", "rule", "where", "action"]
             hits = counter("ridgeline:rule_hits", "Matches of rules.", labels=labels)

@@ -116,6 +116,10 @@ class RequestRules:
             if found:
                 raise self._refused(found[0], param)
 
+    def as_read(self, value: Value) -> Value:
+        """Return what a request brought as a model has read it; matches do not count again."""
+        return self._shown(value, self.key.input) if self.key.input.forbidding else value
+
     def _each(self, value: Any, rules: TextRules, param: str) -> Any:
         if isinstance(value, str):
             shown, blocked = self._screen(value, rules, lambda rule: self._tell(rule, "input"))
@@ -154,15 +158,16 @@ class RequestRules:
 
     def shown(self, value: Value) -> Value:
         """Return what an answer repeats of its request, with what no answer may say replaced."""
-        return self._shown(value) if self.key.output.forbidding else value
+        return self._shown(value, self.key.output) if self.key.output.forbidding else value
 
-    def _shown(self, value: Any) -> Any:
+    def _shown(self, value: Any, rules: TextRules) -> Any:
         if isinstance(value, str):
-            text, blocked = screened(value, self.key.output, lambda rule: None)
+            text, blocked = screened(value, rules, lambda rule: None)
             return text + blocked.label if blocked else text
         if isinstance(value, dict):
-            return {self._shown(name): self._shown(one) for name, one in value.items()}
-        return [self._shown(one) for one in value] if isinstance(value, list) else value
+            pairs = value.items()
+            return {self._shown(name, rules): self._shown(one, rules) for name, one in pairs}
+        return [self._shown(one, rules) for one in value] if isinstance(value, list) else value
 
     def is_shown(self, text: str) -> bool:
         """Whether an answer may say a text that stands alone, such as a token's."""

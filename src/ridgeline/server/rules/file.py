@@ -19,7 +19,8 @@ FEATURES = ("chat", "completions", "stream", "tools", "logprobs", "embeddings")
 _ON_ERROR = ("refuse", "serve")
 _LIMITS = ("requests_per_minute", "max_tokens", "tokens_per_day")
 _OF_FILE = ("version", "on_error", "trace", "keys", "rules")
-_OF_KEY = ("inherits", "models", "features", "limits", "input", "output")
+AUDITS = ("none", "hash", "text")  # what is kept of texts
+_OF_KEY = ("inherits", "models", "features", "limits", "input", "output", "audit")
 _OF_RULE = ("kinds", "patterns", "action", "says", "word", "most")
 _MOST_RULES = 10_000
 _MOST_BYTES = 8 << 20
@@ -36,6 +37,7 @@ class KeyRules:
         limits: by name, those that are set.
         input: rules for what a model reads.
         output: rules for what it writes.
+        audit: what the audit log keeps of texts, one of ``AUDITS``.
     """
 
     section: str
@@ -44,6 +46,7 @@ class KeyRules:
     limits: Mapping[str, int]
     input: TextRules
     output: TextRules
+    audit: str
 
     def may_use(self, model: str) -> bool:
         """Whether it may use a model or adapter of this name."""
@@ -57,6 +60,12 @@ class RulesFile:
     version: str
     allows_trace: bool  # which has the tokens of answers, whatever the rules say
     keys: Mapping[str, KeyRules]
+
+    @property
+    def audited(self) -> str | None:
+        """The name of a section whose texts the audit log keeps, if there is one."""
+        kept = (name for name, key in self.keys.items() if key.audit != AUDITS[0])
+        return next(kept, None)
 
     def of(self, label: str) -> KeyRules:
         """Return what holds for the key of a label."""
@@ -134,6 +143,7 @@ class _FileReader:
             limits,
             self._compile(section.get("input", []), f"{where} input"),
             self._compile(section.get("output", []), f"{where} output"),
+            _one_of(section.get("audit", AUDITS[0]), AUDITS, f"{where} audit"),
         )
 
     def _inherited(self, name: str, sections: dict[str, Any]) -> dict[str, Any]:

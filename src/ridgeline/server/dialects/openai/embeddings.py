@@ -392,6 +392,8 @@ def _reply(
         ),
     )
     stream.arrived_s = request.state.arrived_s
+    if entry := service.entry(request):
+        entry.take(body, params, service.name, service.fingerprint)
     vectors = Vectors(stream)
     shape = VectorShape(vectors, answer)
     of_server = service.options, service.work.prompts

@@ -58,11 +58,13 @@ class ResponseBuilder:
         room: int | None = None,
         rules: RequestRules | None = None,
         is_constrained: bool = False,
+        keeps_text: bool = False,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
 
         ``room`` is what the model's context leaves, where that is less than what was allowed.
         Nothing comes out that ``rules`` forbid; they cannot change text that ``is_constrained``.
+        What is shown is kept if it ``keeps_text``.
         """
         self._rules = rules
         self.room = room
@@ -78,7 +80,7 @@ class ResponseBuilder:
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
         self._answers = [
-            ChoiceState(i, AnswerReader(form))
+            ChoiceState(i, AnswerReader(form), kept=[] if keeps_text else None)
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
         for answer in self._answers if rules else ():
@@ -265,10 +267,16 @@ class ResponseBuilder:
                 answer.index = index
         return [self._ended(answer, self._shown(answer)) for answer in answers]
 
+    def shown_messages(self) -> list[Choice]:
+        """Return what was shown of answers, if that was kept."""
+        name = partial(self.new_id, "call_")
+        kept = [(one.kept, one.index) for one in self._answers if one.kept]
+        return [message_of(pieces, partial(name, index)) for pieces, index in kept]
+
     def _shown(self, answer: ChoiceState) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
-        pieces, logprobs = answer.pieces, self._logprobs(answer)
-        answer.pieces, answer.logprobs = [], []
+        pieces, logprobs = answer.show(), self._logprobs(answer)
+        answer.logprobs = []
         form: Choice = {"text": "".join(text for _, text in pieces)}
         if self._is_chat:
             form = {"message": message_of(pieces, partial(self.new_id, "call_", answer.index))}
@@ -280,12 +288,12 @@ class ResponseBuilder:
         if not self._is_chat:
             return [self._shown(answer)]
         deltas = []
-        for piece in answer.pieces:
+        for piece in answer.show():
             answer.num_calls += piece.kind == "call"
             call_id = partial(self.new_id, "call_", answer.index)
             deltas.append(delta_of(piece, answer.num_calls - 1, call_id))
         logprobs = self._logprobs(answer)
-        answer.pieces, answer.logprobs = [], []
+        answer.logprobs = []
         first, *later = deltas or [{}]
         return [
             self._choice(answer, {"delta": first}, logprobs),
