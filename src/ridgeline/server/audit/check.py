@@ -77,7 +77,7 @@ def check(
         folder: where they are.
         files: all files of the log, or some that follow each other.
         key: of the log; without it a chain that was computed again is not found.
-        head: the hash of a line that must be there, as somebody has kept it.
+        head: the hash of a line that must be there, as it was kept elsewhere.
     """
     return _Checker(folder, files, key, head).check()
 

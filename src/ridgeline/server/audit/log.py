@@ -1,7 +1,7 @@
 """The thread that writes an audit log.
 
 Who has a line to write puts it into a queue and goes on: neither the event loop nor the engine
-waits for a disk. The thread syncs the file at most once a second, or at once where somebody waits
+waits for a disk. The thread syncs the file at most once a second, or at once where a request waits
 until a line is on the disk (``--audit-strict``). It knows nothing of requests.
 """
 
