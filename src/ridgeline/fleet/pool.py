@@ -13,16 +13,15 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.fleet.servers.folder import SocketFolder
-from ridgeline.fleet.servers.slot import ServersPlan, Slot, shared_by_servers
+from ridgeline.fleet.servers.slot import ServersPlan, Slot, own_log, shared_by_servers
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
-from ridgeline.machine import available_bytes, folder_name, memory_of, usable_cpus
+from ridgeline.machine import available_bytes, memory_of, usable_cpus
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.routing.prompt import NOTHING, PromptKeys
 from ridgeline.server.http.errors import ApiError
@@ -286,7 +285,7 @@ class Pool:
                     "RIDGELINE_SERVED_MODEL_NAME": slot.name,
                     "RIDGELINE_KV_CACHE_MEMORY": str(slot.plan.config.kv_bytes),
                     "RIDGELINE_THREADS": str(slot.plan.config.threads),
-                    **_audit_variable(self._variables, slot.name, number),
+                    **own_log(self._variables, slot.name, number),
                 },
                 number,
                 self._write,
@@ -484,14 +483,6 @@ def _failure(slot: Slot, start: asyncio.Task[Worker]) -> ApiError:
         raise error
     message = f"{slot.name} cannot be loaded: {error}"
     return ApiError(503, message, code="model_not_loaded")
-
-
-def _audit_variable(variables: Mapping[str, str], name: str, number: int) -> dict[str, str]:
-    """Return where a server has its audit log, if it has one: no two write the same files."""
-    folder = variables.get("RIDGELINE_AUDIT")
-    return (
-        {"RIDGELINE_AUDIT": str(Path(folder) / f"{folder_name(name)}-{number}")} if folder else {}
-    )
 
 
 def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:

@@ -293,11 +293,9 @@ class Service:
             room=prepared.room,
             rules=rules,
             is_constrained=is_constrained,
-            keeps_text=entry is not None and entry.keeps != "none",
         )
         if entry is not None:
-            entry.take(body, params, name, fingerprint)
-            entry.answers = answers
+            entry.take(body, params, name, fingerprint, answers)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths

@@ -14,7 +14,7 @@ import pytest
 
 from ridgeline.server.audit.check import CheckedLog, check, logs_in
 from ridgeline.server.audit.files import LogFiles
-from ridgeline.server.audit.lines import HEAD_FILE, START, Place, digest_of, files_of, written
+from ridgeline.server.audit.lines import HEAD_FILE, START, LinePlace, digest_of, files_of, written
 from ridgeline.server.audit.lines import written_head as head_of
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -38,7 +38,7 @@ def opened(folder: Path, key: bytes = KEY, **options: Any) -> LogFiles:
 
 def written_log(folder: Path, key: bytes = KEY) -> str:
     """Write a log of five files; return the hash of its last line."""
-    one = len(written({"event": "request", "id": "id00"}, Place(10, "0" * 64), 1.0, key))
+    one = len(written({"event": "request", "id": "id00"}, LinePlace(10, "0" * 64), 1.0, key))
     files = opened(folder, key, rotate_bytes=PER_FILE * one - 20)
     for i in range(NUM_LINES):
         files.append({"event": "request", "id": f"id{i:02}"})
@@ -106,21 +106,21 @@ def computed_again(log: Path, key: bytes) -> None:
                 del fields[name]
             fields["id"] = "id99" if fields["id"] == "id07" else fields["id"]
             lines.append(written(fields, end, Clock()(), key))
-            end = Place(end.seq + 1, digest_of(lines[-1]))
+            end = LinePlace(end.seq + 1, digest_of(lines[-1]))
         file.write_bytes(b"".join(lines))
     (log / HEAD_FILE).write_bytes(head_of(end, key))
 
 
 def appended(log: Path) -> None:
     last = lines_of(file_of(log, 4))[-1]
-    line = written({"event": "request"}, Place(29, digest_of(last)), 2e9, OTHER_KEY)
+    line = written({"event": "request"}, LinePlace(29, digest_of(last)), 2e9, OTHER_KEY)
     change(file_of(log, 4), lambda lines: [*lines, line])
 
 
 def marked_as_torn(lines: list[bytes]) -> list[bytes]:
     """Hide a line as what a crash would have left of one."""
     torn = b'{"seq":1,\n'
-    before = Place(json.loads(lines[0])["seq"], digest_of(lines[0]))
+    before = LinePlace(json.loads(lines[0])["seq"], digest_of(lines[0]))
     mark = {"event": "torn", "bytes": len(torn), "sha256": digest_of(torn)}
     return [lines[0], torn, written(mark, before, 2e9, OTHER_KEY), *lines[2:]]
 
@@ -217,7 +217,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     ),
     "the head removed": (lambda log: (log / HEAD_FILE).unlink(), "head.json is missing", False),
     "the head changed": (
-        lambda log: (log / HEAD_FILE).write_bytes(head_of(Place(28, "0" * 64), OTHER_KEY)),
+        lambda log: (log / HEAD_FILE).write_bytes(head_of(LinePlace(28, "0" * 64), OTHER_KEY)),
         "head.json was changed, or written with another key",
         True,
     ),

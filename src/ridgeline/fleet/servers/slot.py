@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ridgeline.backends import BACKENDS
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.fleet.servers.worker import Worker
+from ridgeline.machine import folder_name
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
@@ -42,6 +44,13 @@ def shared_by_servers(config: EngineConfig, checkpoint: Checkpoint) -> int:
     footprint = BACKENDS[config.backend].footprint(checkpoint.arch, config)
     rest_bytes = config.total_bytes - config.kv_bytes
     return min(config.weights_bytes, rest_bytes) if footprint.maps_weights else 0
+
+
+def own_log(variables: Mapping[str, str], name: str, number: int) -> dict[str, str]:
+    """Return where a server has its audit log, if servers have one: each writes its own."""
+    folder = variables.get("RIDGELINE_AUDIT")
+    own = f"{folder_name(name)}-{number}"
+    return {"RIDGELINE_AUDIT": str(Path(folder) / own)} if folder else {}
 
 
 @dataclass(eq=False)

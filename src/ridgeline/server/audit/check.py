@@ -11,7 +11,7 @@ from typing import Any
 from ridgeline.server.audit.lines import (
     HEAD_FILE,
     START,
-    Place,
+    LinePlace,
     digest_of,
     files_of,
     is_signed,
@@ -41,7 +41,7 @@ class CheckedLog:
     num_requests: int = 0
     since: str = ""
     until: str = ""
-    head: Place = START
+    head: LinePlace = START
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -89,12 +89,12 @@ class _Checker:
         self._files, self._key, self._wanted = files, key, head
         self._all = files_of(folder)
         self._log = CheckedLog(folder, len(files))
-        self._before: Place | None = None  # the line before, if it could be read
+        self._before: LinePlace | None = None  # the line before, if it could be read
         self._first: dict[str, Any] | None = None
-        self._removed: list[Place] = []  # ends of what the server has removed
+        self._removed: list[LinePlace] = []  # ends of what the server has removed
         self._is_changed = False  # the line before, which was said
         self._has_wanted, self._is_running = head is None, False
-        self._kept: Place | None = None  # where the log ended when the server last said so
+        self._kept: LinePlace | None = None  # where the log ended when the server last said so
 
     def check(self) -> CheckedLog:
         has_end = not self._all or self._files[-1:] == self._all[-1:]
@@ -151,7 +151,7 @@ class _Checker:
             self._fault(f"{where} is no line of an audit log")
 
     def _check_line(self, where: str, line: bytes, fields: dict[str, Any]) -> None:
-        log, place = self._log, Place(fields["seq"], digest_of(line))
+        log, place = self._log, LinePlace(fields["seq"], digest_of(line))
         is_changed = self._key is not None and not is_signed(line, self._key)
         if is_changed:
             self._fault(f"{where} was changed, or written without the key")
@@ -170,7 +170,7 @@ class _Checker:
         if not is_changed:
             self._take_event(where, fields)
 
-    def _check_order(self, where: str, before: Place, fields: dict[str, Any]) -> None:
+    def _check_order(self, where: str, before: LinePlace, fields: dict[str, Any]) -> None:
         num_missing = fields["seq"] - before.seq - 1
         if num_missing > 0:
             lines = "line is" if num_missing == 1 else "lines are"
@@ -196,7 +196,7 @@ class _Checker:
         elif event == "missing":
             self._fault(f"{where}: when the server started, {fields.get('why')}")
         elif event == "removed":
-            self._removed.append(Place(fields.get("last", -1), fields.get("head", "")))
+            self._removed.append(LinePlace(fields.get("last", -1), fields.get("head", "")))
 
     # --- both ends -----------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class _Checker:
         """Check that nothing is missing before the first line but what the server has removed."""
         if self._first is None:
             return
-        before = Place(self._first["seq"] - 1, self._first["before"])
+        before = LinePlace(self._first["seq"] - 1, self._first["before"])
         if before == START or before in self._removed:
             return
         if before.seq < 0:

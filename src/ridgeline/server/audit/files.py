@@ -20,7 +20,7 @@ from ridgeline.machine import lock_file, write_whole
 from ridgeline.server.audit.lines import (
     HEAD_FILE,
     START,
-    Place,
+    LinePlace,
     digest_of,
     file_name,
     files_of,
@@ -141,7 +141,7 @@ class LogFiles:
                 self._close_file()
             raise
         self._size += len(line)
-        self.end = Place(self.end.seq + 1, digest_of(line))
+        self.end = LinePlace(self.end.seq + 1, digest_of(line))
 
     def _rotate_if_full(self) -> bool:
         """Begin a new file if there must be one; return whether it was. Raises OSError."""
@@ -156,7 +156,7 @@ class LogFiles:
         """Remove files, and keys of days, that are older than what is kept; a line says so."""
         oldest = written_time(self._now_s() - self._keep_s)
         removed: list[Path] = []
-        last: _Line | None = None
+        last: _LastLine | None = None
         for file in files_of(self._folder)[:-1]:
             found, _ = _last_line(file.read_bytes())
             if found is None or found.fields["time"] >= oldest:
@@ -193,7 +193,7 @@ class LogFiles:
         except ValueError as error:
             raise OSError(errno.EIO, str(error)) from None
 
-    def _reopen(self, expected: Place, problem: str = "") -> None:
+    def _reopen(self, expected: LinePlace, problem: str = "") -> None:
         """Go on in the last file, and mark what is not as it should be: that it ends as expected.
 
         Raises OSError, or ValueError if its last line was changed or signed with another key.
@@ -213,7 +213,7 @@ class LogFiles:
         self._open((number_of(files[-1]) or 0) if files else 0)
         if line and in_last:
             self._day = line.fields["time"][:10]
-        self.end = Place(line.fields["seq"], digest_of(line.data)) if line else START
+        self.end = LinePlace(line.fields["seq"], digest_of(line.data)) if line else START
         torn = data[end:]
         if data and not data.endswith(b"\n"):
             self._size += os.write(self._file, b"\n")
@@ -237,7 +237,7 @@ class LogFiles:
             self._write_head(START)
             os.fsync(self._head_file)
 
-    def _write_head(self, place: Place) -> None:
+    def _write_head(self, place: LinePlace) -> None:
         os.lseek(self._head_file, 0, os.SEEK_SET)
         os.write(self._head_file, written_head(place, self._key))
 
@@ -255,23 +255,23 @@ class LogFiles:
             self._file = -1
 
 
-class _Line(NamedTuple):
+class _LastLine(NamedTuple):
     fields: dict[str, Any]
     data: bytes
 
 
-def _last_line(data: bytes) -> tuple[_Line | None, int]:
+def _last_line(data: bytes) -> tuple[_LastLine | None, int]:
     """Return the last whole line of a file, and where it ends; what follows is none."""
     end = len(data)
     while end:
         begin = data.rfind(b"\n", 0, end - 1) + 1
         if (fields := read(data[begin:end])) is not None:
-            return _Line(fields, data[begin:end]), end
+            return _LastLine(fields, data[begin:end]), end
         end = begin
     return None, 0
 
 
-def _difference(expected: Place, found: Place) -> str:
+def _difference(expected: LinePlace, found: LinePlace) -> str:
     """Return what is missing at the end of a log, if anything is."""
     num = expected.seq - found.seq
     if num > 0:

@@ -26,14 +26,14 @@ _KEY_BYTES = 32
 _HEAD_BYTES = 256  # of its file: written in place, within a sector
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A place in a chain: a line's number, from 0, and its hash; before the first -1."""
 
     seq: int
     digest: str
 
 
-START = Place(-1, FIRST)
+START = LinePlace(-1, FIRST)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -57,7 +57,7 @@ def written_time(now_s: float) -> str:
     return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
 
 
-def written(fields: dict[str, Any], after: Place, now_s: float, key: bytes) -> bytes:
+def written(fields: dict[str, Any], after: LinePlace, now_s: float, key: bytes) -> bytes:
     """Return a line, with its end, that follows the one at ``after``."""
     whole = {"seq": after.seq + 1, "time": written_time(now_s), "before": after.digest, **fields}
     body = json.dumps(whole, separators=(",", ":"), default=str).encode()[:-1]
@@ -87,13 +87,13 @@ def read(line: bytes) -> dict[str, Any] | None:
     return fields if is_whole else None
 
 
-def written_head(place: Place, key: bytes) -> bytes:
+def written_head(place: LinePlace, key: bytes) -> bytes:
     """Return the content of the file that says where a log ends."""
     said = {"seq": place.seq, "head": place.digest, "mac": _mac(_said(place), key).decode()}
     return json.dumps(said).encode().ljust(_HEAD_BYTES - 1) + b"\n"
 
 
-def read_head(folder: Path, key: bytes | None) -> Place:
+def read_head(folder: Path, key: bytes | None) -> LinePlace:
     """Return where a log ended when that was last written.
 
     Raises ValueError if nothing says so, or not with this key.
@@ -101,7 +101,7 @@ def read_head(folder: Path, key: bytes | None) -> Place:
     file = folder / HEAD_FILE
     try:
         said = json.loads(file.read_bytes())
-        place, mac = Place(int(said["seq"]), str(said["head"])), str(said["mac"])
+        place, mac = LinePlace(int(said["seq"]), str(said["head"])), str(said["mac"])
     except OSError:
         raise ValueError(f"{file} is missing: it says where the log ends") from None
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -143,5 +143,5 @@ def _mac(body: bytes, key: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-def _said(place: Place) -> bytes:
+def _said(place: LinePlace) -> bytes:
     return f"head {place.seq} {place.digest}".encode()

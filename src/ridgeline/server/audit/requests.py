@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.server.audit.log import AuditLog
+from ridgeline.server.dialects.openai.message import message_of
 from ridgeline.server.http.errors import ApiError, body_at
 from ridgeline.server.http.gate import OPEN_PATHS, Gate, client_left, refuse
 
-if TYPE_CHECKING:  # imported only where a server has rules
+if TYPE_CHECKING:
+    from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
     from ridgeline.server.rules.book import RequestRules
 
 _TOLD = (  # of a line of the log, which may have texts as well
@@ -32,13 +34,6 @@ _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "inp
 _CONTENT |= {"input", "text_input", "query", "documents", "text_1", "text_2"}
 _FROM_CLIENTS = {"user", "safety_identifier", "prompt_cache_key", "metadata"}
 _NO_TEXT = ("role", "type")  # fields whose values are words of the API
-
-
-class Answered(Protocol):
-    """What has been answered."""
-
-    def shown_messages(self) -> list[dict[str, Any]]:
-        """Return what a client was shown of each answer."""
 
 
 @dataclass
@@ -55,7 +50,7 @@ class AuditEntry:
     told: dict[str, Any] | None = None
     params: SamplingParams | None = None
     body: BaseModel | None = None
-    answers: Answered | None = None
+    answers: ResponseBuilder | None = None
     rules: RequestRules | None = None
 
     @property
@@ -63,11 +58,21 @@ class AuditEntry:
         """What is kept of texts: none, hash or text."""
         return self.rules.key.audit if self.rules else "none"
 
-    def take(self, body: BaseModel, params: SamplingParams, model: str, fingerprint: str) -> None:
-        """Take what a request that was prepared asks for."""
+    def take(
+        self,
+        body: BaseModel,
+        params: SamplingParams,
+        model: str,
+        fingerprint: str,
+        answers: ResponseBuilder | None = None,
+    ) -> None:
+        """Take what a request that was prepared asks for, and its answers, which are to come."""
         self.told, self.params = {"model": model, "fingerprint": fingerprint}, params
-        if self.keeps != "none":
-            self.body = body
+        if self.keeps == "none":
+            return
+        self.body, self.answers = body, answers
+        for one in answers.choices if answers else ():
+            one.kept = []
 
     def fields(self, line: Mapping[str, Any], code: str | None) -> dict[str, Any]:
         """Return the fields of the line, from those of the log's; ``code`` is of an error."""
@@ -88,7 +93,9 @@ class AuditEntry:
             asked = self.body.model_dump(include=_CONTENT | _FROM_CLIENTS, exclude_none=True)
             texts["asked"] = self.rules.as_read(asked) if self.rules else asked
         if self.answers is not None:
-            texts["answers"] = self.answers.shown_messages()
+            name = partial(self.answers.new_id, "call_")
+            kept = [(one.kept, one.index) for one in self.answers.choices if one.kept]
+            texts["answers"] = [message_of(pieces, partial(name, index)) for pieces, index in kept]
         if self.keeps == "hash":
             texts = {name: _hashed(value, keyed_hash) for name, value in texts.items()}
         return texts

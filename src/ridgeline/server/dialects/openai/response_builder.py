@@ -58,13 +58,11 @@ class ResponseBuilder:
         room: int | None = None,
         rules: RequestRules | None = None,
         is_constrained: bool = False,
-        keeps_text: bool = False,
     ) -> None:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
 
         ``room`` is what the model's context leaves, where that is less than what was allowed.
         Nothing comes out that ``rules`` forbid; they cannot change text that ``is_constrained``.
-        What is shown is kept if it ``keeps_text``.
         """
         self._rules = rules
         self.room = room
@@ -79,11 +77,11 @@ class ResponseBuilder:
         self._with_logprobs = stream.params.logprobs is not None
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
-        self._answers = [
-            ChoiceState(i, AnswerReader(form), kept=[] if keeps_text else None)
+        self.choices = [
+            ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
-        for answer in self._answers if rules else ():
+        for answer in self.choices if rules else ():
             answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
@@ -114,7 +112,7 @@ class ResponseBuilder:
             self._end_s[index] = payload.finish_s
         if not isinstance(payload, Event):
             return None
-        answer = self._answers[index * self._stream.params.num_answers + payload.seq_id[1]]
+        answer = self.choices[index * self._stream.params.num_answers + payload.seq_id[1]]
         if answer.finish_reason == FILTERED:
             return None
         if payload.finish_reason is FinishReason.ERROR:
@@ -209,7 +207,7 @@ class ResponseBuilder:
     @property
     def is_cut(self) -> bool:
         """Whether rules have ended answers, and nothing more can come."""
-        ends = [answer.finish_reason for answer in self._answers] if self._rules else []
+        ends = [answer.finish_reason for answer in self.choices] if self._rules else []
         return FILTERED in ends and all(ends)
 
     def shown(self, value: Any) -> Any:
@@ -258,7 +256,7 @@ class ResponseBuilder:
 
         Of more than ``n`` answers to a prompt these are the likeliest per token, best first.
         """
-        params, answers = self._stream.params, self._answers
+        params, answers = self._stream.params, self.choices
         if params.num_answers > params.n:
             groups = zip(*[iter(answers)] * params.num_answers, strict=True)
             best = [[group[i] for i in likeliest(_means(group), params.n)] for group in groups]
@@ -266,12 +264,6 @@ class ResponseBuilder:
             for index, answer in enumerate(answers):
                 answer.index = index
         return [self._ended(answer, self._shown(answer)) for answer in answers]
-
-    def shown_messages(self) -> list[Choice]:
-        """Return what was shown of answers, if that was kept."""
-        name = partial(self.new_id, "call_")
-        kept = [(one.kept, one.index) for one in self._answers if one.kept]
-        return [message_of(pieces, partial(name, index)) for pieces, index in kept]
 
     def _shown(self, answer: ChoiceState) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
@@ -413,17 +405,17 @@ class ResponseBuilder:
     @property
     def finish_reasons(self) -> str:
         """How the answers ended, each way once."""
-        return "+".join(sorted({a.finish_reason for a in self._answers if a.finish_reason}))
+        return "+".join(sorted({a.finish_reason for a in self.choices if a.finish_reason}))
 
     @property
     def num_tokens(self) -> int:
         """Tokens generated, but for one that only the engine needed."""
-        return sum(answer.num_tokens for answer in self._answers)
+        return sum(answer.num_tokens for answer in self.choices)
 
     @property
     def num_reasoning(self) -> int:
         """Tokens of reasoning among them."""
-        return sum(answer.reader.num_reasoning for answer in self._answers)
+        return sum(answer.reader.num_reasoning for answer in self.choices)
 
     @property
     def num_cached(self) -> int:
@@ -460,7 +452,7 @@ class ResponseBuilder:
 
     def num_tokens_of(self, index: int) -> int:
         """Return how many tokens an answer has so far."""
-        return self._answers[index].num_tokens
+        return self.choices[index].num_tokens
 
     def prompt_of(self, choice: Choice) -> int:
         """Return to which of the prompts a choice is an answer."""
