@@ -30,6 +30,7 @@ from tests.server.page.browsing import answer, ask, find, keep, texts
 from tests.server.serving import JSON, eventually, serving
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+PATIENCE_S = 300.0  # of a client, on a machine that is busy; only a failure waits so long
 # More than sockets hold: while nobody reads, it does not end.
 LONG = ASK | {"prompt": ["one two"] * 8, "max_tokens": 110, "n": 64, "stream": True}
 
@@ -45,7 +46,7 @@ class Routed:
         return self._log.read_text()
 
     def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET" if data is None else "POST", path, data, given)
@@ -107,7 +108,7 @@ def routing(
 @contextmanager
 def reading(routed: Routed, name: str) -> Iterator[list[bytes]]:
     """Read a long stream of a model beside the block, which begins when the stream has."""
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": name}), JSON)
     response = connection.getresponse()
     assert response.read(6) == b"data: "
@@ -330,7 +331,7 @@ def test_llamacpps_paths_without_v1_go_to_the_model_that_is_named(routed: Routed
 
 
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
     response = connection.getresponse()
     assert response.read(6) == b"data: "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.test_router import ASK, LONG, Routed, routing
+from tests.fleet.test_router import ASK, LONG, PATIENCE_S, Routed, routing
 from tests.server.serving import JSON
 
 
@@ -26,7 +26,7 @@ def test_a_stream_outlives_the_process_that_answers(routed: Routed) -> None:
     wish = LONG | {"model": "a", "n": 16, "temperature": 0.8, "seed": 5, "logprobs": 5}
     answer = routed.call("/v1/completions", wish | {"stream": False})[1]
     whole = {one["index"]: (one["text"], one["logprobs"]) for one in answer["choices"]}
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
     response = connection.getresponse()
     first = response.read(6)

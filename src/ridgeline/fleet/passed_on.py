@@ -7,12 +7,13 @@ Answers that are sent whole are asked for again.
 
 A request that was there when a server crashed, and had brought nothing, may have been the cause. It
 is tried once more, beside no other such request: if that server crashes too, it is not tried on a
-third.
+third. A server that was silent counts as one that crashed for as long as it has not answered again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +33,7 @@ from ridgeline.server.tunnel.journal import is_diverged
 from ridgeline.server.tunnel.middleware import HEADER, told
 
 _MAX_FAILED = 8  # attempts in a row that brought nothing, whatever ended them
-_REST_S = 0.1  # until servers that refused to go on are asked again
+_REST_S = 0.1  # until a server is asked again, or a suspect looks up
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset({b"date", b"x-request-id", HEADER})  # the gate sets the first two
@@ -46,7 +47,7 @@ class _Attempt:
     """A request at a server, and what is counted of it there."""
 
     def __init__(
-        self, slot: Slot, worker: Worker, prompt: PromptKeys | None, *, is_trial: bool
+        self, slot: Slot, worker: Worker, prompt: PromptKeys | None, is_trial: bool
     ) -> None:
         """Begin; who looks on has no ``prompt``, and is no load.
 
@@ -100,9 +101,15 @@ class PassedOn(Response):
         self._pool, self._use, self._body = pool, use, body
         self._prompt, self._only = prompt, only
         self._seed, self._journal = secrets.randbits(63), bytearray()
-        self._has_begun = self._is_framed = self._is_suspect = False
+        self._has_begun = self._is_framed = False
+        self._perhaps_ended: Worker | None = None  # by this request
         self._num_failed = 0
         self._avoided = set[Worker]()
+
+    @property
+    def _is_suspect(self) -> bool:
+        """Whether it may have ended a server: one that it left in trouble, and that still is."""
+        return self._perhaps_ended is not None and not self._perhaps_ended.is_well
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on. Raises ApiError for what goes wrong before the answer has begun."""
@@ -132,22 +139,29 @@ class PassedOn(Response):
                 worker = self._only or await self._pool.server(
                     slot, self._prompt, self._avoided, is_patient=self._has_begun
                 )
-                if self._is_suspect:
-                    await worker.trial.acquire()
-                    if slot.workers.get(worker.number) is not worker:
-                        worker.trial.release()
-                        continue
-                if await self._is_answered(slot, worker, scope, send):
+                is_trial = await self._has_trial(worker)
+                if is_trial and slot.workers.get(worker.number) is not worker:
+                    worker.trial.release()
+                    continue
+                attempt = _Attempt(slot, worker, None if self._only else self._prompt, is_trial)
+                if await self._is_answered(attempt, scope, send):
                     slot.num_failed = 0
                     return
 
-    async def _is_answered(self, slot: Slot, worker: Worker, scope: Scope, send: Send) -> bool:
+    async def _has_trial(self, worker: Worker) -> bool:
+        """Wait for the trial of a server; return False if there is no suspicion, or no more."""
+        while self._is_suspect:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REST_S):
+                    return await worker.trial.acquire()
+        return False
+
+    async def _is_answered(self, attempt: _Attempt, scope: Scope, send: Send) -> bool:
         """Let a server answer, and return True; if it cannot, return False where another may.
 
         Raises ApiError where none may.
         """
-        prompt = None if self._only else self._prompt
-        attempt = _Attempt(slot, worker, prompt, is_trial=self._is_suspect)
+        slot, worker = attempt.slot, attempt.worker
         try:
             async with worker.having():
                 await self._answer(attempt, scope, send)
@@ -178,15 +192,15 @@ class PassedOn(Response):
         if self._only or (self._has_begun and not self._is_framed):
             raise ApiError(503, f"{name} ended while it answered: {why}", code="model_ended")
         if attempt.has_progress:
-            self._is_suspect, self._num_failed = False, 0
-        elif may_be_ours and self._is_suspect:
+            self._perhaps_ended, self._num_failed = None, 0
+        elif may_be_ours and self._is_suspect and self._perhaps_ended is not attempt.worker:
             counts["lost_blame"] += 1
             message = (
                 f"this request ended two servers of {name}: it is not tried on a third ({why})"
             )
             raise ApiError(503, message, code="model_ended")
         else:
-            self._is_suspect |= may_be_ours
+            self._perhaps_ended = attempt.worker if may_be_ours else self._perhaps_ended
             self._num_failed += 1
         if self._num_failed >= _MAX_FAILED:
             counts["lost_failed"] += 1
@@ -240,6 +254,7 @@ class PassedOn(Response):
         """Yield the answer's bytes of each whole frame, once its journal is kept."""
         frames = Frames()
         async for piece in pieces:
+            attempt.worker.hear()
             try:
                 found = list(frames.feed(piece))
             except ValueError as error:

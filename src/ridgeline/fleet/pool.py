@@ -23,7 +23,7 @@ from ridgeline.fleet.servers.slot import ServersPlan, Slot, own_log, shared_by_s
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.machine import available_bytes, memory_of, usable_cpus
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.routing.prompt import NOTHING, PromptKeys
+from ridgeline.routing.prompt import PromptKeys
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import in_thread
@@ -444,8 +444,7 @@ class Pool:
             await asyncio.sleep(_LOOK_S)
             if slot.num_users or worker.trouble:
                 await worker.look()
-            is_silent = worker.is_silent(self._silence_timeout_s)
-            if is_silent and slot.choose(NOTHING, (worker,)) and (num := worker.let_go()):
+            if slot.has_lost(worker, self._silence_timeout_s) and (num := worker.let_go()):
                 slot.moved[worker.number] += num
                 slot.note(worker, f"{worker.trouble}: {num} requests go to others")
         worker.end_hung()

@@ -157,6 +157,11 @@ class Slot:
         }
         return able[self.where.best(prompt, able)] if able else None
 
+    def has_lost(self, worker: Worker, silence_s: float) -> bool:
+        """Whether a server is silent for so long, and another one answers."""
+        others = [one for one in self.workers.values() if one is not worker and one.takes_requests]
+        return worker.is_silent(silence_s) and not all(one.is_silent(silence_s) for one in others)
+
     def states(self) -> dict[int, str]:
         """Return in which of ``STATES`` each of its servers is, by number."""
         if not self.workers and not self.starting:

@@ -72,6 +72,7 @@ class Worker:
         self._reading: asyncio.Task[None] | None = None
         self._silent_since_s: float | None = None
         self._is_lost, self._is_ended_by_us = False, ""
+        self._was_let_go, self._patience, self._heard_s = False, 1.0, 0.0
         self._leaving = set[asyncio.Timeout]()  # of the requests that it has
         self.number = number
         self.trouble, self.since_s, self.is_leaving, self.audit = "", 0.0, False, ""
@@ -154,6 +155,9 @@ class Worker:
         except TimeoutError:
             # Not since it was asked: all may have stood still meanwhile.
             asked_s = asyncio.get_running_loop().time() - STATUS_S
+            if self._heard_s > asked_s:  # it is busy
+                self._silent_since_s, self.trouble = None, ""
+                return
             self._silent_since_s = self._silent_since_s or asked_s
             self.trouble = f"has not answered for {self._silent_s():.0f} s"
         except httpx2.HTTPError:  # it has ended, which is seen elsewhere
@@ -163,6 +167,9 @@ class Worker:
             said = answer.json()
             self.trouble = f"cannot go on: {said['reason']}" if self._is_lost else ""
             self.audit = said.get("audit", "")
+            if not self._is_lost and self._was_let_go:  # it was slow, no more
+                self._was_let_go = False
+                self._patience *= 2
 
     async def learn(self, name: str, key: Mapping[str, str]) -> None:
         """Ask it, once, what its model and its answers are called by their contents."""
@@ -177,6 +184,10 @@ class Worker:
     def _silent_s(self) -> float:
         since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
         return 0.0 if since_s is None else now_s - since_s
+
+    def hear(self) -> None:
+        """Take note that it has just brought a piece of an answer: it lives, however busy."""
+        self._heard_s = asyncio.get_running_loop().time()
 
     async def check_leaving(self) -> bool:
         """Ask a server that has refused whether it was told to end; return what it says."""
@@ -195,8 +206,13 @@ class Worker:
         return not (self._is_lost or self.is_leaving) and self._silent_s() < _SILENT_S
 
     def is_silent(self, timeout_s: float) -> bool:
-        """Whether it has not answered for so long."""
-        return self._silent_s() >= timeout_s
+        """Whether it has not answered for so long.
+
+        Each time that was a mistake it gets twice as long: so requests come to rest also on a
+        machine where all are slower than was thought (the detector "eventually perfect" of
+        Chandra and Toueg, 1996).
+        """
+        return self._silent_s() >= timeout_s * self._patience
 
     def is_hung(self, timeout_s: float) -> bool:
         """Whether it has been silent for so long, or says itself that it cannot go on."""
@@ -222,6 +238,7 @@ class Worker:
         now_s = asyncio.get_running_loop().time()
         leaving = list(self._leaving)
         self._leaving.clear()
+        self._was_let_go |= bool(leaving)
         for one in leaving:
             one.reschedule(now_s)
         return len(leaving)
@@ -241,13 +258,20 @@ class Worker:
         return f"ended by itself{how}"
 
     @property
+    def is_well(self) -> bool:
+        """Whether it runs, and has answered when it was last asked."""
+        return self._process.returncode is None and not (self.trouble or self._is_ended_by_us)
+
+    @property
     def has_failed(self) -> bool:
         """Whether it hangs, or ended in a way that a request may have caused: by itself.
 
         The kernel's SIGKILL when memory is short is no such way: all requests have their share.
         """
-        by_others = (None, 0, -signal.SIGKILL, -signal.SIGTERM)
-        return bool(self.trouble) or self._process.returncode not in by_others
+        code = self._process.returncode
+        if code is None or self._is_ended_by_us:
+            return not self.is_well
+        return code not in (0, -signal.SIGKILL, -signal.SIGTERM)
 
     async def wait(self) -> None:
         """Wait until its process has ended."""
@@ -260,13 +284,12 @@ class Worker:
 
     def reload_keys(self) -> None:
         """Let it read its file of keys again."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGHUP)
+        self._send(signal.SIGHUP)
 
     async def sleep(self) -> bool:
         """Let it give its memory back; return whether it did, within a second."""
-        with contextlib.suppress(ProcessLookupError, httpx2.HTTPError, TimeoutError):
-            self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(httpx2.HTTPError, TimeoutError):
+            self._send(signal.SIGUSR1)
             async with asyncio.timeout(STATUS_S):
                 while "asleep" not in (await self.client.get("/health")).json():
                     await asyncio.sleep(_LOOK_S)
@@ -275,13 +298,21 @@ class Worker:
 
     def kill(self) -> None:
         """End it at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._send(signal.SIGKILL)
+
+    def _send(self, what: signal.Signals) -> None:
+        """Send its process a signal, if it runs.
+
+        ``Process.send_signal`` would first look whether it has ended; how it did would then be
+        lost to who waits for it.
+        """
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, what)
 
     async def stop(self) -> None:
         """End it; requests that still run are told, and end too."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._send(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), _END_S)
         except TimeoutError:

@@ -46,6 +46,7 @@ _HEAD_S = 1.0  # a stream without an event gets its head: until then an error ha
 _PING_S = 3.0  # of silence; proxies and clients give up after five and more
 _JSON = {"content-type": "application/json"}
 _MANY_PROMPTS, _MANY_ENTRIES = 8, 1 << 10  # an answer with more takes milliseconds to write
+_AT_ONCE = 64  # entries of a journal that are written again before others have their turn
 _DEPTH = 5  # to a token of an answer's logprobs, or a text's vector
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: faster
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
@@ -283,8 +284,10 @@ class Reply(Response):
         """Continue where another server ended, if one began the answer."""
         if journal.goes_on:
             await self._send(send, b"", self._of_stream)  # what goes wrong now is an event of it
-        for one in journal.begin(self._stream, self._fingerprint):
+        for i, one in enumerate(journal.begin(self._stream, self._fingerprint)):
             self._shape.take(one)  # whose bytes are shown
+            if i % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # or a long journal would keep all others waiting
 
     def _frames(self, one: StreamEvent) -> list[bytes]:
         if self._journal is None:
