@@ -17,6 +17,7 @@ from ridgeline.server.dialects.ollama import protocol as ollama
 from ridgeline.server.dialects.openai import conversation, embeddings, protocol
 from ridgeline.server.dialects.responses import protocol as responses
 from ridgeline.server.dialects.triton import protocol as triton
+from ridgeline.server.guards import moderations
 from ridgeline.server.http.request_model import Extra, Strict
 
 HEAD = """\
@@ -68,6 +69,7 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
     "`/v1/embeddings`, `/v1/rerank`, `/v1/score`": (
         *(embeddings.EmbeddingsRequest, embeddings.RerankRequest, embeddings.ScoreRequest),
     ),
+    "`/v1/moderations`": (moderations.ModerationsRequest, moderations.ModerationPart),
     "`/v1/batches`": (batches.BatchRequest,),
     "`/tokenize`": (protocol.TokenizeRequest, protocol.TokenizeChatRequest),
 }

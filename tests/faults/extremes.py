@@ -37,6 +37,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages": CHAT_BODY | {"max_tokens": 2},
     "/v1/messages/count_tokens": CHAT_BODY,
     "/v1/embeddings": {"input": "a"},
+    "/v1/moderations": {"input": "a"},
     "/v1/rerank": TEXTS,
     "/v2/rerank": TEXTS,
     "/rerank": TEXTS,

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Served:
         options: ServeOptions,
         home: Path | None = None,
         audit: AuditLog | None = None,
+        guards: Mapping[str, LLM] | None = None,
     ) -> None:
         self.llm = llm
         self.valve = Valve(llm.engine.runner)
@@ -58,7 +59,7 @@ class Served:
         self.port = self.listener.getsockname()[1]
         self.lines: list[str] = []
         keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
-        self.running = Running(llm, "tiny", options, keys, self.lines.append, home, audit)
+        self.running = Running(llm, "tiny", options, keys, self.lines.append, home, audit, guards)
         self.loop = asyncio.new_event_loop()
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -129,7 +130,11 @@ class Served:
 
 @contextmanager
 def serving(
-    model: Path, engine: dict[str, Any] | None = None, home: Path | None = None, **options: Any
+    model: Path,
+    engine: dict[str, Any] | None = None,
+    home: Path | None = None,
+    guards: Mapping[str, LLM] | None = None,
+    **options: Any,
 ) -> Iterator[Served]:
     """Serve a model until the block ends; then it must be idle, and stop cleanly."""
     # Without drafts, whose number depends on the clock: tests count steps.
@@ -139,7 +144,7 @@ def serving(
         LLM(model, **base | (engine or {})) as llm,
         audit_log(flags) if flags.audit else nullcontext() as audit,
     ):
-        served = Served(llm, flags, home, audit)
+        served = Served(llm, flags, home, audit, guards)
         served.thread.start()
         assert served.ready.wait(60)
         try:

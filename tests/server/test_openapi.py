@@ -15,8 +15,10 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
+from ridgeline import LLM
 from ridgeline.server.dialects.openai.response_format import FIELDS
 from tests.faults.oracles import check_body
+from tests.server.guards.models import write_guard
 from tests.server.serving import Served, serving
 
 CHECKS = [
@@ -36,7 +38,7 @@ OPERATIONS = [
     ("POST", "/apply-template", 20),
     ("POST", "/v1/chat/completions/input_tokens", 20),
     *(("GET", path, 3) for path in ("/props", "/slots", "/api/v0/models")),
-    *(("POST", f"/v1/{name}", 40) for name in ("embeddings", "rerank", "score")),
+    *(("POST", f"/v1/{name}", 40) for name in ("embeddings", "moderations", "rerank", "score")),
     *(("POST", f"/api/{name}", 20) for name in ("embed", "embeddings")),
     ("POST", "/v1/responses", 40),
     ("POST", "/v1/messages", 40),
@@ -75,9 +77,12 @@ def has_body(operation: tuple[str, str, int]) -> bool:
 
 @pytest.fixture(scope="module")
 def small(coder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(
-        coder_path, {"max_model_len": 32}, home=tmp_path_factory.mktemp("home"), max_n=2
-    ) as served:
+    path = write_guard(tmp_path_factory.mktemp("guards") / "guard", "Llama Guard 3 8B")
+    home, engine = tmp_path_factory.mktemp("home"), {"max_model_len": 32}
+    with (
+        LLM(path, backend="reference", kv_cache_memory="4MiB") as guard,
+        serving(coder_path, engine, home, {"guard": guard}, max_n=2) as served,
+    ):
         yield served
         served.assert_idle()
 

@@ -18,6 +18,7 @@ URLS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/moderations",
     "/v1/responses",
     "/v1/rerank",
     "/v1/score",
@@ -26,6 +27,7 @@ _PROMPT_FIELDS = {  # where a prompt alone goes
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
+    "/v1/moderations": "input",
     "/v1/responses": "input",
 }
 _TABLES = {".csv": ",", ".tsv": "\t"}

@@ -52,7 +52,7 @@ from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
-from ridgeline.cli.loading import load_model, loaded, seeded
+from ridgeline.cli.loading import load_guard, load_model, loaded, seeded
 from ridgeline.cli.stdin import as_text, with_stdin
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options
@@ -271,7 +271,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
             say(f"seed {llm.config.seed} for requests without one")
             yield llm
 
-    serve(name, load, serving)
+    serve(name, load, serving, partial(load_guard, options=options))
 
 
 def _serve_several(names: list[str], serving: ServeOptions, options: Options) -> None:
@@ -283,6 +283,7 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
         ("--served-model-name", serving.served_model_name),
         ("--lora", options.lora),
         ("--allow-lora-loading", serving.allow_lora_loading),
+        ("--guard", serving.guard),
     ):
         if value:
             way_out = "serve that model alone, without --replicas"

@@ -52,6 +52,7 @@ POSTS = (  # their bodies name a model
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/v1/moderations",
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from ridgeline.server.batches.routes import add_batches
 from ridgeline.server.engine.async_engine import AsyncEngine
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.lora import Loras
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.service import Service
@@ -29,6 +30,7 @@ from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:
     from ridgeline.server.audit.log import AuditLog
+    from ridgeline.server.guards.guard import Guard
     from ridgeline.server.rules.book import RuleBook
 
 _STEP_S = 10.0  # for the step under way at the end
@@ -52,12 +54,15 @@ class Answering:
         keys: Keys,
         home: Path | None = None,
         audit: AuditLog | None = None,
+        guards: Mapping[str, LLM] | None = None,
     ) -> None:
         """Put the parts together; what clients have belongs to one of ``keys``.
 
         What is known of the time of steps is read from ``home`` and kept there, if it is given, and
-        so are files and batches. ``audit`` gets a line for each request.
+        so are files and batches. ``audit`` gets a line for each request. Other models, ``guards``,
+        judge texts. Raises ValueError for one that cannot.
         """
+        self._guards = {one: AsyncEngine(own.engine) for one, own in (guards or {}).items()}
         self.async_engine = AsyncEngine(llm.engine)
         trace = llm.trace
         self._score = PredictionMonitor(
@@ -107,6 +112,7 @@ class Answering:
             kept=llm.kv_disk,
             rules=rules,
             audit=audit,
+            guards=partial(self._new_guards, guards or {}),
         )
         self.app = new_app(self.service)
         store = store_of(home, name)
@@ -119,6 +125,17 @@ class Answering:
             self._batches = Batches(store, app, keys, fingerprint, most_at_once, audit)
         add_batches(self.app, self._batches, options)
 
+    def _new_guards(self, models: Mapping[str, LLM], work: WorkTurns) -> dict[str, Guard]:
+        """Return the guards that these models are. Raises ValueError for one that is none."""
+        if not models:
+            return {}
+        from ridgeline.server.guards.guard import known_guard  # a server without is spared this
+
+        return {
+            name: known_guard(name, llm.text, self._guards[name], work.prompts)
+            for name, llm in models.items()
+        }
+
     def _rules_of(self, options: ServeOptions, keys: Keys) -> RuleBook | None:
         """Return the rules of a file, if there is one. Raises OSError or ValueError."""
         if options.rules is None:
@@ -129,7 +146,8 @@ class Answering:
 
     def start(self) -> None:
         """Begin to answer."""
-        self.async_engine.start()
+        for engine in (self.async_engine, *self._guards.values()):
+            engine.start()
         self.service.naps.start()
         if isinstance(self._batches, Batches):
             self._batches.start()
@@ -146,8 +164,9 @@ class Answering:
         self.service.promises.close()
         self.service.arrivals.close()
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(None, self.async_engine.stop, _STEP_S):
-            os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
+        for engine in (self.async_engine, *self._guards.values()):
+            if not await loop.run_in_executor(None, engine.stop, _STEP_S):
+                os._exit(1)  # a step does not end: stop waiting for it, all clients have been told
         self._score.close()
 
 

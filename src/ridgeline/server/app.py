@@ -42,6 +42,7 @@ from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape
 from ridgeline.server.dialects.triton.routes import add_triton
+from ridgeline.server.guards.moderations import add_moderations
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.gate import check_operator, own_view
 from ridgeline.server.http.json_body import BodyRoute
@@ -73,6 +74,7 @@ def new_app(service: Service) -> FastAPI:
     add_models(app, service)
     _add_status(app, service)
     add_embeddings(app, service)
+    add_moderations(app, service)
     add_explain(app, service)
     add_ollama(app, service)
     add_llamacpp(app, service)

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -49,14 +49,16 @@ class Running:
         write: Callable[[str], object],
         home: Path | None = None,
         audit: AuditLog | None = None,
+        guards: Mapping[str, LLM] | None = None,
     ) -> None:
         """Put a server together; ``write`` takes the lines of the log.
 
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
-        ``audit`` gets a line for each request.
+        ``audit`` gets a line for each request, and ``guards`` judge texts, by their names. Raises
+        ValueError for one that cannot.
         """
         self.options, self.keys, self._write = options, keys, write
-        self._answering = answering = Answering(llm, name, options, keys, home, audit)
+        self._answering = answering = Answering(llm, name, options, keys, home, audit, guards)
         self.async_engine, self.service, self.app = (
             answering.async_engine,
             answering.service,
@@ -136,9 +138,14 @@ def _with_room(options: ServeOptions) -> ServeOptions:
 
 
 def serve(
-    model: str, load: Callable[[bool], AbstractContextManager[LLM]], options: ServeOptions
+    model: str,
+    load: Callable[[bool], AbstractContextManager[LLM]],
+    options: ServeOptions,
+    load_guard: Callable[[str], AbstractContextManager[LLM]],
 ) -> None:
     """Serve a model until a signal ends it; ``load`` is told whether several keys share it.
+
+    ``load_guard`` loads a model of ``--guard``; they come first, for a cache takes what is left.
 
     Raises OSError or ValueError if the address, the keys or the model cannot be had, and
     DeviceLost if a device fails for good.
@@ -155,25 +162,38 @@ def serve(
     with (
         unbound(listener),
         audit_log(options) if options.audit else nullcontext() as audit,
+        _loaded(options.guard or (), load_guard) as guards,
         load(len(keys.labels) > 1) as llm,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()
         name = (options.served_model_name or [Path(model).name])[0]
         with asyncio.Runner() as runner:
-            runner.run(_main(llm, name, options, keys, listener, log, audit))
+            runner.run(_main(llm, name, guards, options, keys, listener, log, audit))
+
+
+@contextlib.contextmanager
+def _loaded(
+    guards: Sequence[str], load: Callable[[str], AbstractContextManager[LLM]]
+) -> Iterator[dict[str, LLM]]:
+    """Yield guards by the names that requests and rules call them."""
+    if len({Path(guard).name for guard in guards}) < len(guards):
+        raise ValueError("--guard: two guards have one name")
+    with contextlib.ExitStack() as stack:
+        yield {Path(guard).name: stack.enter_context(load(guard)) for guard in guards}
 
 
 async def _main(
     llm: LLM,
     name: str,
+    guards: dict[str, LLM],
     options: ServeOptions,
     keys: Keys,
     listener: socket.socket,
     log: LogWriter,
     audit: AuditLog | None,
 ) -> None:
-    running = Running(llm, name, options, keys, log.line, default_home(), audit)
+    running = Running(llm, name, options, keys, log.line, default_home(), audit, guards)
     obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.kept_blocks import KeptBlocks, load
 from ridgeline.server.engine.request_stream import RequestStream
+from ridgeline.server.guards.all import Guards
 from ridgeline.server.http.errors import STOPPING, ApiError
 from ridgeline.server.http.json_body import CAPPED, note_ignored
 from ridgeline.server.http.keys import ANYONE
@@ -52,6 +53,7 @@ from ridgeline.server.sleeping import Naps
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
+    from ridgeline.server.guards.guard import Guard
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
 # Of a body, and the names to show.
@@ -80,13 +82,15 @@ class Service:
         kept: KeptBlocks | None = None,
         rules: RuleBook | None = None,
         audit: AuditLog | None = None,
+        guards: Callable[[WorkTurns], Mapping[str, Guard]] = lambda turns: {},
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
         ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
         what takes this process's memory; any thread may call it. ``loras`` are its adapters,
         ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
-        and answers say. ``audit`` has a line for each request.
+        and answers say. ``audit`` has a line for each request, and ``guards`` makes guards of
+        other models, by name.
         """
         self.rule_book, self.audit = rules, audit
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
@@ -97,6 +101,7 @@ class Service:
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
+        self.guards = Guards(self._as_guard, self.is_called, guards(self.work))
         self.live = Live(engine, metrics.score)
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(engine, metrics.score)
@@ -113,7 +118,7 @@ class Service:
 
     def trouble(self) -> str | None:
         """Return why this process should be replaced, if it should."""
-        return self.engine.trouble()
+        return self.engine.trouble() or self.guards.trouble()
 
     def unready(self) -> str | None:
         """Return why no request would be taken now, if so."""
@@ -138,16 +143,25 @@ class Service:
 
     def check_open(self, model: str | None) -> None:
         """Raise ApiError unless requests for ``model`` are taken."""
+        self.check_running()
+        self._check_name(model)
+        if rules := self.rules():
+            is_adapter = model is not None and not self.is_called(model)
+            rules.check_model(model if model is not None and is_adapter else self.name)
+
+    def check_running(self) -> None:
+        """Raise ApiError unless requests are taken."""
         if self.is_draining:
             raise ApiError(
                 503, "the server is stopping", code="stopping", headers={"retry-after": "5"}
             )
         if why := self.engine.trouble():
             raise ApiError(503, why, code="engine_stopped")
-        self._check_name(model)
-        if rules := self.rules():
-            is_adapter = model is not None and not self.is_called(model)
-            rules.check_model(model if model is not None and is_adapter else self.name)
+
+    def _as_guard(self) -> Guard | None:
+        from ridgeline.server.guards.guard import guard_of  # most servers have no guard
+
+        return guard_of(self.name, self.text, self.engine, self.work.prompts)
 
     def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model) and model not in self.loras.names:

@@ -365,3 +365,20 @@ def test_a_tool_makes_no_control_tokens() -> None:
     for source in (CHATML, KNOWS_TOOLS):
         ids = template(source).render_ids(CALLED, tools=[WEATHER])
         assert ids.count(end) == (5 if source == CHATML else 0)
+
+
+def test_a_template_that_reads_parts_gets_parts() -> None:
+    """As one text, what such a template selects from would be empty."""
+    source = (
+        "{% for m in messages %}{% for part in m['content'] | selectattr('type', 'equalto', 'text')"
+        " %}[{{ part['text'] }}]{% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert text(source, [{"role": "user", "content": "a <|end|>"}]) == "[a <|end|>]"
+    assert text(source, [{"role": "user", "content": parts}]) == "[a\nb]"
+    # One that can read either has text, as before.
+    either = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{{ m.content[0]['text'] + '!' }}{% endif %}{% endfor %}"
+    )
+    assert text(either, HELLO) == "Hello"

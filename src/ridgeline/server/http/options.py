@@ -102,6 +102,11 @@ class ServeOptions:
     audit_strict: bool = flag_field(
         False, "Let no answer end before its line is on the disk; refuse what cannot be written."
     )
+    guard: list[str] | None = flag_field(
+        None,
+        "Guard model that is loaded beside the model, to judge texts at /v1/moderations; "
+        "repeatable.",
+    )
     isolate_keys: bool = flag_field(
         True, "Separate prefix caches for keys, so that no key can tell what another sent."
     )

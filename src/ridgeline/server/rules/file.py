@@ -15,7 +15,7 @@ from ridgeline.decoding.guard.patterns import TextPattern
 from ridgeline.server.rules.kinds import KINDS
 
 DEFAULT = "default"  # the section of keys without one of their own
-FEATURES = ("chat", "completions", "stream", "tools", "logprobs", "embeddings")
+FEATURES = ("chat", "completions", "stream", "tools", "logprobs", "embeddings", "moderations")
 _ON_ERROR = ("refuse", "serve")
 _LIMITS = ("requests_per_minute", "max_tokens", "tokens_per_day")
 _OF_FILE = ("version", "on_error", "trace", "keys", "rules")

@@ -8,6 +8,7 @@ names no model and guesses no template for a model that has none.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from ridgeline.text.tokenizers.tokenizer import Tokenizer
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 _ANY_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # for prompts that are only compared
+_WORD = "probe"  # in a message that is only looked for
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
@@ -70,6 +72,21 @@ class ChatTemplate:
             return plain != told
         except ValueError:  # it wants more than this, and its own error is the better one
             return True
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether content must be a list of parts: as a text it would silently be left out."""
+        if not re.search(r"""['"]text['"]""", self.source):
+            return False
+        ways: tuple[Any, ...] = (_WORD, _parts(_WORD))
+        try:
+            as_text, as_parts = (
+                _WORD in self._filled([{"role": "user", "content": way}], {}, True, _ANY_TIME)
+                for way in ways
+            )
+        except ValueError:
+            return False
+        return as_parts and not as_text
 
     def start(self) -> None:
         """Get ready, so that the first conversation need not wait; nothing without a template."""
@@ -157,6 +174,8 @@ class ChatTemplate:
         shown = {name: self._shield(value, name) for name, value in variables.items()}
         if _has_tools(shielded, variables) and not self.knows_tools:
             shielded = taught(shielded, shown.pop("tools", None))
+        if self._takes_parts:
+            shielded = [{**one, "content": _parts(one["content"])} for one in shielded]
         text = self._filled(shielded, shown, add_generation_prompt, now)
         if not continue_final_message:
             return text
@@ -227,6 +246,10 @@ class ChatTemplate:
         if value is None or isinstance(value, bool | int | float):
             return value
         raise ValueError(f"{where} holds {type(value).__name__}, which is not a JSON value")
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _has_tools(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:

@@ -1,0 +1,1 @@
+"""Models that judge texts: guard models, by the logits of their verdicts."""

@@ -1,0 +1,60 @@
+"""The models of a server that judge texts, by name: its own, if it is a guard, and others.
+
+It imports what they need when one is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ridgeline.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from ridgeline.server.guards.guard import Guard
+
+
+class Guards:
+    """The guards of a server."""
+
+    def __init__(
+        self,
+        find_own: Callable[[], Guard | None],
+        is_own: Callable[[str], bool],
+        others: Mapping[str, Guard],
+    ) -> None:
+        """Take the guards of ``--guard``, and what says whether the model that is served is one.
+
+        ``is_own`` says whether a name is that of the served model.
+        """
+        self._find_own, self._is_own, self._others = find_own, is_own, others
+
+    @cached_property
+    def _own(self) -> Guard | None:
+        return self._find_own()
+
+    def trouble(self) -> str | None:
+        """Return why one of the other models judges nothing any more, if so."""
+        return next(filter(None, (one.trouble() for one in self._others.values())), None)
+
+    def named(self, name: str | None) -> Guard:
+        """Return the guard of a name, or the first where none is named. Raises ApiError."""
+        first = next(iter(self._others.values()), None)
+        if other := self._others.get(name) if name is not None else first:
+            return other
+        try:
+            own = self._own if name is None or self._is_own(name) else None
+        except ValueError as error:
+            raise _unsupported(str(error)) from None
+        if own is not None:
+            return own
+        has = ", ".join(map(repr, self._others)) or "none"
+        if name is not None and not self._is_own(name):
+            message = f"there is no guard {name[:80]!r} here: this server has {has}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        raise _unsupported("the model of this server is no guard that is known: give --guard MODEL")
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(400, message, param="model", code="unsupported_endpoint")
