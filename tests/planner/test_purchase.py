@@ -56,30 +56,6 @@ def test_cards_of_a_replica_stand_in_one_machine(
     )
 
 
-# Tokens per second of one user with Llama 2 7B in f16 that llama.cpp made of it, as the tables of
-# "GPU-Benchmarks-on-LLM-Inference" have them (December 2023).
-MEASURED = {
-    "rtx3090": 51.85, "rtx4090": 60.78, "rtx4000ada": 22.96, "rtx5000ada": 36.31,
-    "rtxa6000": 44.01, "rtx6000ada": 50.56, "m2-ultra-192": 40.68, "m3-max-48": 24.76,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("device", MEASURED)
-def test_speeds_that_others_measured_lie_within_the_interval(device: str) -> None:
-    llama2 = LLAMA | {
-        "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-    }  # fmt: skip
-    load = {"prompt_tokens": "32", "new_tokens": "64", "max_concurrency": 1}
-    (choice, *_) = plan(llama2, on=device, tensor_parallel_size="1", **load).choices
-    interval = choice.interval_ms("tpot", "mean")
-    assert interval is not None
-    low, middle, high = interval
-    assert high is not None
-    assert 1e3 / high < MEASURED[device] < 1e3 / low
-    assert 1e3 / middle == pytest.approx(MEASURED[device], rel=0.45)
-
-
 def test_the_cheapest_in_all_that_holds_it_is_first() -> None:
     found = bought(on="rtx3090,rtx4090,m4-max,dgx-spark,cpu-epyc-9755")
     good = [choice for choice in found.choices if choice.meets_slo]

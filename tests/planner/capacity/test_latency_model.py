@@ -81,22 +81,6 @@ def test_nine_in_ten_figures_of_each_generation_are_in_its_interval() -> None:
     assert all(sum(of) >= 0.9 * len(of) for of in inside.values())
 
 
-# Those that are quoted most; each lies in the interval that is stated.
-@pytest.mark.parametrize(
-    "known",
-    ["h100-sxm-llama-7b-tp1-2048-first", "a100-80-sxm-llama-7b-tp1-128-first",
-     "a100-80-sxm-llama-70b-tp4-2048-first", "h100-sxm-llama-70b-tp4-128-first",
-     "l40s-llama-7b-tp1-2048-first", "a100-80-sxm-llama-7b-tp1-128-128",
-     "h100-sxm-llama-7b-tp1-128-2048", "h100-sxm-llama-7b-tp1-2048-128",
-     "l40s-llama-7b-tp1-128-128", "l40s-llama-7b-tp1-2048-2048",
-     "h100-sxm-phi-3-mini-4k-tp1-1x512-1-vllm", "h100-sxm-phi-3-mini-4k-tp1-1x512-49-vllm",
-     "a100-80-pcie-phi-4-tp1-1x100-870-vllm"],
-)  # fmt: skip
-def test_a_well_known_figure_is_in_its_interval(known: str) -> None:
-    point = next(one for one in KNOWN["points"] if one["id"] == known)
-    assert is_inside(point)
-
-
 def test_a_bare_roofline_would_not_do() -> None:
     """Without the constants most figures lie outside: they are not there for show."""
     outside = 0
