@@ -8,10 +8,12 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.fleet.app import Router, new_app
+from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.pool import Pool, as_variables
 from ridgeline.fleet.servers.slot import Slot
@@ -68,6 +70,7 @@ class RunningFleet:
             audit=audit,
         )
         app = new_app(self.router)
+        self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
         limits = Limits(
             max_requests_per_minute=options.max_requests_per_minute,
             max_concurrent_requests=options.max_concurrent_requests,
@@ -96,6 +99,8 @@ class RunningFleet:
         else:
             announce = _loaded_later(list(self._catalogue.models()), url)
         settle()
+        if self._batches:
+            self._batches.start()
         async with grpc_beside(self.server.gate, self._options) as also:
             self.server.on_started = lambda: print(f"{announce}{also}", flush=True)
             await self.server.serve_on(listener)
@@ -109,6 +114,8 @@ class RunningFleet:
             self.pool.kill()
 
     async def _stop(self) -> None:
+        if self._batches:
+            await self._batches.close()
         await self.pool.close()
         self.server.ended.set()
 

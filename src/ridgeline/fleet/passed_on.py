@@ -273,7 +273,9 @@ class PassedOn(Response):
         headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
-        headers.append((HEADER, told(self._pool.key, self._seed, state["created"], journal)))
+        batch = (state["tenant"], state["seed"]) if state["is_background"] else None
+        said = told(self._pool.key, self._seed, state["created"], journal, batch)
+        headers.append((HEADER, said))
         return client.build_request(
             scope["method"], path, headers=headers, content=journal + self._body
         )

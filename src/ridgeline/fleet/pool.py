@@ -78,7 +78,7 @@ class Pool:
         self._folder = SocketFolder()
         self.key = secrets.token_hex(32)  # by which its models know us
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._num_started = 0
+        self._num_started = self.num_waiting = 0  # of servers; of models, until others are idle
         self._loading = asyncio.Lock()  # one at a time: each is planned with what the others left
         self._freed = asyncio.Event()  # a model became idle, or ended
         self._tasks: set[asyncio.Task[None]] = set()
@@ -334,7 +334,9 @@ class Pool:
                 return plan
             elif others:
                 self._write(f"{slot.name} waits for memory: {problem}")
+                self.num_waiting += 1
                 await self._freed.wait()
+                self.num_waiting -= 1
             else:
                 raise ValueError(problem)
 

@@ -65,8 +65,9 @@ class Running:
             answering.app,
         )
         key = os.environ.pop(TUNNEL_KEY, "")  # a router that started this process has the same
+        tunnel = Tunnel(self.app, key) if key else None
         self.server = WebServer(
-            Tunnel(self.app, key) if key else self.app,
+            tunnel or self.app,
             self.app.routes,
             _with_room(options) if key else options,
             keys,
@@ -74,6 +75,7 @@ class Running:
             write,
             answering.metrics.count_http,
             audit,
+            tunnel.vouched if tunnel else lambda headers: None,
         )
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None

@@ -150,20 +150,19 @@ class Prompts:
             return {}
         if effort == "none":
             return {"enable_thinking": False}  # templates that can do without have this switch
-        return {"reasoning_effort": effort} if self._knows_effort else {}
-
-    @property
-    def _knows_effort(self) -> bool:
-        return "reasoning_effort" in self._text.chat_template.source
+        return {"reasoning_effort": effort} if self._text.chat_template.knows_effort else {}
 
     def _lost(self, body: ChatRequest | CompletionRequest) -> tuple[str, ...]:
         """Return the names of what answers are not held to; raises ApiError if all must hold."""
-        lost = dict(body.lost)
+        lost, template = dict(body.lost), self._text.chat_template
         effort = body.effort if isinstance(body, ChatRequest) else None
-        if effort not in (None, "none") and not self._knows_effort:
+        if effort not in (None, "none") and not template.knows_effort:
             lost["reasoning_effort"] = "this model's chat template knows none"
         for name, why in lost.items() if self._options.strict else ():
             raise _bad(name, f"{name} is not supported: {why}", "unsupported_parameter")
+        tells = isinstance(body, ChatRequest) and body.has_thoughts and body.chat_template is None
+        if tells and not template.knows_thoughts:
+            return (*lost, "messages.reasoning_content")
         return tuple(lost)
 
     async def of_text(

@@ -232,6 +232,61 @@ def test_thoughts_are_blocks_of_their_own(reasoner: Served) -> None:
     assert both(reasoner, messages=again)["content"]
 
 
+THOUGHT = "I should look at the files first."
+
+
+def thinking_turns(*thoughts: str) -> list[dict[str, Any]]:
+    blocks = [{"type": "thinking", "thinking": one} for one in thoughts]
+    call = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "main.py"}
+    return [
+        *HELLO,
+        {"role": "assistant", "content": [*blocks, call]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+def test_thoughts_of_earlier_turns_count(reasoner: Served) -> None:
+    counts = []
+    for turns in (thinking_turns(), thinking_turns(THOUGHT), thinking_turns(THOUGHT, THOUGHT)):
+        asked = ASK | {"messages": turns, "tools": [ADD], "max_tokens": 1}
+        counted = {name: asked[name] for name in ("model", "messages", "tools")}
+        count = post(reasoner, counted, f"{PATH}/count_tokens")[1]["input_tokens"]
+        status, answer, headers = post(reasoner, asked)
+        usage = answer["usage"]
+        assert (status, usage["input_tokens"] + usage["cache_read_input_tokens"]) == (200, count)
+        assert "x-ridgeline-ignored" not in headers
+        counts.append(count)
+    thought = {"prompt": THOUGHT, "add_special_tokens": False}
+    num_tokens = reasoner.call("/tokenize", thought)[1]["count"]
+    assert counts[1] - counts[0] == num_tokens
+    assert counts[2] - counts[1] > num_tokens, "and what stands between them"
+
+
+def test_thoughts_that_a_template_leaves_out_are_named(served: Served) -> None:
+    asked = ASK | {"messages": thinking_turns(THOUGHT), "max_tokens": 1}
+    assert post(served, asked)[2]["x-ridgeline-ignored"] == "messages.content.thinking"
+    said = {"role": "assistant", "content": "Hm"}
+    chat = {"model": "tiny", "max_tokens": 1, "stream": False}
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": THOUGHT}]},
+        said,
+        *HELLO,
+    ]
+    for path, body, name in (
+        (
+            "/v1/chat/completions",
+            chat | {"messages": [said | {"reasoning": THOUGHT}, *HELLO]},
+            "messages.reasoning_content",
+        ),
+        ("/api/chat", chat | {"messages": [said | {"thinking": THOUGHT}]}, "messages.thinking"),
+        ("/v1/responses", {"input": items, "max_output_tokens": 1}, "input.reasoning"),
+    ):
+        status, _, headers = served.call(path, body)
+        assert status == 200
+        assert name in headers["x-ridgeline-ignored"].split(", "), path
+
+
 def test_a_schema_is_kept(served: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip

@@ -99,7 +99,7 @@ PLACES: list[tuple[str, fields.Table, str, str, Any]] = [
      lambda one: {"messages": [*said(USE)["messages"][:-1], {"role": "user", "content": [
          {"type": "tool_result", "tool_use_id": "a"} | one]}]}),
     ("thinking block", fields.THINKING_BLOCK, MESSAGES, "messages.content.",
-     lambda one: said({"type": "thinking", "thinking": "a"} | one, USE)),
+     lambda one: said({"type": "thinking", "thinking": ""} | one, USE)),
     ("tool of messages", fields.MESSAGES_TOOL, MESSAGES, "tools.",
      lambda one: {"tools": [{"name": "f", "input_schema": {"type": "object"}} | one],
                   "tool_choice": {"type": "none"}}),

@@ -50,6 +50,27 @@ def test_a_conversation() -> None:
     assert template(CHATML).render_ids(messages) == ours(byte_level).encode(text(CHATML, messages))
 
 
+OSS = (  # as gpt-oss's template reads an assistant's message
+    "{% if tools %}T{% endif %}{% for m in messages %}"
+    "{% if 'thinking' in m and m.thinking %}({{ m.thinking }}){% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+def test_thoughts_have_the_name_that_a_template_reads() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [call]}
+    assert text(OSS, [*HELLO, thought]) == "Hello(Hm)"
+    both = text(OSS, [*HELLO, thought | {"content": "Well"}])
+    assert both.endswith("Well"), "of both before calls gpt-oss's template takes one"
+    assert "(" not in both
+    usual = OSS.replace("thinking", "reasoning_content")
+    assert text(usual, [*HELLO, thought]) == "Hello(Hm)"
+    assert template(OSS).knows_thoughts
+    assert template(usual).knows_thoughts
+    assert not template(CHATML + "{{ enable_thinking }}").knows_thoughts
+
+
 @given(contents=st.lists(mixed, min_size=1, max_size=3), role=st.sampled_from(["user", "system"]))
 def test_content_makes_no_control_tokens(contents: list[str], role: str) -> None:
     tokenizer = ours(byte_level)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # imported only where a server has an audit log
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
+# What a router answers with 503 though others can be answered: the model is not there, or a server
+# has ended twice by this request. A server that hangs is started again.
+_FINAL, _PASSING = ("model_not_loaded", "model_ended"), ("model_hung",)
 _TOLD = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
 
 
@@ -64,9 +67,10 @@ class LocalClient:
         data = await in_thread(lambda: json.dumps(body).encode())  # it may be long
         while True:
             reply = await self._once(asked, data)
-            if reply.status == 503:
+            code = reply.code if reply.status == 503 else None
+            if reply.status == 503 and code not in (*_FINAL, *_PASSING):
                 raise Stopped(reply.message)
-            if reply.status != 429:
+            if reply.status != 429 and code not in _PASSING:
                 told = {name: reply.headers[h] for name, h in _TOLD.items() if h in reply.headers}
                 return ItemResponse(reply.status, bytes(reply.body), told)
             pause_s = float(reply.headers.get("retry-after", _MOST_PAUSE_S))
@@ -123,7 +127,8 @@ class LocalClient:
             line |= {"path": state["path"], "status": reply.status or 499, "batch": True}
             total_ms = round(1e3 * (time.monotonic() - state["arrived_s"]), 1)
             line |= {**state["note"], "total_ms": total_ms}
-            has_line = reply.status == 429 or await is_kept(audit, state, line)
+            is_elsewhere = reply.status == 429 or line.get("passed_on")  # or comes once more
+            has_line = is_elsewhere or await is_kept(audit, state, line)
         if not has_line:
             raise Stopped(str(unkept(audit.trouble)))
         return reply
@@ -160,5 +165,14 @@ class _CollectedResponse:
     @property
     def message(self) -> str:
         """What an error says."""
+        return str(self._error["message"])
+
+    @property
+    def code(self) -> str:
+        """What kind of error it is."""
+        return str(self._error["code"])
+
+    @property
+    def _error(self) -> dict[str, Any]:
         error: dict[str, Any] = json.loads(self.body)["error"]
-        return str(error["message"])
+        return error

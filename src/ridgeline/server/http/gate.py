@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from email.utils import formatdate
@@ -65,6 +65,7 @@ class Gate:
         routes: Sequence[BaseRoute],
         log: Callable[[dict[str, Any]], object],
         count: Callable[[str, str, int], None],
+        vouched: Callable[[Mapping[bytes, bytes]], str | None] = lambda headers: None,
     ) -> None:
         """Guard ``app``.
 
@@ -81,6 +82,7 @@ class Gate:
             routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
             count: takes path, method and status of each request.
+            vouched: returns the label of a key that a router says is the caller's.
         """
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
@@ -100,7 +102,7 @@ class Gate:
         self._max_body_bytes, self._max_file_bytes = max_body_bytes, max_file_bytes
         self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
-        self._log, self._count = log, count
+        self._log, self._count, self._vouched = log, count, vouched
         self.closed: Callable[[], ApiError | None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,6 +238,8 @@ class Gate:
         """Return the label of the caller's key; raises ApiError 401."""
         if not self._keys.are_needed:
             return ANYONE
+        if (label := self._vouched(headers)) is not None:
+            return label
         label = self._keys.label_of(headers.get(b"authorization"), headers.get(b"x-api-key"))
         if label is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(

@@ -11,7 +11,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -58,11 +58,13 @@ class WebServer(uvicorn.Server):
         write: Callable[[str], object],
         count: Callable[[str, str, int], None],
         audit: AuditLog | None = None,
+        vouched: Callable[[Mapping[bytes, bytes]], str | None] = lambda headers: None,
     ) -> None:
         """Put the gate before ``app``, which has ``routes``.
 
         ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
-        method and status of each request, and ``audit`` a line about each.
+        method and status of each request, and ``audit`` a line about each. ``vouched`` is the
+        gate's.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
@@ -78,6 +80,7 @@ class WebServer(uvicorn.Server):
             routes=routes,
             log=self._log_request,
             count=count,
+            vouched=vouched,
         )
         self.gate: ASGIApp = gate
         on_refused: Callable[[int, str, str, str], object] = gate.on_refused

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,10 +22,20 @@ HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in fram
 NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
 
 
-def told(key: str, seed: int, created: datetime, journal: bytes) -> bytes:
-    """Return what a router says in the header; the journal's lines go in front of the body."""
+def told(
+    key: str,
+    seed: int,
+    created: datetime,
+    journal: bytes,
+    batch: tuple[str, int] | None = None,
+) -> bytes:
+    """Return what a router says in the header; the journal's lines go in front of the body.
+
+    A request of a ``batch`` comes from the key with this label, which the router does not have: it
+    vouches for it. The seed beside it is for a body without one.
+    """
     said = {"key": key, "seed": seed, "created": created.isoformat(), "journal": len(journal)}
-    return json.dumps(said).encode()
+    return json.dumps(said | {"batch": batch} if batch else said).encode()
 
 
 class Tunnel:
@@ -47,6 +58,9 @@ class Tunnel:
         except ValueError as error:
             raise _bad(str(error)) from None
         scope["state"] |= {"journal": journal, "created": fields["created"]}
+        if batch := fields["batch"]:
+            scope["state"] |= {"seed": batch[1], "is_background": True}
+            scope["state"]["note"]["batch"] = True
         is_framed = False
 
         async def framed(message: Message) -> None:
@@ -60,6 +74,12 @@ class Tunnel:
 
         await self._app(scope, receive, framed)
 
+    def vouched(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the label of the key that a router vouches for, if it does. Raises ApiError."""
+        said = headers.get(HEADER)
+        batch = self._read(said)["batch"] if said is not None else None
+        return batch[0] if batch else None
+
     def _read(self, said: bytes) -> dict[str, Any]:
         """Return what the header says. Raises ApiError."""
         try:
@@ -67,13 +87,15 @@ class Tunnel:
             key = str(fields["key"])
             created = datetime.fromisoformat(fields["created"])
             found = {"seed": int(fields["seed"]), "journal": int(fields["journal"])}
+            label, seed = fields.get("batch") or (None, 0)
+            batch = (str(label), int(seed)) if label is not None else None
         except (ValueError, TypeError, LookupError, RecursionError):
             raise _bad("it is not what a router says") from None
         if not hmac.compare_digest(key.encode(), self._key.encode()):
             raise ApiError(403, f"{HEADER.decode()}: this is no router of ours", code="not_allowed")
         if min(found.values()) < 0 or created.tzinfo is None:
             raise _bad("it is not what a router says")
-        return found | {"created": created}
+        return found | {"created": created, "batch": batch}
 
 
 def _bad(why: str) -> ApiError:

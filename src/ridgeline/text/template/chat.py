@@ -23,6 +23,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 _ANY_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # for prompts that are only compared
 _WORD = "probe"  # in a message that is only looked for
+_THINKING = re.compile(r"""\.thinking\b|["']thinking["']""")  # gpt-oss's name of thoughts
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
@@ -37,6 +38,11 @@ class ChatTemplate:
         tokenizer: of the same model.
         bos_token: spelling of the BOS token, for the template.
         eos_token: spelling of the EOS token, for the template.
+
+    Attributes:
+        source: the same, "" for none.
+        knows_effort: whether it reads how much is to be thought.
+        knows_thoughts: whether it reads what was thought in earlier messages, under any name.
     """
 
     def __init__(
@@ -45,6 +51,10 @@ class ChatTemplate:
         self.source = source or ""
         self._renderer = None if source is None else Renderer(source)
         self._knows_developer = "developer" in (source or "")
+        self.knows_effort = "reasoning_effort" in (source or "")
+        knows_usual = "reasoning_content" in (source or "")
+        self._calls_it_thinking = not knows_usual and bool(_THINKING.search(source or ""))
+        self.knows_thoughts = knows_usual or self._calls_it_thinking
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -229,6 +239,10 @@ class ChatTemplate:
         others = {name: value for name, value in message.items() if name != "role"}
         if calls := message.get("tool_calls"):
             others["tool_calls"] = [_read_arguments(call) for call in calls]
+        if self._calls_it_thinking and not (
+            calls and content
+        ):  # both before calls is an error there
+            others["thinking"] = others.get("reasoning_content")
         return {
             **{name: self._shield(value, f"{where}.{name}") for name, value in others.items()},
             "role": role,

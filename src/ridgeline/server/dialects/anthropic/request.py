@@ -24,6 +24,7 @@ from ridgeline.server.http.request_model import bad_value
 ANTHROPIC = Dialect(
     names={
         "^stop": "stop_sequences",
+        "messages.reasoning_content": "messages.content.thinking",
         "response_format.json_schema": "output_config.format",
         "response_format": "output_config.format",
         "reasoning_effort": "output_config.effort",

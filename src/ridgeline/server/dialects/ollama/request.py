@@ -26,6 +26,7 @@ OLLAMA = Dialect(
     names={
         "max_tokens": "options.num_predict",
         "reasoning_effort": "think",
+        "messages.reasoning_content": "messages.thinking",
         "truncate_prompt_tokens: -1": "truncate: true",
         **{name: f"options.{name}" for name in _SAME},
     },

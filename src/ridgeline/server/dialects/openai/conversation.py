@@ -165,6 +165,11 @@ class Rendering(Strict):
         return [self.enable_thinking, self.think, kind and kind != "disabled", enabled]
 
     @property
+    def has_thoughts(self) -> bool:
+        """Whether earlier messages tell what was thought."""
+        return any(one.reasoning_content or one.reasoning for one in self.messages)
+
+    @property
     def use(self) -> ToolUse | None:
         """What may be called."""
         return wanted_tools([one.tool for one in self.tools or ()], None, is_parallel=True)

@@ -24,6 +24,7 @@ from ridgeline.server.dialects.responses.protocol import (
 
 RESPONSES = Dialect(
     names={
+        "messages.reasoning_content": "input.reasoning",
         "messages": "input",
         "response_format.json_schema": "text.format",
         "response_format": "text.format",

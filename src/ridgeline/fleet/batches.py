@@ -1,0 +1,53 @@
+"""Files and batches of a server of several models: each request goes to the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from ridgeline import __version__
+from ridgeline.fleet.pool import Pool
+from ridgeline.server.batches.background import Batches, store_of
+from ridgeline.server.batches.routes import add_batches
+from ridgeline.server.http.keys import Keys
+from ridgeline.server.http.options import ServeOptions
+
+if TYPE_CHECKING:  # imported only where a router has an audit log
+    from ridgeline.server.audit.log import AuditLog
+
+_STORE = "several models"  # no model is called so
+_MOST_AT_ONCE = 16  # of a key: a model that needs memory waits for those that have begun
+_REST_S = 0.1
+
+
+def batches_of(
+    app: FastAPI,
+    pool: Pool,
+    keys: Keys,
+    options: ServeOptions,
+    home: Path | None,
+    audit: AuditLog | None,
+) -> Batches | None:
+    """Add the routes to a router's application; return what has to be started, if anything has.
+
+    The models' servers let batches give way to what people ask them. Where a model waits for
+    memory that others have, no further request of a batch begins. ``audit`` gets a line for each
+    request that no model answers.
+    """
+
+    async def in_quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        while pool.num_waiting:
+            await asyncio.sleep(_REST_S)
+        await app(scope, receive, send)
+
+    store = store_of(home, _STORE)
+    if isinstance(store, str):
+        add_batches(app, store, options)
+        return None
+    batches = Batches(store, in_quiet, keys, f"router {__version__}", _MOST_AT_ONCE, audit)
+    add_batches(app, batches, options)
+    return batches
