@@ -9,7 +9,7 @@ from ridgeline.physics.kv_plan import gib
 from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.placement import Placement
 
-_LEFT, _RIGHT, _TOP = 190, 150, 96
+_LEFT, _RIGHT, _TOP = 190, 210, 96
 _BAR, _STEP = 30, 52
 COLOURS = {
     "weights": "#1f6feb",
