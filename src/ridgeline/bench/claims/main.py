@@ -155,7 +155,7 @@ def _compare(stage: Stage, only: Sequence[str], seconds: float, begin_s: float) 
         for number, technique in enumerate(todo):
             report(number, len(todo))
             left_s = end_s - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 and not only:  # what is asked for by name runs once at least
                 left_out.append(technique.name)
                 continue
             found.append(_rounds(technique, stage.rounds, left_s / (len(todo) - number)))

@@ -129,7 +129,9 @@ def claims(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Compare this technique, by its name in the table; repeatable."),
+        typer.Option(
+            help="Only this technique, by its name in the table, however long it takes; repeatable."
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time for all; what does not fit is named.")
