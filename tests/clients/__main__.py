@@ -59,7 +59,12 @@ PACKAGES = {  # what each client's environment has
     "prometheus": [],
 }
 PROGRAMS = {"agents": "npm", "node": "npm", "prometheus": "promtool"}  # what must be here already
-NODE = ["openai@7.57.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"]
+NODE = [  # what check_node.mjs and check_node_sdks.mjs have
+    *("openai@7.57.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    *("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "ollama-ai-provider-v2@3.6.0"),
+    *("ollama@0.6.4", "@anthropic-ai/sdk@1.14.0"),
+    *("@langchain/openai@1.5.8", "@langchain/core@1.4.0"),
+]
 
 
 @contextmanager
@@ -92,11 +97,13 @@ def checks_of(name: str, url: str) -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         if name == "node":
-            for command in (
-                ["npm", "install", "--silent", "--no-fund", *NODE],
-                ["node", "check.mjs"],
+            checks = [HERE / "check_node.mjs", HERE / "check_node_sdks.mjs"]
+            for check in checks:
+                shutil.copy(check, folder)
+            for command in (  # one of the providers names an older ai, and works with this one
+                ["npm", "install", "--silent", "--no-fund", "--legacy-peer-deps", *NODE],
+                ["node", "--test", *(check.name for check in checks)],
             ):
-                shutil.copy(HERE / "check_node.mjs", Path(folder) / "check.mjs")
                 done = subprocess.run(command, cwd=folder, env=environment, check=False)
                 if done.returncode:
                     return done.returncode

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
@@ -113,6 +114,19 @@ class TextProcessor:
         yield
         give_back()
         self.library_bytes = max(0, memory_in_use() - before)
+
+    def use_chat_template(self, file: Path) -> None:
+        """Have prompts written by the chat template in a file; to be called before others read it.
+
+        Raises OSError, and ValueError for one that cannot write a greeting.
+        """
+        own, self.chat_template = self.chat_template, self.chat_template.rewritten(file.read_text())
+        own.close()
+        self.can_chat = True
+        try:
+            self.chat_template.render_text([{"role": "user", "content": "Hello"}])
+        except ValueError as error:
+            raise ValueError(f"--chat-template {file}: {error}") from None
 
     def choose_parsers(self, tool_call: str, reasoning: str) -> None:
         """Say how the model writes calls and reasoning; ``auto`` looks into its chat template.

@@ -13,7 +13,8 @@ SECTIONS = {
     "Model": (
         "dtype", "backend", "threads", "max_model_len", "speculative_config",
         "enable_contrastive_search", "served_model_name", "any_model_name", "models_dir",
-        "keep_alive", "models_memory", "guard", "tool_call_parser", "reasoning_parser",
+        "keep_alive", "models_memory", "guard", "chat_template", "tool_call_parser",
+        "reasoning_parser",
     ),
     "Adapters": (
         "lora", "enable_lora", "max_lora_rank", "lora_memory", "allow_lora_loading",

@@ -90,6 +90,8 @@ class Answering:
         if rules and rules.now.audited and audit is None:
             message = f"{options.rules}: audit in [keys.{rules.now.audited}] needs --audit DIR"
             raise ValueError(message)
+        if options.chat_template:
+            llm.text.use_chat_template(options.chat_template)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout

@@ -131,6 +131,9 @@ class ServeOptions:
     grammar_timeout: float = flag_field(
         2.0, "Maximum time to compile a schema or grammar, in seconds."
     )
+    chat_template: Path | None = flag_field(
+        None, "File with a chat template (jinja2), in place of the model's own."
+    )
     tool_call_parser: str = flag_field(
         "auto",
         "How the model writes tool calls: gemma4, hermes, llama3_json, mistral, "

@@ -58,6 +58,10 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
 
+    def rewritten(self, source: str) -> ChatTemplate:
+        """Return a template for the same model from another jinja2 source."""
+        return ChatTemplate(source, self._tokenizer, **self._variables)
+
     @contextmanager
     def written_as(self, source: str | None) -> Iterator[ChatTemplate]:
         """Yield a template for the same model from another jinja2 source, None for this one.
@@ -67,7 +71,7 @@ class ChatTemplate:
         if source is None:
             yield self
             return
-        other = ChatTemplate(source, self._tokenizer, **self._variables)
+        other = self.rewritten(source)
         try:
             yield other
         finally:

@@ -63,6 +63,8 @@ def test_every_name_of_a_schema_gives_the_same_answer(
         ({"structured_outputs": {"choice": ["one", "two"]}}, "one|two"),
         ({"guided_grammar": 'start: "a" | "b"'}, "a|b"),
         ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+        # as guidance sends it, for older and for newer servers:
+        ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "a"),
         ({"structured_outputs": {"json": {"const": [1, 2]}, **COMPACT}}, re.escape("[1,2]")),
         ({"guided_json": {"const": [1]}, "guided_whitespace_pattern": "_"}, "\\[_1_\\]|\\[1\\]|.*"),
         ({"response_format": {"type": "text"}}, "(?s).*"),
@@ -125,6 +127,10 @@ def test_a_stream_adds_up(served: Served) -> None:
         ({"guided_regex": "("}, "guided_regex"),
         ({"grammar": "root ::= nothing"}, "grammar"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        (
+            {"guided_grammar": 'start: "b"', "structured_outputs": {"grammar": 'start: "a"'}},
+            "guided_grammar",
+        ),
         (openai_schema() | {"guided_regex": "a"}, "guided_regex"),
         (openai_schema() | {"ignore_eos": True}, "ignore_eos"),
         (openai_schema() | {"min_tokens": 3}, "min_tokens"),

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
+from ridgeline import LLM
 from tests.api.test_llm import VOCAB, write_model
 from tests.server.serving import Served, serving
 
@@ -257,6 +258,24 @@ def test_the_server_says_how_calls_are_written(thinker: Served, tmp_path: Path) 
     for name in options:
         with pytest.raises(ValueError, match="there is no"):
             other.running.options.__class__(**{name: "x"})
+
+
+def test_a_chat_template_of_a_file_is_used_in_place_of_the_models_own(tmp_path: Path) -> None:
+    path, file = write_model(tmp_path / "model"), tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+    with serving(path, chat_template=file) as served:
+        [model] = served.call("/v1/models")[1]["data"]
+        assert (model["tool_call_parser"], model["reasoning"]) == ("hermes", True)
+        shown = served.call("/apply-template", {"messages": HELLO})[1]["prompt"]
+        assert shown.startswith("<|end|>user:")
+        assert served.call("/props")[1]["chat_template"] == TEMPLATE
+        assert served.call(CHAT, {"messages": HELLO, "max_tokens": 2})[0] == 200
+    file.write_text("{% for m in messages %}")
+    with LLM(path, kv_cache_memory="1MiB", threads=1) as llm:
+        with pytest.raises(ValueError, match=f"--chat-template {file}: the chat template"):
+            llm.text.use_chat_template(file)
+        with pytest.raises(FileNotFoundError):
+            llm.text.use_chat_template(tmp_path / "none")
 
 
 def test_beams_call_tools(thinker: Served) -> None:

@@ -43,8 +43,8 @@ def wanted_form(form_fields: dict[str, Any]) -> ResponseFormat | None:
     forms = list(_forms_in(form_fields))
     if not forms:
         return None
-    (param, values), *others = forms
-    if others:
+    (param, values), *rest = forms
+    if others := [one for one in rest if one[1] != values]:  # some send one form under two names
         why = f"{param} already asks for another form: leave one of them out"
         raise bad_value(others[0][0], why)
     try:
