@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -47,12 +47,13 @@ from ridgeline.server.observe.live import Live
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import TraceBuffer
-from ridgeline.server.prompts import Ids, Prompts
+from ridgeline.server.prompts import Ids, Prepared, Prompts
 from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
+    from ridgeline.server.guards.checks import Checks
     from ridgeline.server.guards.guard import Guard
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
@@ -91,6 +92,8 @@ class Service:
         ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
         and answers say. ``audit`` has a line for each request, and ``guards`` makes guards of
         other models, by name.
+
+        Raises ValueError if rules name a model that cannot judge.
         """
         self.rule_book, self.audit = rules, audit
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
@@ -102,6 +105,8 @@ class Service:
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
         self.guards = Guards(self._as_guard, self.is_called, guards(self.work))
+        if rules:
+            rules.check_judges(self.guards.check)
         self.live = Live(engine, metrics.score)
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise)
         self.arrivals = Arrivals(engine, metrics.score)
@@ -264,6 +269,7 @@ class Service:
             rules.check_answer(body)
         header = request.headers.get(HEADER)
         prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
+        checks = await self.checked(request, body, prepared.prompts, param)
         params, deadline, state = prepared.params, prepared.deadline, request.state
         if state.is_background and deadline:
             raise contradiction("deadline", "a batch cannot have a deadline")
@@ -293,6 +299,7 @@ class Service:
             token_rules=prepared.token_rules,
             on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
         )
+        stream.screen = checks.screen if checks and checks.rules.key.output_judges else None
         stream.arrived_s = request.state.arrived_s
         await load(self.engine, self._kept, stream)
         stream.created_s = int(request.state.created.timestamp())
@@ -317,11 +324,28 @@ class Service:
         reply = Reply(self.engine, self.limits, *parts, *of_server)
         if state.journal is not None and body.stream:
             reply.keep(state.journal, fingerprint)
-        note_ignored(reply, [*map(dialect.renamed_text, prepared.lost), *prepared.ignored])
-        if prepared.room is not None:
-            field = dialect.renamed_text(body.length_field)
-            reply.headers[CAPPED] = f"{field} {body.longest} -> {prepared.room}"
-        return reply
+        return _told(reply, body, prepared, dialect)
+
+    async def checked(
+        self, request: Request, body: Any, prompts: Sequence[Ids], param: str
+    ) -> Checks | None:
+        """Return what guards judge of a request, if they do, after they have judged its prompts.
+
+        Raises ApiError if they forbid one.
+        """
+        rules, state = self.rules(), request.state
+        if rules is None or not (rules.key.input_judges or rules.key.output_judges):
+            return None
+        from ridgeline.server.guards.checks import Checks, conversations_of  # few have any
+        from ridgeline.server.guards.choice import Asker
+
+        root = self.cache_root(state.tenant)
+        asker = Asker(state.tenant, state.request_id, root, state.is_background)
+        decode = self.text.tokenizer.decode
+        found = await self.work.prompts.run(partial(conversations_of, body, prompts, decode, rules))
+        checks = Checks(rules, self.guards, asker, found)
+        await checks.check_read(param)
+        return checks
 
     def cache_root(self, tenant: str, salt: str | None = None) -> bytes:
         """Return what separates the cached prefixes of tenants, and of salts, if anything does."""
@@ -358,3 +382,14 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
+
+
+def _told(
+    reply: Reply, body: ChatRequest | CompletionRequest, prepared: Prepared, dialect: Dialect
+) -> Reply:
+    """Return a reply that names what its answers are not held to."""
+    note_ignored(reply, [*map(dialect.renamed_text, prepared.lost), *prepared.ignored])
+    if prepared.room is not None:
+        field = dialect.renamed_text(body.length_field)
+        reply.headers[CAPPED] = f"{field} {body.longest} -> {prepared.room}"
+    return reply

@@ -36,6 +36,8 @@ def check_command(
     for name, key in found.keys.items():
         num_rules = [len(one.forbidding) + len(one.noting) for one in (key.input, key.output)]
         print(f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output")
+        for judge in dict.fromkeys((*key.input_judges, *key.output_judges)):
+            print(f"  {judge.name}: {judge.action} from {judge.at} on; a server asks {judge.model}")
         tried: tuple[tuple[str, TextRules], ...] = (("input", key.input), ("output", key.output))
         for where, rules in tried if text is not None else ():
             hits: list[TextRule] = []

@@ -14,6 +14,8 @@ from ridgeline.decoding.text import HeldEntries
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.choice import RuledChoice
 
+FILTERED = "content_filter"  # how an answer ended that a rule has ended
+
 
 @dataclass
 class ChoiceState:
@@ -37,6 +39,12 @@ class ChoiceState:
     token_ids: list[int] | None = None  # where they are asked for: those not shown yet
     kept: list[Piece] | None = None  # all that was shown, if that is kept
     has_prompt_ids: bool = False  # a chunk had those of the prompt
+
+    def refuse(self, says: str) -> ChoiceState:
+        """End it, as a rule says; return itself."""
+        self.pieces += [Piece("refusal", says)] if says else []
+        self.finish_reason, self.stop_reason = FILTERED, None
+        return self
 
     def show(self) -> list[Piece]:
         """Return the pieces that are shown now, and then count as shown."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -28,9 +28,16 @@ class PromptProgress(NamedTuple):
     time_s: float
 
 
+class Refusal(NamedTuple):
+    """One of a prompt's answers is over: a rule has ended it. What it says of that."""
+
+    answer: int
+    says: str
+
+
 # Which prompt, what about it. Progress comes first, if it was asked for; then the engine's request,
 # and its record last.
-StreamEvent = tuple[int, PromptProgress | Request | Event | RequestRecord]
+StreamEvent = tuple[int, PromptProgress | Request | Event | Refusal | RequestRecord]
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # keeps the seeds of prompts apart
 _MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
@@ -100,6 +107,8 @@ class RequestStream:
         self.created_s = int(time.time())  # what answers say of time: seconds of the epoch
         self.due_s = inf  # when it is to run at the latest, if that was promised
         self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
+        # What holds events back until they may be read.
+        self.screen: Callable[[list[StreamEvent]], Awaitable[list[StreamEvent]]] | None = None
         self.default_seed: int | None = None  # of the first prompt, if the request brings none
         # Of each prompt that was begun elsewhere, the tokens of all its answers.
         self.answers: dict[int, tuple[tuple[int, ...], ...]] = {}
@@ -133,6 +142,12 @@ class RequestStream:
             StreamError: it failed; what came before was returned before.
             ClientGone: it was given up.
         """
+        while events := await self._new_events():
+            if shown := await self.screen(events) if self.screen else events:
+                return shown
+        return []
+
+    async def _new_events(self) -> list[StreamEvent]:
         if self.resume and not self._events:
             self.resume()
             self.resume = None

@@ -13,6 +13,7 @@ from ridgeline.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from ridgeline.server.guards.guard import Guard
+    from ridgeline.server.rules.judges import JudgeRule
 
 
 class Guards:
@@ -37,6 +38,13 @@ class Guards:
     def trouble(self) -> str | None:
         """Return why one of the other models judges nothing any more, if so."""
         return next(filter(None, (one.trouble() for one in self._others.values())), None)
+
+    def check(self, rule: JudgeRule) -> None:
+        """Raise ValueError if a rule's model cannot judge, or knows no such category."""
+        try:
+            self.named(rule.model).chosen(rule.categories)
+        except ApiError as error:
+            raise ValueError(f"{error} (--guard MODEL)") from None
 
     def named(self, name: str | None) -> Guard:
         """Return the guard of a name, or the first where none is named. Raises ApiError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,6 +120,25 @@ class Guard:
             )
         common = next(iter(texts.values()))[:num_equal]
         return _Question(tuple(common), tuple(_Word(word, ids[0]) for word, ids in firsts.items()))
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Return the categories that names mean, or their numbers alone; none means all.
+
+        Raises ValueError for a category that the guard does not know.
+        """
+        known = list(self.categories)
+        short = {one.split()[0]: one for one in known if re.match(r"S\d+ ", one)}
+        for name in names:
+            if name not in (*known, *short):
+                raise ValueError(f"{self.name} knows no category {name!r:.80}: {', '.join(known)}")
+        return [short.get(name, name) for name in names] or known
+
+    def score(self, verdict: Verdict, categories: Iterable[str]) -> float:
+        """Return how likely a text is unsafe, in these categories alone; none means all."""
+        if not categories:
+            return verdict.score
+        scores = [verdict.categories[name] for name in self.chosen(categories)]
+        return max(scores) if self._family.asks_each else sum(scores)
 
     async def judge(self, messages: Messages, asker: Asker) -> Verdict:
         """Return the verdict on the last message of a conversation. Raises GuardFailed."""

@@ -13,9 +13,11 @@ from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.turns import STATE
 from ridgeline.server.rules.file import KeyRules, RulesFile, read_rules
+from ridgeline.server.rules.judges import JudgeRule
 
 Value = TypeVar("Value")
 Count = Callable[[str, str, str], None]  # of a match: rule, where, action
+FAILED = "a rule of this server has failed"
 _MOST_NOTED = 100  # matches in a line of a log
 _MOST_KNOWN = 100_000  # texts of tokens
 
@@ -34,10 +36,28 @@ class RuleBook:
         """
         self._file, self._labels, self._count = file, labels, count
         self.now: RulesFile = read_rules(file, labels())
+        self._check: Callable[[JudgeRule], None] = lambda rule: None
+
+    def check_judges(self, check: Callable[[JudgeRule], None]) -> None:
+        """Have rules by models checked, now and when the file is read again.
+
+        ``check`` raises ValueError for a rule whose model cannot judge.
+        """
+        self._check = check
+        self._checked(self.now)
 
     def reload(self) -> None:
         """Read the file again; what holds stays if that fails, with OSError or ValueError."""
-        self.now = read_rules(self._file, self._labels())
+        self.now = self._checked(read_rules(self._file, self._labels()))
+
+    def _checked(self, rules: RulesFile) -> RulesFile:
+        for key in rules.keys.values():
+            for rule in (*key.input_judges, *key.output_judges):
+                try:
+                    self._check(rule)
+                except ValueError as error:
+                    raise ValueError(f"{self._file.name}: [rules] {rule.name}: {error}") from None
+        return rules
 
     def here(self) -> RequestRules:
         """Return the rules for the request that is being answered: one object until its end."""
@@ -114,7 +134,7 @@ class RequestRules:
             found: list[TextRule] = []
             self._screen(text, self.key.input, found.append)
             if found:
-                raise self._refused(found[0], param)
+                raise self.refused(found[0], param)
 
     def as_read(self, value: Value) -> Value:
         """Return what a request brought as a model has read it; matches do not count again."""
@@ -122,9 +142,9 @@ class RequestRules:
 
     def _each(self, value: Any, rules: TextRules, param: str) -> Any:
         if isinstance(value, str):
-            shown, blocked = self._screen(value, rules, lambda rule: self._tell(rule, "input"))
+            shown, blocked = self._screen(value, rules, lambda rule: self.tell(rule, "input"))
             if blocked:
-                raise self._refused(blocked, param)
+                raise self.refused(blocked, param)
             return shown
         if isinstance(value, dict):
             pairs = value.items()
@@ -139,12 +159,13 @@ class RequestRules:
         try:
             return screened(text, rules, note)
         except Exception:
-            self._count("error", "input", "error")
+            self.count_error("input")
             if rules.serves_on_error:
                 return text, None
-            raise ApiError(503, "a rule of this server has failed", code="rules_failed") from None
+            raise ApiError(503, FAILED, code="rules_failed") from None
 
-    def _refused(self, rule: TextRule, param: str) -> ApiError:
+    def refused(self, rule: TextRule | JudgeRule, param: str) -> ApiError:
+        """Return the error of a request that a rule forbids."""
         message = rule.says or f"{param} has what the rule {rule.name!r} does not allow"
         return ApiError(400, message, param=param, code="content_filter")
 
@@ -154,7 +175,7 @@ class RequestRules:
         """Return what reads an answer, None where no rule is for it."""
         if not self.key.output:
             return None
-        return AnswerGuard(self.key.output, self._tell, is_constrained=is_constrained)
+        return AnswerGuard(self.key.output, self.tell, is_constrained=is_constrained)
 
     def shown(self, value: Value) -> Value:
         """Return what an answer repeats of its request, with what no answer may say replaced."""
@@ -178,9 +199,18 @@ class RequestRules:
             known = self._are_shown[text] = self.shown(text) == text
         return known
 
-    def _tell(self, rule: TextRule, where: str) -> None:
+    def tell(self, rule: TextRule | JudgeRule, where: str) -> None:
         """Note and count a match."""
         self._count(rule.name, where, rule.action)
         hits = self._note.setdefault("hits", [])
         if len(hits) < _MOST_NOTED:
             hits.append(f"{rule.name}:{where}:{rule.action}")
+
+    @property
+    def serves_on_error(self) -> bool:
+        """Whether texts pass where a rule fails."""
+        return self.key.input.serves_on_error
+
+    def count_error(self, where: str) -> None:
+        """Count a rule that has failed."""
+        self._count("error", where, "error")

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from ridgeline.decoding.guard.answer import Action, TextRule, TextRules
 from ridgeline.decoding.guard.patterns import TextPattern
+from ridgeline.server.rules.judges import JudgeAction, JudgeRule
 from ridgeline.server.rules.kinds import KINDS
 
 DEFAULT = "default"  # the section of keys without one of their own
@@ -22,6 +23,7 @@ _OF_FILE = ("version", "on_error", "trace", "keys", "rules")
 AUDITS = ("none", "hash", "text")  # what is kept of texts
 _OF_KEY = ("inherits", "models", "features", "limits", "input", "output", "audit")
 _OF_RULE = ("kinds", "patterns", "action", "says", "word", "most")
+_OF_JUDGE = ("model", "action", "at", "categories", "every", "says")
 _MOST_RULES = 10_000
 _MOST_BYTES = 8 << 20
 
@@ -38,6 +40,8 @@ class KeyRules:
         input: rules for what a model reads.
         output: rules for what it writes.
         audit: what the audit log keeps of texts, one of ``AUDITS``.
+        input_judges: rules by models for what a model reads.
+        output_judges: the same for what it writes.
     """
 
     section: str
@@ -47,6 +51,8 @@ class KeyRules:
     input: TextRules
     output: TextRules
     audit: str
+    input_judges: tuple[JudgeRule, ...] = ()
+    output_judges: tuple[JudgeRule, ...] = ()
 
     def may_use(self, model: str) -> bool:
         """Whether it may use a model or adapter of this name."""
@@ -107,7 +113,13 @@ class _FileReader:
         if not isinstance(version, str) or not 0 < len(version) <= 64:
             raise ValueError('write version = "..." at the top, up to 64 characters')
         self._serves = _one_of(found.get("on_error", "refuse"), _ON_ERROR, "on_error") == "serve"
-        self._rules = {name: _rules_of(name, one) for name, one in _tables(found, "rules").items()}
+        tables = _tables(found, "rules")
+        self._judges = {
+            name: _judge_of(name, one) for name, one in tables.items() if "model" in one
+        }
+        self._rules = {
+            name: _rules_of(name, one) for name, one in tables.items() if name not in self._judges
+        }
         if sum(map(len, self._rules.values())) > _MOST_RULES:
             raise ValueError(f"[rules] has more than {_MOST_RULES} patterns")
         self._compiled: dict[tuple[str, ...], TextRules] = {}
@@ -144,7 +156,12 @@ class _FileReader:
             self._compile(section.get("input", []), f"{where} input"),
             self._compile(section.get("output", []), f"{where} output"),
             _one_of(section.get("audit", AUDITS[0]), AUDITS, f"{where} audit"),
+            self._judging(section.get("input", [])),
+            self._judging(section.get("output", [])),
         )
+
+    def _judging(self, names: list[str]) -> tuple[JudgeRule, ...]:
+        return tuple(self._judges[name] for name in dict.fromkeys(names) if name in self._judges)
 
     def _inherited(self, name: str, sections: dict[str, Any]) -> dict[str, Any]:
         """Return a section with what it takes from others."""
@@ -166,13 +183,12 @@ class _FileReader:
 
     def _compile(self, names: Any, where: str) -> TextRules:
         key = tuple(_texts(names, where))
+        known = [*self._rules, *self._judges]
         for name in key:
-            if name not in self._rules:
-                raise ValueError(
-                    f"{where} names the rule {name!r:.80}: {_nearest(name, self._rules)}"
-                )
+            if name not in known:
+                raise ValueError(f"{where} names the rule {name!r:.80}: {_nearest(name, known)}")
         if key not in self._compiled:
-            rules = [rule for name in dict.fromkeys(key) for rule in self._rules[name]]
+            rules = [rule for name in dict.fromkeys(key) for rule in self._rules.get(name, ())]
             self._compiled[key] = TextRules(rules, serves_on_error=self._serves)
         return self._compiled[key]
 
@@ -200,6 +216,23 @@ def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return rules
+
+
+def _judge_of(name: str, table: dict[str, Any]) -> JudgeRule:
+    """Return the rule of one table, by a model. Raises ValueError."""
+    where = f"[rules] {name}"
+    _known(table, _OF_JUDGE, where)
+    action = _one_of(table.get("action"), get_args(JudgeAction), f"{where}: action")
+    model, says = table["model"], table.get("says", "")
+    if not isinstance(model, str) or not isinstance(says, str) or not model:
+        raise ValueError(f"{where}: model is the name of a guard, and says a text")
+    at, every = table.get("at", 0.5), table.get("every", 64)
+    if type(at) not in (int, float) or not 0 < at <= 1:
+        raise ValueError(f"{where}: at is {at!r:.40}: write a score above 0, up to 1")
+    if type(every) is not int or every < 1:
+        raise ValueError(f"{where}: every is {every!r:.40}: write a number of tokens")
+    categories = _texts(table.get("categories", []), f"{where}: categories")
+    return JudgeRule(name, model, action, at, tuple(categories), every, says)
 
 
 def _tables(found: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:

@@ -324,7 +324,7 @@ async def vectors_of(
     service.check_count(len(texts), param)
     truncate_to = body.truncate_prompt_tokens
     prompts = await service.prompts.of_wholes(texts, param, truncate_to)
-    return _reply(service, request, body, prompts, answer)
+    return await _reply(service, request, body, prompts, param, answer)
 
 
 async def _scores_of(
@@ -348,11 +348,12 @@ async def _scores_of(
     prepare, truncate_to = service.prompts, body.truncate_prompt_tokens
     if service.text.has_scores:
         prompts = await prepare.of_pairs(pairs, param, truncate_to)
-        return _reply(
+        return await _reply(
             service,
             request,
             body,
             prompts,
+            param,
             lambda vectors: answer([vector[0] for vector in vectors.values], vectors.usage()),
         )
     texts = list(dict.fromkeys((*ones, *others)))
@@ -363,19 +364,21 @@ async def _scores_of(
         vector_of = dict(zip(texts, vectors.values, strict=True))
         return answer([cosine(vector_of[a], vector_of[b]) for a, b in pairs], vectors.usage())
 
-    return _reply(service, request, body, prompts, cosines)
+    return await _reply(service, request, body, prompts, param, cosines)
 
 
-def _reply(
+async def _reply(
     service: Service,
     request: Request,
     body: Any,
     prompts: list[Ids],
+    param: str,
     answer: Callable[[Vectors], dict[str, Any] | RawBody],
 ) -> Reply:
     service.check_queue(len(prompts))
     if rules := service.rules():
         rules.check_features(["embeddings"])
+    await service.checked(request, body, prompts, param)
     params = SamplingParams(pool=service.text.pooling)
     tenant = request.state.tenant
     stream = RequestStream(

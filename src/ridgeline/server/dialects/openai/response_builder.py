@@ -29,19 +29,18 @@ from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.deadlines.admission import Promise
-from ridgeline.server.dialects.choice_state import ChoiceState
+from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState
 from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
 from ridgeline.server.dialects.timings import pace_of, timings_of
-from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
+from ridgeline.server.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
 
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.book import RequestRules
     from ridgeline.server.rules.choice import RuledChoice
 
 Choice = dict[str, Any]
-FILTERED = "content_filter"  # how an answer ended that a rule has ended
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
 
 
@@ -110,11 +109,14 @@ class ResponseBuilder:
         if isinstance(payload, RequestRecord):
             self.records.append(payload)
             self._end_s[index] = payload.finish_s
-        if not isinstance(payload, Event):
+        if not isinstance(payload, Event | Refusal):
             return None
-        answer = self.choices[index * self._stream.params.num_answers + payload.seq_id[1]]
+        number = payload.answer if isinstance(payload, Refusal) else payload.seq_id[1]
+        answer = self.choices[index * self._stream.params.num_answers + number]
         if answer.finish_reason == FILTERED:
             return None
+        if isinstance(payload, Refusal):
+            return answer.refuse(payload.says)
         if payload.finish_reason is FinishReason.ERROR:
             status = 400 if payload.error in (RULED_OUT, MASKED_OUT, TOO_FEW) else 500
             param = self._stream.form_param if payload.error == MASKED_OUT else None
