@@ -451,6 +451,9 @@ def test_concurrency_beside_lengths_is_the_load() -> None:
     assert any("--concurrency 24: clients" in line for line in asked.assumptions)
     by_its_flag = plan(LLAMA, **load, max_concurrency=24)
     assert asked.as_dict()["choices"] == by_its_flag.as_dict()["choices"]
+    speed = asked.choices[0].tokens_per_s[1]
+    assert f" ({speed:,.0f} (" in asked.answer  # what such clients get together
+    assert "tokens/s" in asked.answer
     both = plan(LLAMA, **load, max_concurrency=24, concurrency=2)  # then it is memory
     assert both.load is not None
     assert (both.load.concurrency, both.best.setting.concurrency) == (24, 2)

@@ -211,7 +211,7 @@ def _short_of(setting: Mapping[str, Any]) -> str:
 def _short(number: float | None) -> str:
     if number is None:
         return "-"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _flag(name: str, value: Any) -> str:

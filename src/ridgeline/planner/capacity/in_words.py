@@ -17,7 +17,11 @@ def verdict(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence
         return _to_buy(best)
     if best.meets_slo:
         busy = "" if best.utilisation is None else f"{best.utilisation:.0%} busy"
-        parts = [part for part in (busy, *(_bound(best, slo) for slo in slos)) if part]
+        parts = [
+            part
+            for part in (busy, _speed(best, load), *(_bound(best, slo) for slo in slos))
+            if part
+        ]
         details = f" ({'; '.join(parts)})" if parts else ""
         sure = ""
         if not best.surely:
@@ -27,6 +31,12 @@ def verdict(choices: Sequence[CapacityOption], load: OfferedLoad, slos: Sequence
                 sure += f": {name_of(certain)}{_for(certain)} would hold it at their slow end too"
         return f"{name_of(best)} {_verb(best)} it{_for(best)}{details}{_first(best)}{sure}"
     return _nearest(choices, load, slos)
+
+
+def _speed(choice: CapacityOption, load: OfferedLoad) -> str:
+    """Return what a closed loop gives; in an open one what comes is answered."""
+    low, middle, high = choice.tokens_per_s
+    return "" if load.concurrency is None else f"{_span(low, middle, high)} tokens/s"
 
 
 def _first(choice: CapacityOption) -> str:
