@@ -64,6 +64,8 @@ def test_on_a_device_each_technique_is_compared_with_its_claim(
     assert rows["prompts in pieces: tail"]["factor"] > 1
     assert rows["prompts in pieces: rate"]["factor"] > 1
     assert "times fewer" in rows["prefix cache"]["why"]
+    # Answers end before what their clients allow; `ridgeline simulate` has the flags for it.
+    assert rows["paged KV cache"]["on_flags"].endswith("--max-tokens 1536 --answer-tokens 60:1")
     speeds, token_s, cost = (
         [one[name] for one in found["batch_sizes"]]
         for name in ("tokens_per_s", "token_s", "usd_per_million")
