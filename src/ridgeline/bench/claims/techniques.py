@@ -342,7 +342,7 @@ class Found:
 
     @property
     def why(self) -> str:
-        """What limits it here, and what was claimed of what."""
+        """What limits it here, and what the paper measured."""
         claim = self.technique.claim
         said = f" (the paper: {claim.setting})" if claim else ""
         return self.technique.why(self.off[-1], self.on[-1]) + said
