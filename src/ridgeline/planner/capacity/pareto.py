@@ -31,15 +31,15 @@ def pareto_svg(title: str, answer: str, choices: Sequence[CapacityOption]) -> st
     chart = svg.Chart(across, up, height=560)
     frontier = sorted((x, y) for x, y, c in dots if c.on_frontier)
     chart.curve(frontier, svg.COLOURS[0])
-    for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):  # its dots lie on top
-        cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
-        colour = _COLOURS["meets the bounds" if choice.meets_slo else "does not"]
-        chart.dot(x, y, colour, f"{name_of(choice)}, {cost}")
     placed: list[tuple[float, float]] = []
     named = {id(c) for c in choices[:_NAMED]}
     for x, y, choice in sorted(dots, key=lambda dot: not dot[2].on_frontier):
         if choice.on_frontier or id(choice) in named:
             _name(chart, x, y, choice, placed)
+    for x, y, choice in sorted(dots, key=lambda dot: dot[2].on_frontier):  # its dots lie on top
+        cost = "no price" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f} USD/h"
+        colour = _COLOURS["meets the bounds" if choice.meets_slo else "does not"]
+        chart.dot(x, y, colour, f"{name_of(choice)}, {cost}")
     return chart.picture(title, _COLOURS, note=svg.short(answer))
 
 
