@@ -32,7 +32,7 @@ def _mine(num_bytes: int, gb_per_s: float | None, tflops: float | None) -> Devic
     peaks = {} if tflops is None else dict.fromkeys(("bf16", "f16"), tflops * 1e12)
     return Device(
         id=MINE,
-        name="a device of yours",
+        name="device of yours",
         kind="gpu",
         usable_bytes=num_bytes,
         is_measured=True,

@@ -131,6 +131,10 @@ def test_the_table_has_a_line_for_each_technique(
 def test_what_cannot_be_compared_is_one_line() -> None:
     with pytest.raises(ValueError, match="--seconds 1e-06 is too little"):
         bench_claims(None, PlanFlags(on="h100-sxm"), 1e-6, None, as_json=True, sizes=OF_A_GPU)
+    small = PlanFlags(on="mine", memory="8GiB", bandwidth=936, tflops=71, tensor_parallel_size="1")
+    with pytest.raises(ValueError, match="Llama 2 13B does not fit on one device of yours: "):
+        bench_claims(None, small, 60, None, as_json=True, sizes=OF_A_GPU)
+    assert "name one with --on" in ridgeline("bench", "claims", "--engine", "vllm").stderr
     with pytest.raises(ValueError, match="names 2 devices"):
         bench_claims(None, PlanFlags(on="l4,l40s"), 60, None, as_json=True, sizes=OF_A_GPU)
     result = ridgeline("bench", "claims", "--on", "h100-sxm", "--out", "claims.png")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.planner import plan
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.bench.simulate.test_main import document, home, run  # noqa: F401  (a fixture)
 from tests.physics.published import PUBLISHED
@@ -72,6 +73,17 @@ def test_a_device_of_ones_own_is_taken_by_flags_and_from_a_file(
     assert by_flags["prediction"]["device"]["name"] == "mine"
     assert by_file["prediction"]["device"]["name"] == "attic"
     assert tpot_ms(by_flags) == tpot_ms(by_file)
+
+
+def test_it_says_what_a_plan_says_of_the_same_load(config: str) -> None:
+    load = ("--on", "rtx3090", "--engine", "llamacpp", "--dtype", "q4_k_m", "--prompt-tokens", "32")
+    found = document(
+        run(config, *load, "--max-tokens", "64", "--max-concurrency", "1", "--num-prompts", "3")
+    )
+    planned = plan(config, on="rtx3090", engine="llamacpp", dtype="q4_k_m", prompt_tokens="32",
+                   new_tokens="64", max_concurrency=1, tensor_parallel_size="1")  # fmt: skip
+    tpot = planned.choices[0].time()["tpot_ms"]
+    assert found["tpot_excl_first"]["mean_ms"] == pytest.approx(tpot, abs=0.001)
 
 
 def test_policy_steps_and_cache_are_options_of_the_engine(config: str) -> None:

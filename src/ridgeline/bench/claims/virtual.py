@@ -26,6 +26,7 @@ _STEP_TOKENS = 2048  # of a step of splitfuse; other policies run prompts whole
 _CONTEXT = 2048
 # What most of the papers measured, by its shape (Llama 2 13B).
 LLAMA_2_13B: Mapping[str, Any] = {
+    "_name_or_path": "Llama 2 13B",
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
     "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
     "num_attention_heads": 40, "num_key_value_heads": 40, "vocab_size": 32000,
@@ -52,7 +53,7 @@ class VirtualStage:
         context = min(_CONTEXT, self._subject.shape.max_position or _CONTEXT)
         self._wishes = replace(wishes, context=context)
         self.sizes = sizes
-        self.model = "Llama 2 13B" if model is LLAMA_2_13B else self._subject.name
+        self.model = self._subject.name
         self._replica = cache(self._placed)
         self._usual = self._replica(None, None)
         self._device, self.name = self._usual.placement.device, self._usual.name

@@ -125,7 +125,9 @@ def gpu(
 def claims(
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL_HELP} Default: smollm2; with --on, Llama 2 13B."),
+        typer.Argument(
+            help=f"{MODEL_HELP} With --on, a config.json too. Default: smollm2, or Llama 2 13B."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,

@@ -77,7 +77,10 @@ _CALIBRATION = Annotated[
 def simulate_command(
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL_HELP} With --replay: its calibration is the clock."),
+        typer.Argument(
+            help=f"{MODEL_HELP} With --on, a config.json too. With --replay: its calibration is "
+            "the clock."
+        ),
     ] = None,
     endpoint: Annotated[
         Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
