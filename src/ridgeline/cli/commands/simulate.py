@@ -25,6 +25,13 @@ from ridgeline.planner.memory.flags import AUTO, OF_DEVICE
 
 _FORMATS = {"dtype": "auto", "kv_cache_dtype": "auto"}  # plans know more of them than engines
 
+_MODEL = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"{MODEL_HELP} With --on, a config.json too. With --replay: its calibration is the "
+        "clock."
+    ),
+]
 _EDGE = Annotated[
     list[str] | None,
     typer.Option(
@@ -75,13 +82,7 @@ _CALIBRATION = Annotated[
 @flags("options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS)
 @flags("load", Workload, unless=("like_result", "replay"))
 def simulate_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"{MODEL_HELP} With --on, a config.json too. With --replay: its calibration is "
-            "the clock."
-        ),
-    ] = None,
+    model: _MODEL = None,
     endpoint: Annotated[
         Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
     ] = "chat",
