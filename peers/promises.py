@@ -63,7 +63,7 @@ class Sent:
     sent_s: float = 0.0
     end_s: float = inf
     outcome: str = "open"  # ok, refused, timeout, or what went wrong
-    promise: str = ""
+    promise: str = ""  # kept or broken; in_time or late, if it was accepted without one
 
     @property
     def is_in_time(self) -> bool:
@@ -199,9 +199,9 @@ def in_vain(path: Path, plan: Sequence[Sent], dice: random.Random) -> tuple[int,
                     in_time.add(record.prompt_token_ids)
         return in_time
 
-    before, num = kept(accepted), 0
-    num_kept = sum(one.promise == "kept" for one in plan)
-    say(f"simulated again, {len(before)} of {num_kept} promises are kept that were kept")
+    promised = {one.prompt for one in plan if one.promise == "kept"}
+    before, num = kept(accepted) & promised, 0
+    say(f"simulated again, {len(before)} of {len(promised)} promises are kept that were kept")
     for i, one in enumerate(chosen, start=1):
         slack_s = latest_start_s(times, len(one.prompt), one.num_new, Due(inf, one.total_s))
         params = SamplingParams(temperature=0, max_tokens=one.num_new, ignore_eos=True)
@@ -279,12 +279,13 @@ def say(text: str) -> None:
 
 def table(told: Sequence[Sent], untold: Sequence[Sent], span_s: float) -> list[str]:
     """Return the rows that compare both."""
-    promised = [one for one in told if one.promise]
+    promised = [one for one in told if one.promise in ("kept", "broken")]
+    unpromised = [one for one in told if one.promise in ("in_time", "late")]
     refused = [one for one in told if one.outcome == "refused"]
     broken = [one for one in promised if one.promise != "kept"]
     goods = [sum(one.is_in_time for one in side) for side in (untold, told)]
     verdicts = sorted(1e3 * (one.end_s - one.sent_s) for one in refused)
-    share = f"{len(broken)} ({100 * len(broken) / max(1, len(promised)):.1f} % of accepted)"
+    share = f"{len(broken)} ({100 * len(broken) / max(1, len(promised)):.1f} % of promised)"
     speed = [f"{good / span_s:.2f}" for good in goods]
     rows = [
         ("requests", str(len(untold)), str(len(told))),
@@ -297,6 +298,7 @@ def table(told: Sequence[Sent], untold: Sequence[Sent], span_s: float) -> list[s
         ("given up when the time was over", str(sum(o.outcome == "timeout" for o in untold)), "-"),
         ("promised", "-", str(len(promised))),
         ("promises broken", "-", share),
+        ("accepted without a promise", "-", str(len(unpromised))),
         ("refused at once", "-", str(len(refused))),
     ]
     if verdicts:
@@ -349,8 +351,8 @@ def main() -> None:
             "untold": sum(o.is_in_time for o in untold),
             "told": sum(o.is_in_time for o in plan),
         },
-        "num_promised": sum(bool(one.promise) for one in plan),
-        "num_broken": sum(one.promise not in ("", "kept") for one in plan),
+        "num_promised": sum(one.promise in ("kept", "broken") for one in plan),
+        "num_broken": sum(one.promise == "broken" for one in plan),
         "num_refused": sum(one.outcome == "refused" for one in plan),
         "num_in_vain": num_vain,
         "num_replayed": num_replayed,

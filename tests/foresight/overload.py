@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -19,20 +19,21 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.foresight.deadline_admission import (
     AdmissionRound,
-    ConformalMargin,
     Due,
     PromiseRequest,
     latest_start_s,
 )
+from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.simulator import run
 from ridgeline.foresight.simulator.forecast import (
     PredictedTimes,
     RequestSnapshot,
     State,
+    forecast,
     new_standing,
     state_of,
 )
-from ridgeline.foresight.simulator.run import Clock, ClockHooks, new_replica, serve
+from ridgeline.foresight.simulator.run import Clock, new_replica
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
@@ -88,7 +89,10 @@ class Noise:
 
 
 NONE = Noise(0.0, 0.0, 3.0, 0.0)
+QUIET = Noise()
+MEASURED = Noise(0.17, 0.04, 3.0, 0.03, 0.01)  # two cores of a virtual machine that does no more
 CROWDED = Noise(0.15, 0.12, 3.0, 0.01, 0.02)
+UNSTEADY = Noise(0.5, 0.4, 2.0, 0.05, 0.03)  # the same two cores, shared with six programs
 
 
 class Speed:
@@ -108,38 +112,40 @@ class Speed:
         return math.exp(self._logs[int(now_s / self._GRID_S)])
 
 
+class Hits:
+    """What hits a step that begins at a moment: a factor, and seconds of being held up."""
+
+    _GRID_S = 1e-3
+
+    def __init__(self, noise: Noise, seed: int) -> None:
+        self._dice, self._noise = random.Random(f"hits {seed}"), noise
+        self._all: list[tuple[float, float]] = []
+
+    def __call__(self, now_s: float) -> tuple[float, float]:
+        dice, noise = self._dice, self._noise
+        while len(self._all) <= now_s / self._GRID_S:
+            held_up_s = dice.expovariate(1 / noise.held_up_s)
+            is_held_up = dice.random() < noise.held_up
+            factor = math.exp(dice.gauss(0.0, noise.step))
+            self._all.append((factor, held_up_s if is_held_up else 0.0))
+        return self._all[int(now_s / self._GRID_S)]
+
+
 class Noisy:
-    """A model of time that errs; windows and what follows a step are as in the truth."""
+    """What steps take on a machine: a function of when they begin, so that it can be asked again.
+
+    ``from_s`` is the machine's time where ``clock`` begins.
+    """
 
     windows = TRUTH.windows
 
-    def __init__(self, noise: Noise, clock: Clock, speed: Speed, seed: int) -> None:
-        self._noise, self._clock, self._speed = noise, clock, speed
-        self._dice = random.Random(seed)
+    def __init__(self, clock: Clock, speed: Speed, hits: Hits, from_s: float = 0.0) -> None:
+        self._clock, self._speed, self._hits, self._from_s = clock, speed, hits, from_s
 
     def seconds(self, features: Features) -> float:
-        noise, dice = self._noise, self._dice
-        took_s = TRUTH.seconds(features) * self._speed(self._clock.now_s)
-        took_s *= math.exp(dice.gauss(0.0, noise.step))
-        if dice.random() < noise.held_up:
-            took_s += dice.expovariate(1 / noise.held_up_s)
-        return took_s
-
-    def after(self, num_rows: int, num_ended: int) -> float:
-        return TRUTH.after(num_rows, num_ended)
-
-
-class Steady:
-    """The truth at the speed that the machine had at each moment, without what hit single steps."""
-
-    windows = TRUTH.windows
-
-    def __init__(self, noise: Noise, clock: Clock, speed: Speed) -> None:
-        self._clock, self._speed = clock, speed
-        self._held_up_s = noise.held_up * noise.held_up_s  # a step in the mean
-
-    def seconds(self, features: Features) -> float:
-        return TRUTH.seconds(features) * self._speed(self._clock.now_s) + self._held_up_s
+        now_s = self._from_s + self._clock.now_s
+        factor, held_up_s = self._hits(now_s)
+        return TRUTH.seconds(features) * self._speed(now_s) * factor + held_up_s
 
     def after(self, num_rows: int, num_ended: int) -> float:
         return TRUTH.after(num_rows, num_ended)
@@ -155,6 +161,8 @@ class Wish:
     total_s: float
     owner: str = ""
     outcome: str = "open"
+    is_protected: bool = False
+    is_made: bool = False
     verdict_s: float = inf  # seconds after it came
     entered_s: float = inf
     due_s: float = inf
@@ -187,6 +195,23 @@ def overload(seconds: float, seed: int, load: float = 1.5) -> list[Wish]:
     return wishes
 
 
+def spread_deadlines(seconds: float, seed: int, load: float = 0.7) -> list[Wish]:
+    """Return requests that can all be served, but not all as soon as they wish.
+
+    Deadlines are spread evenly, in logarithms, from what a request takes alone to seven times that:
+    so what a margin costs is seen, and not what the load costs.
+    """
+    dice, wishes, at_s = random.Random(seed), list[Wish](), 0.0
+    while (at_s := at_s + dice.expovariate(load * RATE_PER_S)) < seconds:
+        first = 1000 * len(wishes)
+        prompt = tuple(range(first, first + dice.choice(PROMPTS)))
+        num_new = dice.choice(ANSWERS)
+        alone_s = -latest_start_s(TRUTH, len(prompt), num_new, Due(end_s=0.0))
+        total_s = PERIOD_S + LAG_S + alone_s * math.exp(dice.uniform(0.0, 2.0))
+        wishes.append(Wish(prompt, num_new, at_s, total_s))
+    return wishes
+
+
 class Copy(NamedTuple):
     """What a round begins with: the state before the step under way, and what was known then."""
 
@@ -205,14 +230,12 @@ class Promising:
 
     def __init__(self, noise: Noise, seed: int = 0) -> None:
         self.clock, self.records = Clock(), list[Record]()
-        self.speed = Speed(noise, seed)
-        self.times = Noisy(noise, self.clock, self.speed, seed)
+        self.speed, self.hits = Speed(noise, seed), Hits(noise, seed)
+        self.times = Noisy(self.clock, self.speed, self.hits)
         replica, self.runner = new_replica(SETTINGS, self.clock, self.times, self.records.append)
         self.engine = replica.engine
-        self.score, self.safety = (
-            PredictionMonitor(KNOWN),
-            ConformalMargin(),
-        )
+        self.score, self.margin = PredictionMonitor(KNOWN), PromiseMargin()
+        self.margins = list[float]()  # of each round
         self.engine.listeners.append(self.score.on_record)
         self.open: dict[int, Wish] = {}  # by the engine's numbers
         self.to_come: deque[Wish] = deque()
@@ -246,11 +269,15 @@ class Promising:
         for record in ended:
             wish = self.open.pop(record.request_id)
             wish.end_s = record.finish_s
-            wish.outcome = "kept" if wish.end_s <= wish.last_s else "broken"
+            is_in_time = wish.end_s <= wish.last_s
+            if wish.is_protected:
+                self.margin.judge(is_broken=not is_in_time)
+            kept, broken = ("kept", "broken") if wish.is_made else ("in_time", "late")
+            wish.outcome = kept if is_in_time else broken
             assert record.first_token_s is not None
             happened = PredictedTimes(record.first_token_s, record.finish_s)
             for foreseen_s, at_s in zip(wish.expected, happened, strict=True):
-                self.safety.note(foreseen_s - wish.made_s, at_s - wish.made_s)
+                self.margin.note(foreseen_s - wish.made_s, at_s - wish.made_s)
         self.clock.now_s += self.times.after(self.runner.num_rows, len(ended))
 
     def copy(self) -> Copy:
@@ -268,7 +295,7 @@ class Promising:
         standings = [standing[number] for number in copy.open]
         coming = [wish.standing((1 << 39) + i) for i, wish in enumerate(self.on_the_way)]
         promised = {
-            i: PromiseRequest((one,), Due(end_s=wish.last_s - now_s))
+            i: PromiseRequest((one,), Due(end_s=wish.last_s - now_s), wish.is_protected)
             for i, (wish, one) in enumerate(zip(known, [*standings, *coming], strict=True))
         }
         asked = []
@@ -281,24 +308,32 @@ class Promising:
         book = AdmissionRound(
             copy.state,
             copy.times,
-            self.safety,
+            self.margin.factor,
             promised,
             under_way_s + LAG_S,
             under_way_s=under_way_s,
             coming=tuple((1e-9, one) for one in coming),
+            foretell=self.foretell(now_s),
         )
+        self.margins.append(self.margin.factor)
         for wish, verdict in zip(asking, book.decide(asked), strict=True):
             wish.entered_s = round_s + LAG_S  # or could have
             wish.verdict_s = wish.entered_s - wish.arrived_s
-            if verdict is None or not verdict.is_kept:
+            if verdict is None or verdict.outlook == "refused":
                 wish.outcome = "refused"
                 continue
+            wish.is_protected = verdict.outlook == "promised"
+            wish.is_made = wish.is_protected and self.margin.are_promises_made
             wish.made_s = now_s
             wish.expected = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
             self.on_the_way.append(wish)
         for i, (first_s, end_s) in book.delays_s().items():
             first, end = known[i].expected
             known[i].expected = PredictedTimes(first + first_s, end + end_s)
+
+    def foretell(self, now_s: float) -> Callable[..., Mapping[int, PredictedTimes]]:
+        """Return what makes the forecasts of a round whose copy is of this moment."""
+        return forecast
 
     def let_in(self) -> None:
         """Let those enter whose verdict is there by now."""
@@ -316,37 +351,3 @@ class Promising:
             )
             self.runner.note(number, asked)
             self.open[number] = wish
-
-
-def num_in_vain(
-    server: Promising, noise: Noise, wishes: Iterable[Wish], num_chosen: int
-) -> tuple[int, int]:
-    """Return how many of some refused requests break no promise if they alone are let in.
-
-    And of how many. All is simulated again at the speed that the machine had.
-    """
-    accepted = [wish for wish in wishes if wish.outcome in ("kept", "broken")]
-    refused = [wish for wish in wishes if wish.outcome == "refused"]
-
-    def kept(load: list[Wish]) -> set[Wish]:
-        by_prompt = {wish.prompt: wish for wish in load}
-        load = sorted(load, key=lambda wish: wish.entered_s)
-        clock, ended = Clock(), list[Record]()
-        times = Steady(noise, clock, server.speed)
-        replica, runner = new_replica(SETTINGS, clock, times, ended.append)
-
-        def pass_after_step() -> None:
-            clock.now_s += times.after(runner.num_rows, len(replica.ended))
-
-        serve(
-            replica,
-            [wish.asked() for wish in load],
-            ClockHooks(clock, clock.wait_until, pass_after_step),
-        )
-        found = (one for one in ended if isinstance(one, RequestRecord))
-        done = ((by_prompt[one.prompt_token_ids], one.finish_s) for one in found)
-        return {wish for wish, end_s in done if end_s <= wish.last_s}
-
-    before = kept(accepted)
-    chosen = random.Random(0).sample(refused, min(num_chosen, len(refused)))
-    return sum(kept([*accepted, wish]) >= before | {wish} for wish in chosen), len(chosen)

@@ -17,7 +17,6 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.foresight.deadline_admission import (
     AdmissionRound,
     AdmissionVerdict,
-    ConformalMargin,
     Due,
     Lengths,
     PromiseRequest,
@@ -42,15 +41,6 @@ class Wish(NamedTuple):
     @property
     def is_promised(self) -> bool:
         return min(self.ttft_s, self.total_s) < inf
-
-
-def sure() -> ConformalMargin:
-    """Return what is known of forecasts that were always right."""
-    safety = ConformalMargin()
-    for horizon_s in (0.1, 0.5, 2.0, 8.0, 32.0):
-        for _ in range(200):
-            safety.note(horizon_s, horizon_s)
-    return safety
 
 
 class Served:
@@ -108,9 +98,9 @@ class Served:
             number = machine.engine._next_id + i
             standing = new_standing(number, wish.num_prompt, wish.num_new, due_s=due_s)
             asked.append(PromiseRequest((standing,), due))
-        book = AdmissionRound(state, TIMES, sure(), open_)
+        book = AdmissionRound(state, TIMES, 1.0, open_)
         for wish, one, verdict in zip(asking, asked, book.decide(asked), strict=True):
-            if verdict is None or not verdict.is_kept:
+            if verdict is None or verdict.outlook == "refused":
                 self.refused.append(wish)
                 continue
             number = self.add(wish, one.standings[0].due_s)
@@ -217,66 +207,72 @@ def asks(number: int, total_s: float) -> PromiseRequest:
     return PromiseRequest((new_standing(number, 4, 4),), Due(inf, total_s))
 
 
+def outlooks(verdicts: list[AdmissionVerdict | None]) -> list[str | None]:
+    return [verdict and verdict.outlook for verdict in verdicts]
+
+
 def test_all_are_promised_by_one_forecast_if_all_can_be() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
     verdicts = book.decide([asks(i, 9.0) for i in range(8)])
-    assert [verdict.is_kept for verdict in verdicts if verdict] == [True] * 8
-    assert verdicts[0] == AdmissionVerdict(True, PredictedTimes(8.0, 8.0), PredictedTimes(8.0, 8.0))
+    assert outlooks(verdicts) == ["promised"] * 8
+    assert verdicts[0] == AdmissionVerdict(
+        "promised", PredictedTimes(8.0, 8.0), PredictedTimes(8.0, 8.0)
+    )
     assert told.num_asked == 1
 
 
 def test_of_too_many_those_that_come_first_are_promised() -> None:
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=Told())
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=Told())
     verdicts = book.decide([asks(0, 2.0), asks(1, 2.0), asks(2, 2.0)])
-    assert [verdict and verdict.is_kept for verdict in verdicts] == [True, True, False]
+    assert outlooks(verdicts) == ["promised", "promised", "refused"]
 
 
 def test_a_storm_costs_a_bounded_number_of_forecasts() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
     verdicts = book.decide([asks(i, 0.5) for i in range(500)])
-    assert not any(verdict and verdict.is_kept for verdict in verdicts)
-    assert verdicts.count(None) > 400
+    assert {*outlooks(verdicts)} == {"refused", None}
+    assert outlooks(verdicts).count(None) > 400
     assert told.num_asked <= 12
 
 
 def test_a_refusal_is_told_before_the_next_forecast() -> None:
-    told, refused = Told(), list[tuple[int, int, bool]]()
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    told, refused = Told(), list[tuple[int, int, str]]()
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
     asked = [asks(0, 9.0), asks(1, 0.5), asks(2, 9.0), asks(3, 0.5)]
     verdicts = book.decide(
-        asked, lambda i, verdict: refused.append((i, told.num_asked, verdict.is_kept))
+        asked, lambda i, verdict: refused.append((i, told.num_asked, verdict.outlook))
     )
-    assert [verdict and verdict.is_kept for verdict in verdicts] == [True, False, True, False]
+    assert outlooks(verdicts) == ["promised", "refused", "promised", "refused"]
     # Of all, of the first two, of each of these; of the last two, of each of these.
-    assert refused == [(1, 4, False), (3, 7, False)]
+    assert refused == [(1, 4, "refused"), (3, 7, "refused")]
 
 
 def test_what_is_broken_already_forbids_nothing() -> None:
     old = asks(0, -1.0)
     state = State(SETUP, old.standings)
-    book = AdmissionRound(state, TIMES, sure(), {0: old}, foretell=Told())
+    book = AdmissionRound(state, TIMES, 1.0, {0: old}, foretell=Told())
     (verdict,) = book.decide([asks(1, 5.0)])
     assert verdict is not None
-    assert verdict.is_kept
+    assert verdict.outlook == "promised"
 
 
 def test_as_many_may_enter_as_break_nothing() -> None:
     one = asks(0, 6.0)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.0, {0: one}, foretell=Told())
     queued = [new_standing(10 + i, 4, 4) for i in range(16)]
     assert book.num_may_enter(queued) == 4
     assert book.num_may_enter(queued[:5]) == 5
     assert (
-        AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=Told()).num_may_enter(queued)
+        AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=Told()).num_may_enter(queued)
         == 16
     )
 
 
 def test_what_others_delay_is_no_error_of_a_forecast() -> None:
     one = asks(0, 30.0)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, sure(), {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.0, {0: one}, foretell=Told())
     assert book.delays_s() == {0: (0.0, 0.0)}
     book.decide([asks(1, 9.0), asks(2, 9.0)])
     assert book.delays_s()[0] == (2.0, 2.0)
@@ -284,46 +280,50 @@ def test_what_others_delay_is_no_error_of_a_forecast() -> None:
     assert book.delays_s()[0] == (3.0, 3.0)
 
 
-def test_a_forecast_is_stretched_as_it_erred_that_far_ahead() -> None:
-    safety = ConformalMargin()
-    at_first = safety.factor(0.1)
-    assert 1.1 < at_first < 1.3  # before anything is known
-    assert safety.stretch(PredictedTimes(0.1, 2.0)) == PredictedTimes(
-        0.1 * at_first, 2.0 * at_first
+def test_a_forecast_is_compared_with_its_margin() -> None:
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
+    (verdict,) = book.decide([asks(0, 1.6)])
+    assert verdict == AdmissionVerdict(
+        "promised", PredictedTimes(1.0, 1.0), PredictedTimes(1.5, 1.5)
     )
-    for i in range(200):
-        safety.note(2.0, 2.0 * (1 + i / 200))
-    assert safety.factor(2.0) == pytest.approx(1.99)  # of two hundred, the second from above
-    assert safety.factor(0.1) == at_first
-    assert safety.stretch(PredictedTimes(2.0, inf)).end_s == inf
-    for _ in range(200):
-        safety.note(2.0, 1.0)
-    assert safety.factor(2.0) == 1.0  # never below what is foreseen
-    for _ in range(200):
-        safety.note(2.0, 90.0)
-    assert safety.factor(2.0) == 4.0
 
 
-@given(st.lists(st.floats(0.5, 3.9), min_size=1, max_size=199), st.integers(0, 100))
-def test_so_few_forecasts_err_by_more_than_the_margin(ratios: list[float], seed: int) -> None:
-    """Of those seen and one more that is like them, at most one in a hundred is above it."""
-    safety = ConformalMargin()
-    for ratio in ratios:
-        safety.note(2.0, 2.0 * ratio)
-    factor = safety.factor(2.0)
-    assert factor >= sorted(ratios)[-1 - len(ratios) // 100]
-    assert factor <= max(*ratios, ConformalMargin().factor(2.0))
+def test_who_is_in_time_without_the_margin_only_is_accepted_and_not_promised() -> None:
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
+    verdicts = book.decide([asks(0, 9.0), asks(1, 2.5), asks(2, 2.5), asks(3, 9.0)])
+    assert outlooks(verdicts) == ["promised", "unpromised", "refused", "promised"]
+
+
+def test_who_has_no_promise_hinders_nobody() -> None:
+    """It may become late by one that is promised; nor does best effort wait for it."""
+    one = asks(0, 1.2)._replace(is_protected=False)
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.5, {0: one}, foretell=Told())
+    assert book.num_may_enter([new_standing(9, 4, 4)]) == 1
+    assert outlooks(book.decide([asks(1, 9.0)])) == ["promised"]
+    assert book.delays_s()[0] == (1.0, 1.0)
+
+
+def test_who_would_harm_a_promise_is_refused_even_without_one() -> None:
+    one = asks(0, 1.6)
+    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.5, {0: one}, foretell=Told())
+    assert outlooks(book.decide([asks(1, 2.5)])) == ["refused"]
+
+
+def test_the_verdict_stays_what_it_was_when_others_delay_it_in_the_same_round() -> None:
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.5, {}, foretell=Told())
+    verdicts = book.decide([asks(0, 1.2), asks(1, 9.0), asks(2, 9.0)])
+    assert outlooks(verdicts) == ["unpromised", "promised", "promised"]
+    assert [verdict.foreseen.end_s for verdict in verdicts if verdict] == [3.0, 3.0, 3.0]
 
 
 def test_what_may_fail_is_not_delayed() -> None:
     """A promise that would be late with a margin, and is in time without: nobody goes before."""
-    safety = ConformalMargin()  # with the margin of the start
     one = asks(0, 1.05)
     state = State(SETUP, one.standings)
-    book = AdmissionRound(state, TIMES, safety, {0: one}, foretell=Told())
+    book = AdmissionRound(state, TIMES, 1.2, {0: one}, foretell=Told())
     (verdict,) = book.decide([asks(1, 100.0)])
     assert verdict is not None
-    assert not verdict.is_kept
+    assert verdict.outlook == "refused"
     assert book.num_may_enter([new_standing(9, 4, 4)]) == 0
 
     class Behind(Told):
@@ -332,18 +332,18 @@ def test_what_may_fail_is_not_delayed() -> None:
         def __call__(self, *arguments: Any, **more: Any) -> Mapping[int, PredictedTimes]:
             return super().__call__(*arguments, **more | {"queued": (), "coming": ()})
 
-    book = AdmissionRound(state, TIMES, safety, {0: one}, foretell=Behind())
+    book = AdmissionRound(state, TIMES, 1.2, {0: one}, foretell=Behind())
     (verdict,) = book.decide([asks(1, 100.0)])
     assert verdict is not None
-    assert verdict.is_kept
+    assert verdict.outlook == "promised"
 
 
 def test_what_is_foreseen_counts_all_that_come_in_the_same_round() -> None:
     told = Told()
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, foretell=told)
     verdicts = book.decide([asks(0, 9.0), asks(1, 9.0), asks(2, 0.5), asks(3, 9.0)])
     assert [verdict.foreseen.end_s for verdict in verdicts if verdict] == [3.0, 3.0, 3.0, 3.0]
-    assert [verdict.is_kept for verdict in verdicts if verdict] == [True, True, False, True]
+    assert outlooks(verdicts) == ["promised", "promised", "refused", "promised"]
 
 
 def test_no_forecast_begins_when_the_time_is_over() -> None:
@@ -352,7 +352,7 @@ def test_no_forecast_begins_when_the_time_is_over() -> None:
     def has_time() -> bool:
         return bool(left and left.pop())
 
-    book = AdmissionRound(State(SETUP, ()), TIMES, sure(), {}, has_time=has_time, foretell=told)
+    book = AdmissionRound(State(SETUP, ()), TIMES, 1.0, {}, has_time=has_time, foretell=told)
     assert book.decide([asks(i, 0.5) for i in range(8)]) == [None] * 8
     assert told.num_asked == 2
 
@@ -392,7 +392,7 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
     book = AdmissionRound(
         State(replace(SETUP, max_num_seqs=8), ()),
         TIMES,
-        sure(),
+        1.0,
         {
             i: PromiseRequest((new_standing(i, 5, 5, owner="a"),), Due(2.0, 2.0))
             for i in range(num_before)
@@ -402,4 +402,4 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
     newcomer = PromiseRequest((new_standing(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
     (verdict,) = book.decide([newcomer])
     assert verdict is not None
-    assert verdict.is_kept == is_kept
+    assert (verdict.outlook == "promised") == is_kept

@@ -1,10 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
-A forecast says when each request will have its first token and its end. It is stretched by the 99 %
-quantile of how much longer requests took than was predicted, lately and that far ahead: split
-conformal prediction (Papadopoulos et al., ECML 2002; Romano et al., NeurIPS 2019). Requests without
-a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads
-and HTTP, and forecasts are a parameter.
+A forecast says when each request will have its first token and its end. It is stretched by a margin
+(``promise_margin``). What is in time with its margin is promised; what is in time only without it
+is accepted without a promise, if that breaks none; the rest is refused. Requests without a deadline
+break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads and HTTP,
+and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf
-from statistics import NormalDist
-from typing import NamedTuple
+from math import ceil, inf
+from typing import Literal, NamedTuple
 
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.physics.costs import Features
 
-_LEAST, _MOST = 1.0, 4.0  # bounds of what a forecast is stretched by
-_QUANTILE = 0.99  # of forecasts
-_BOUNDS_S = (0.25, 1.0, 4.0, 16.0, inf)  # horizons that are scored apart
-_NUM_KEPT = 200  # forecasts of a horizon
-_NUM_PRIOR, _PRIOR_SD = 20, 0.1  # ratios that are believed until this many were seen; of their log
-_PRIOR = [exp(_PRIOR_SD * NormalDist().inv_cdf((i + 0.5) / _NUM_PRIOR)) for i in range(_NUM_PRIOR)]
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
 _PATIENCE = 2.0  # a forecast ends at this multiple of the last deadline
 _NUM_LENGTHS = 20  # answers from which the length of the next is predicted
+_NUM_KEPT = 200  # lengths of answers to a key
+
+Outlook = Literal["promised", "unpromised", "refused"]
 
 
 class Due(NamedTuple):
@@ -41,10 +37,15 @@ class Due(NamedTuple):
 
 
 class PromiseRequest(NamedTuple):
-    """A request with a deadline, or what is left of it: one standing for each of its prompts."""
+    """A request with a deadline, or what is left of it: one standing for each of its prompts.
+
+    Attributes:
+        is_protected: whether no other may take its margin; not if it was accepted without promise.
+    """
 
     standings: tuple[RequestSnapshot, ...]
     due: Due
+    is_protected: bool = True
 
     @property
     def owner(self) -> str:
@@ -61,49 +62,15 @@ class AdmissionVerdict(NamedTuple):
     """The prediction for a request with a deadline.
 
     Attributes:
-        is_kept: whether it is promised.
+        outlook: "promised" if it is in time with the margin, "unpromised" if only without, else
+            "refused". Who would harm a promise is refused as well.
         foreseen: until the last of its prompts has its first token, and until all have ended.
         stretched: the same with a margin; this was compared with what is due.
     """
 
-    is_kept: bool
+    outlook: Outlook
     foreseen: PredictedTimes
     stretched: PredictedTimes
-
-
-class ConformalMargin:
-    """By what forecasts are stretched, learnt from how they erred."""
-
-    def __init__(self) -> None:
-        """Begin without a forecast."""
-        self._ratios = [deque[float](maxlen=_NUM_KEPT) for _ in _BOUNDS_S]
-
-    def note(self, foreseen_s: float, happened_s: float) -> None:
-        """Add what was predicted, without margin, and what it became."""
-        if 0 < foreseen_s < inf:
-            self._of(foreseen_s).append(happened_s / foreseen_s)
-
-    def factor(self, horizon_s: float) -> float:
-        """Return what a forecast of this length is multiplied by.
-
-        One ratio of a hundred is above it, and the next one counts as well (the correction for a
-        finite sample). Until enough are known, some are assumed.
-        """
-        ratios = self._of(horizon_s)
-        known = [*ratios] if len(ratios) == _NUM_KEPT else [*ratios, *_PRIOR]
-        share = min(1.0, _QUANTILE * (1 + 1 / len(known)))
-        return min(_MOST, max(_LEAST, _quantile(known, share)))
-
-    def stretch(self, foreseen: PredictedTimes) -> PredictedTimes:
-        """Return a forecast with its margin."""
-        return PredictedTimes(*(s * self.factor(s) if s < inf else inf for s in foreseen))
-
-    def _of(self, horizon_s: float) -> deque[float]:
-        return next(
-            kept
-            for kept, bound_s in zip(self._ratios, _BOUNDS_S, strict=True)
-            if horizon_s <= bound_s
-        )
 
 
 class Lengths:
@@ -131,7 +98,8 @@ class AdmissionRound:
 
     Attributes:
         state: with all requests that run.
-        promised: what was promised before, by a name.
+        margin: what forecasts are multiplied by, at least 1.
+        promised: what was promised before, or accepted without, by a name.
         lag_s: from the state until a request that is promised now is in the engine.
         has_time: whether one more forecast may be made.
         foretell: how long until what; for tests of this alone.
@@ -142,7 +110,7 @@ class AdmissionRound:
 
     state: State
     times: TimeModel
-    safety: ConformalMargin
+    margin: float
     promised: dict[int, PromiseRequest]
     lag_s: float = 0.0
     has_time: Callable[[], bool] = lambda: True
@@ -166,10 +134,15 @@ class AdmissionRound:
         """Return a verdict for each of these, in order; None where there was no time for one.
 
         All at once if all can be promised, else by halves: what is promised first, counts.
-        ``refuse`` is called with each that cannot be, by its index, as soon as that is known.
+        ``refuse`` is called with each that is refused, by its index, as soon as that is known.
         """
         names = self._names(asked, 0, refuse)
-        return [self._seen[name] if isinstance(name, int) else name for name in names]
+        return [self._accepted(name) if isinstance(name, int) else name for name in names]
+
+    def _accepted(self, name: int) -> AdmissionVerdict:
+        """Return the verdict for one that is let in, with what others delay it since."""
+        outlook: Outlook = "promised" if self.promised[name].is_protected else "unpromised"
+        return self._seen[name]._replace(outlook=outlook)
 
     def _names(
         self,
@@ -177,17 +150,21 @@ class AdmissionRound:
         at: int,
         refuse: Callable[[int, AdmissionVerdict], None],
     ) -> list[int | AdmissionVerdict | None]:
-        """Return the names of those that are promised now, else as ``decide`` does."""
+        """Return the names of those that are let in now, else as ``decide`` does."""
         if not asked or not self._may_go_on():
             return [None] * len(asked)
         first = max(self.promised, default=0) + 1
         trial = dict(enumerate(asked, start=first))
         seen = self._foresee(self.promised | trial, trial)
-        if not self._harms(seen, trial) and all(seen[name].is_kept for name in trial):
+        is_harmful = self._harms(seen, trial)
+        if not is_harmful and all(seen[name].outlook == "promised" for name in trial):
             self._keep(trial, seen)
             return list(trial)
         if len(asked) == 1:
-            verdict = seen[first]._replace(is_kept=False)
+            if not is_harmful and seen[first].outlook == "unpromised":
+                self._keep({first: asked[0]._replace(is_protected=False)}, seen)
+                return [first]
+            verdict = seen[first]._replace(outlook="refused")
             refuse(at, verdict)
             return [verdict]
         half = len(asked) // 2
@@ -196,7 +173,7 @@ class AdmissionRound:
 
     def num_may_enter(self, queued: Sequence[RequestSnapshot]) -> int:
         """Return how many that have no deadline may come in now, and break no promise."""
-        if not self.promised:
+        if not any(asked.is_protected for asked in self.promised.values()):
             return len(queued)
         num = len(queued)
         while num and self._may_go_on():
@@ -233,21 +210,21 @@ class AdmissionRound:
         """
         beyond = self._beyond(trial or {})
         for name, old in self._seen.items():
-            if self.promised[name].owner in beyond:
+            asked, new = self.promised[name], seen[name]
+            if asked.owner in beyond or not asked.is_protected:
                 continue
-            new, due = seen[name], self.promised[name].due
-            if old.is_kept:
-                if not new.is_kept:
+            if old.outlook == "promised":
+                if new.outlook != "promised":
                     return True
-            elif _is_in_time(old.foreseen, due) and _is_pressed(new.foreseen, old.foreseen, due):
+            elif old.outlook == "unpromised" and _is_pressed(new.foreseen, old.foreseen, asked.due):
                 return True
         return False
 
     def _beyond(self, trial: Mapping[int, PromiseRequest]) -> set[str]:
-        """Return the owners of more promised sequences than their share; none on trial is one."""
+        """Return the owners of more such sequences than their share; none on trial is one."""
         wanted = Counter[str]()
         for asked in (*self.promised.values(), *trial.values()):
-            wanted[asked.owner] += asked.num_seqs
+            wanted[asked.owner] += asked.num_seqs * asked.is_protected
         share = fair_share(wanted.values(), self.state.settings.max_num_seqs)
         asking = {asked.owner for asked in trial.values()}
         return {owner for owner in wanted.keys() - asking if asking and wanted[owner] > share}
@@ -291,8 +268,11 @@ class AdmissionRound:
     ) -> AdmissionVerdict:
         each = [foretold[standing.number] for standing in asked.standings]
         foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
-        stretched = self.safety.stretch(foreseen)
-        return AdmissionVerdict(_is_in_time(stretched, asked.due), foreseen, stretched)
+        stretched = PredictedTimes(*(self.margin * seconds for seconds in foreseen))
+        outlook: Outlook = "refused"
+        if _is_in_time(foreseen, asked.due):
+            outlook = "promised" if _is_in_time(stretched, asked.due) else "unpromised"
+        return AdmissionVerdict(outlook, foreseen, stretched)
 
 
 def _is_in_time(foreseen: PredictedTimes, due: Due) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
+from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import lower_priority
 from ridgeline.server.app import new_app
@@ -77,6 +78,7 @@ class Answering:
             self.async_engine.gauges,
             lambda: trace.num_lost if trace else 0,
             self._score,
+            PromiseMargin(),
             keys.labels or (ANYONE,),
             lambda: llm.adapters.in_use,
             lambda: llm.kv_disk.counted if llm.kv_disk else {},

@@ -108,7 +108,7 @@ class Service:
         if rules:
             rules.check_judges(self.guards.check)
         self.live = Live(engine, metrics.score)
-        self.promises = Promises(engine, metrics.score, text, metrics.count_promise)
+        self.promises = Promises(engine, metrics.score, text, metrics.count_promise, metrics.margin)
         self.arrivals = Arrivals(engine, metrics.score)
         self.history = TraceBuffer(engine, metrics.score)
         self.limits = Limits(

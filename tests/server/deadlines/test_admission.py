@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
+from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.server.deadlines import admission
 from tests.server.serving import Served, eventually, serving
 
@@ -28,7 +29,8 @@ PROMISES = 'ridgeline:promises_total{outcome="%s"}'
 
 def outcomes(served: Served) -> dict[str, float]:
     found = served.metrics()
-    return {name: found[PROMISES % name] for name in ("kept", "broken", "refused")}
+    names = "kept", "broken", "in_time", "late", "refused"
+    return {name: found[PROMISES % name] for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_ROUND_S", 60.0)
 
 
+def waited(gate: threading.Event) -> None:
+    """Hold a step up until the gate is open."""
+    gate.wait(60)
+
+
 def pace(step: Step) -> None:
     time.sleep(0.005)
 
@@ -75,10 +82,95 @@ def test_a_deadline_with_ease_is_promised_and_kept(knowing: Served) -> None:
     assert answer.choices[0].message.content == plain.choices[0].message.content
     assert answer.model_extra is not None
     promise = answer.model_extra["metrics"]["promise"]
-    assert promise["outcome"] == "kept"
+    assert (promise["promised"], promise["outcome"]) == (True, "kept")
     assert 0 < promise["foreseen_ttft_ms"] <= promise["foreseen_total_ms"] < 60_000
     assert outcomes(knowing) == before | {"kept": before["kept"] + 1}
     eventually(lambda: any("promise=kept" in line for line in knowing.lines))
+
+
+def asking_till_accepted(served: Served, found: list[Any]) -> threading.Thread:
+    """Ask with longer and longer deadlines; ``found`` gets the first answer that is none of 503."""
+
+    def ask() -> None:
+        for total_ms in (1_500, 6_000, 24_000):  # a machine that was busy at first promises less
+            body = ASK | {"deadline": {"total_ms": total_ms}, "include_timings": True}
+            answered = served.call("/v1/completions", body)
+            if answered[0] == 200:
+                found.append(answered)
+                return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    return asking
+
+
+@pytest.fixture
+def wide(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A margin so wide that no machine is that slow."""
+    margin = PromiseMargin()
+    margin.factor = 1e6
+    monkeypatch.setattr(knowing.running.service.promises, "_margin", margin)
+
+
+def test_in_the_band_of_the_margin_it_is_accepted_without_a_promise(
+    knowing: Served, wide: None
+) -> None:
+    before = outcomes(knowing)
+    body = ASK | {"deadline": {"total_ms": 60_000}, "include_timings": True}
+    plain = knowing.call("/v1/completions", ASK)[1]["choices"]
+    status, answer, headers = knowing.call("/v1/completions", body)
+    assert (status, answer["choices"], headers["x-ridgeline-promise"]) == (200, plain, "unpromised")
+    promise = answer["metrics"]["promise"]
+    assert (promise["promised"], promise["outcome"]) == (False, "in_time")
+    assert outcomes(knowing) == before | {"in_time": before["in_time"] + 1}
+    eventually(lambda: any("promise=in_time" in line for line in knowing.lines))
+
+
+def test_who_was_not_promised_is_late_and_no_promise_is_broken(
+    knowing: Served, wide: None, patient: None
+) -> None:
+    before, gate, found = outcomes(knowing), threading.Event(), list[Any]()
+    knowing.valve.before = lambda step: waited(gate)
+    asking = asking_till_accepted(knowing, found)
+    eventually(lambda: outcomes(knowing)["late"] == before["late"] + 1)
+    gate.set()
+    asking.join()
+    assert found[0][1]["metrics"]["promise"]["outcome"] == "late"
+    after = outcomes(knowing)
+    assert (after["kept"], after["broken"]) == (before["kept"], before["broken"])
+
+
+def test_where_too_many_were_broken_nothing_is_promised_and_the_log_says_so(
+    knowing: Served,
+    patient: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    promises, margin = knowing.running.service.promises, PromiseMargin()
+    monkeypatch.setattr(promises, "_margin", margin)
+    monkeypatch.setattr(knowing.running.service.metrics, "margin", margin)
+    assert knowing.metrics()["ridgeline:promises_made"] == 1
+    assert knowing.metrics()["ridgeline:promise_margin_ratio"] == pytest.approx(margin.factor)
+    for _ in range(4):
+        margin.judge(is_broken=True)
+    gate = threading.Event()
+    knowing.valve.before = lambda step: waited(gate)
+    asking = asking_till_accepted(knowing, [])
+    eventually(lambda: not margin.are_promises_made)  # the fifth is broken
+    gate.set()
+    asking.join()
+    assert "changes too much for promises" in caplog.text
+    assert knowing.metrics()["ridgeline:promises_made"] == 0
+    knowing.valve.before = pace
+    before = outcomes(knowing)
+    body = ASK | {"deadline": {"total_ms": 60_000}}
+    status, _, headers = knowing.call("/v1/completions", body)
+    assert (status, headers["x-ridgeline-promise"]) == (200, "unpromised")
+    assert outcomes(knowing) == before | {"in_time": before["in_time"] + 1}
+    while not margin.are_promises_made:
+        margin.judge(is_broken=False)
+    status, _, headers = knowing.call("/v1/completions", body)
+    assert (status, headers["x-ridgeline-promise"]) == (200, "promised")
 
 
 def test_what_cannot_be_kept_is_refused_at_once(knowing: Served) -> None:
@@ -189,16 +281,7 @@ def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served, patient: 
     knowing.valve.before = hold
     found: list[Any] = []
 
-    def ask() -> None:
-        for total_ms in (1_500, 6_000, 24_000):  # a machine that was busy at first promises less
-            body = ASK | {"deadline": {"total_ms": total_ms}, "include_timings": True}
-            answered = knowing.call("/v1/completions", body)
-            if answered[0] == 200:
-                found.append(answered)
-                return
-
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asking = asking_till_accepted(knowing, found)
     eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1)
     assert not found, "it is counted before the answer ends"
     gate.set()

@@ -144,6 +144,7 @@ def forecast(
     under_way_s: float = 0.0,
     within_s: float = inf,
     alive: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> dict[int, PredictedTimes]:
     """Return the prediction for the requests with the numbers ``wanted``.
 
@@ -157,8 +158,9 @@ def forecast(
         under_way_s: how long ago it began; the second step has not begun.
         within_s: what comes later is not asked for.
         alive: is called before each step; what it raises ends the forecast.
+        clock: shows the time of the forecast, from 0 on, to a model whose speed changes with it.
     """
-    clock, ended = Clock(), list[RequestRecord]()
+    clock, ended = clock or Clock(), list[RequestRecord]()
     runner = _AnyTokens(clock, times)
     engine = Engine(_scheduler(state), runner, clock, max_model_len=state.settings.max_model_len)
     engine.end_listeners.append(ended.append)

@@ -1,4 +1,4 @@
-"""Deadlines: a request is promised to be in time, or refused at once.
+"""Deadlines: a request is promised to be in time, accepted without a promise, or refused at once.
 
 Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
 thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
@@ -7,20 +7,21 @@ is made before each step, so that no round waits for the step under way. Request
 meanwhile share the next round. A client whose request is refused learns it at once. A promised
 request enters the engine exactly when its forecast assumed, or the forecast would not hold.
 Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
-decided there stands in ``foresight.deadline_admission``.
+decided there stands in ``foresight.deadline_admission``. Where promises are off, everything goes on
+as if they were made, but no client is told of one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.params import SamplingParams
@@ -29,16 +30,16 @@ from ridgeline.core.step import Event
 from ridgeline.foresight.deadline_admission import (
     AdmissionRound,
     AdmissionVerdict,
-    ConformalMargin,
     Due,
     Lengths,
     PromiseRequest,
-    latest_start_s,
 )
+from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
+from ridgeline.server.deadlines.promise import Promise, due_from, ranked, refuse_now
 from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import (
@@ -50,6 +51,7 @@ from ridgeline.server.engine.request_stream import (
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.turns import carried
 
+_log = logging.getLogger("ridgeline.server")
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; a request waits that long
 _SHARE = 1 / 8  # of a processor, for forecasts
 _ROUND_S = 0.05  # after which a round begins no other forecast
@@ -60,53 +62,14 @@ _WORDS = "How long does a step take, and how much longer if there is more in it?
 _MOST_WAVES = 100
 _FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
+_NOT_MADE = (
+    "the speed of this machine changes too much for promises: too many were broken; requests with "
+    "a deadline are accepted without one, until what would be promised is in time again"
+)
+_MADE_AGAIN = "promises are made again: what would have been promised was in time"
 _UNKNOWN = AdmissionVerdict(
-    False, PredictedTimes(), PredictedTimes()
+    "refused", PredictedTimes(), PredictedTimes()
 )  # there was no time for a forecast
-
-
-@dataclass(eq=False)
-class Promise:
-    """A request with a deadline, and what became of it.
-
-    Attributes:
-        due: on the clock of the engine.
-        foreseen: the same, when it was promised; without margin.
-        expected: the same, with what others that came in since have delayed it.
-        outcome: kept, broken or refused; None while it is open, or if its client left.
-        made_s: when it was predicted.
-        num_new: tokens of each answer that were reckoned with.
-        is_put_off: whether a round had no time for it.
-    """
-
-    stream: RequestStream
-    deadline: Deadline
-    due: Due
-    outcome: str | None = None
-    foreseen: PredictedTimes = field(default_factory=PredictedTimes)
-    expected: PredictedTimes = field(default_factory=PredictedTimes)
-    made_s: float = 0.0
-    num_new: int = 0
-    is_put_off: bool = False
-    standings: tuple[RequestSnapshot, ...] = ()  # as long as it is not in the engine
-    begun: set[int] = field(default_factory=set)  # prompts with a first token
-    records: list[RequestRecord] = field(default_factory=list)
-
-    @property
-    def has_first(self) -> bool:
-        """Whether all prompts have their first token."""
-        return len(self.begun) == len(self.stream.prompts)
-
-    def left(self) -> Due:
-        """Return what of it is still due."""
-        return Due(inf if self.has_first else self.due.first_s, self.due.end_s)
-
-    def timings(self) -> dict[str, Any]:
-        """Return what a client may know of it."""
-        after_s = [at_s - self.stream.arrived_s for at_s in self.foreseen]
-        ttft_ms, total_ms = (None if s == inf else round(1e3 * s, 1) for s in after_s)
-        outcome = self.outcome or "open"
-        return {"outcome": outcome, "foreseen_ttft_ms": ttft_ms, "foreseen_total_ms": total_ms}
 
 
 class _RoundFacts(NamedTuple):
@@ -129,13 +92,15 @@ class Promises:
         score: PredictionMonitor,
         text: TextProcessor,
         count: Callable[[str], None],
+        margin: PromiseMargin,
     ) -> None:
         """Promise what ``engine`` will do, by what ``score`` knows; ``count`` takes outcomes.
 
+        Forecasts must be sooner than deadlines by ``margin``, which learns from outcomes.
         ``text`` is asked for what own requests need, those that only measure.
         """
         self._engine, self._score, self._text, self._count = engine, score, text, count
-        self._safety, self._lengths = ConformalMargin(), Lengths()
+        self._margin, self._lengths = margin, Lengths()
         self._asking: list[tuple[Promise, asyncio.Future[AdmissionVerdict]]] = []
         self._open: list[Promise] = []
         self._news = asyncio.Event()
@@ -155,7 +120,7 @@ class Promises:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, stream: RequestStream, deadline: Deadline) -> Promise:
-        """Wait until a stream is promised to be in time. Raises ApiError if it cannot be."""
+        """Wait until a stream is promised to be in time, or accepted. Raises ApiError if not."""
         due = Due(
             *(
                 inf if ms is None else stream.arrived_s + ms / 1e3
@@ -176,7 +141,7 @@ class Promises:
         except ApiError:
             self._end(promise, "refused")
             raise
-        if not verdict.is_kept:
+        if verdict.outlook == "refused":
             self._end(promise, "refused")
             raise refusal(deadline, verdict.stretched)
         self._watch(promise)
@@ -190,7 +155,7 @@ class Promises:
 
         def break_if_late() -> None:
             if min(promise.left()) <= time.monotonic() and not stream.is_given_up:
-                self._end(promise, "broken")
+                self._finish(promise, is_in_time=False)
 
         for at_s in promise.due:
             if at_s < inf:  # the clock of the loop is the engine's
@@ -205,7 +170,7 @@ class Promises:
             if len(promise.records) == len(stream.prompts):
                 self._judge(promise)
             elif min(promise.left()) == inf:
-                self._end(promise, "kept")
+                self._finish(promise, is_in_time=True)
 
         stream.on_events = take
 
@@ -218,20 +183,30 @@ class Promises:
         if "abort" in reasons:
             self._end(promise, None)
             return
-        is_kept = first_s <= promise.due.first_s and end_s <= promise.due.end_s
-        self._end(promise, "kept" if is_kept and "error" not in reasons else "broken")
+        is_in_time = first_s <= promise.due.first_s and end_s <= promise.due.end_s
+        self._finish(promise, is_in_time=is_in_time and "error" not in reasons)
         made_s, expected = promise.made_s, promise.expected
         if first_s < inf:
-            self._safety.note(expected.first_s - made_s, first_s - made_s)
+            self._margin.note(expected.first_s - made_s, first_s - made_s)
         lengths = [num for record in records for num in record.num_generated]
         if max(lengths) == promise.num_new:  # else it was shorter, and says nothing
-            self._safety.note(expected.end_s - made_s, end_s - made_s)
+            self._margin.note(expected.end_s - made_s, end_s - made_s)
 
     def note_lengths(self, label: str, records: Sequence[RequestRecord]) -> None:
         """Learn how long answers to a key's requests are."""
         for record in records:
             if not {"abort", "error"} & {*record.finish_reasons}:
                 self._lengths.note(label, max(record.num_generated))
+
+    def _finish(self, promise: Promise, *, is_in_time: bool) -> None:
+        """Say whether an accepted request was in time, once; learn from it if it was protected."""
+        if promise.outcome is None and promise.is_protected:
+            were_made = self._margin.are_promises_made
+            self._margin.judge(is_broken=not is_in_time)
+            if self._margin.are_promises_made != were_made:
+                _log.warning(_MADE_AGAIN if were_made is False else _NOT_MADE)
+        kept, broken = ("kept", "broken") if promise.is_made else ("in_time", "late")
+        self._end(promise, kept if is_in_time else broken)
 
     def _end(self, promise: Promise, outcome: str | None) -> None:
         if promise in self._open:
@@ -308,7 +283,7 @@ class Promises:
             def refuse(
                 index: int, verdict: AdmissionVerdict
             ) -> None:  # in the thread for forecasts
-                loop.call_soon_threadsafe(_refuse, *asking[index], verdict, copy.now_s)
+                loop.call_soon_threadsafe(refuse_now, *asking[index], verdict, copy.now_s)
 
             verdicts, num_may_enter, delays_s = await loop.run_in_executor(
                 self._thread, carried(self._decide), seen, promises, times, began_s, refuse
@@ -334,8 +309,8 @@ class Promises:
             if verdict is None and not promise.is_put_off:
                 promise.is_put_off = True
                 self._asking.append(one)
-            elif verdict is None or not verdict.is_kept:
-                _refuse(promise, future, verdict or _UNKNOWN, copy.now_s)
+            elif verdict is None or verdict.outlook == "refused":
+                refuse_now(promise, future, verdict or _UNKNOWN, copy.now_s)
             else:
                 accepted.append((promise, future, verdict))
                 if not promise.stream.is_over:
@@ -360,6 +335,8 @@ class Promises:
         now_s: float,
     ) -> None:
         promise.made_s, promise.standings = now_s, standings
+        promise.is_protected = verdict.outlook == "promised"
+        promise.is_made = promise.is_protected and self._margin.are_promises_made
         promise.foreseen = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
         promise.expected = promise.foreseen
         promise.num_new = max(standing.num_new for standing in standings)
@@ -381,20 +358,24 @@ class Promises:
         thread_s, now_s = time.thread_time(), seen.copy.now_s
         asked = [
             PromiseRequest(
-                tuple(_ranked(one, promise, times) for one in standings), _from(promise, now_s)
+                tuple(ranked(one, promise, times) for one in standings), due_from(promise, now_s)
             )
             for promise, standings in zip(asking, seen.asked, strict=True)
         ]
         for i, one in enumerate(asked):
             seen.asked[i] = one.standings
         promised = {
-            i: PromiseRequest(standings, Due(*(at_s - now_s for at_s in promise.left())))
+            i: PromiseRequest(
+                standings,
+                Due(*(at_s - now_s for at_s in promise.left())),
+                promise.is_protected,
+            )
             for i, (promise, standings) in enumerate(seen.promised)
         }
         book = AdmissionRound(
             seen.copy.state,
             times,
-            self._safety,
+            self._margin.factor,
             promised,
             seen.lag_s,
             has_time=lambda: time.monotonic() < began_s + _ROUND_S,
@@ -462,28 +443,3 @@ class Promises:
                 one = one._replace(num_new=num_new)
             standings.append(with_cached(engine, stream, i, one))
         return tuple(standings)
-
-
-def _refuse(
-    promise: Promise,
-    future: asyncio.Future[AdmissionVerdict],
-    verdict: AdmissionVerdict,
-    now_s: float,
-) -> None:
-    """Give a verdict to the request that waits for it; times count from its arrival."""
-    if not future.done():
-        since_s = now_s - promise.stream.arrived_s
-        stretched = PredictedTimes(*(since_s + seconds for seconds in verdict.stretched))
-        future.set_result(verdict._replace(stretched=stretched))
-
-
-def _from(promise: Promise, now_s: float) -> Due:
-    return Due(*(at_s - now_s for at_s in promise.due))
-
-
-def _ranked(standing: RequestSnapshot, promise: Promise, times: StepTime) -> RequestSnapshot:
-    """Give a request its place among those with a deadline."""
-    now_s = promise.stream.arrived_s
-    due = _from(promise, now_s)
-    slack_s = latest_start_s(times, standing.num_prompt, standing.num_new, due)
-    return standing._replace(due_s=now_s + slack_s)

@@ -13,6 +13,7 @@ from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.request_model import Strict, wrong
 
 HEADER = "x-deadline-ms"
+PROMISE = "x-ridgeline-promise"  # of a reply: "promised", or "unpromised"
 LONGEST_MS = 86_400_000.0  # a day
 
 Milliseconds = Annotated[float, Field(gt=0, le=LONGEST_MS)]

@@ -21,6 +21,7 @@ from ridgeline import __version__
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.step import SeqId
+from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
@@ -115,6 +116,7 @@ class Metrics:
         gauges: Callable[[], Mapping[str, float]],
         num_lost: Callable[[], int],
         score: PredictionMonitor,
+        margin: PromiseMargin,
         keys: Iterable[str],
         adapters: Callable[[], Mapping[str, int]] = dict,
         kept: Callable[[], Mapping[str, int]] = dict,
@@ -122,20 +124,21 @@ class Metrics:
     ) -> None:
         """Label everything with ``model_name``; ``gauges`` says how things stand now.
 
-        ``num_lost`` says how many records the trace has lost, and ``score`` what was predicted;
+        ``num_lost`` says how many records the trace has lost, ``score`` what was predicted, and
+        ``margin`` by how much that must be sooner than a deadline;
         ``keys`` are the labels of keys that are known from the start; ``adapters`` says how many
         requests have each adapter, ``kept`` what became of blocks that files keep, and
         ``num_unaudited`` how many lines an audit log could not take, if there is one.
         """
         self._model = model_name
-        self._gauges, self._num_lost, self.score = gauges, num_lost, score
+        self._gauges, self._num_lost, self.score, self.margin = gauges, num_lost, score, margin
         self._adapters, self._kept, self._num_unaudited = adapters, kept, num_unaudited
         self._lock = threading.Lock()
         self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
-        self._promises: Counter[str] = Counter(kept=0, broken=0, refused=0)
+        self._promises: Counter[str] = Counter(kept=0, broken=0, in_time=0, late=0, refused=0)
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
         self._hits: Counter[tuple[str, str, str]] | None = None  # of a server with rules
         self._usage = {key: Counter[str]() for key in keys}
@@ -185,7 +188,7 @@ class Metrics:
             self._hits[rule, where, action] += 1
 
     def count_promise(self, outcome: str) -> None:
-        """Add a request with a deadline: its promise was kept or broken, or refused."""
+        """Add a request with a deadline: how it ended, with a promise or without."""
         with self._lock:
             self._promises[outcome] += 1
 
@@ -333,6 +336,8 @@ class Metrics:
         for name, value, text in (
             ("speed_ratio", score.speed, "Speed now, over that of the model of time."),
             ("time_model_calibrated", float(score.is_calibrated), "1 if it was measured."),
+            ("promise_margin_ratio", self.margin.factor, "Forecasts times this must be in time."),
+            ("promises_made", float(self.margin.are_promises_made), "0 if too many were broken."),
         ):
             yield self._one(gauge, name, text, value)
         text = "Mean relative error of late, of steps and of requests' times."

@@ -20,7 +20,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import Event, FinishReason
-from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI
 from ridgeline.server.dialects.openai.documented import (

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.records import RequestRecord
-from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.deadlines.field import PROMISE
+from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import Choice, ResponseBuilder
@@ -254,7 +255,8 @@ class Reply(Response):
                 await self._go_on(self._journal, send)
             if self._promising is not None and not (self._journal and self._journal.goes_on):
                 self._note["promise"] = "refused"
-                self._answers.promise = await self._promising()
+                promise = self._answers.promise = await self._promising()
+                self.headers[PROMISE] = "promised" if promise.is_made else "unpromised"
                 if self._stream.is_over:
                     raise ClientGone
             if self._stream.open_prompts:

@@ -28,7 +28,7 @@ from ridgeline.core.step import (
 from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.decoding.text import HeldEntries
-from ridgeline.server.deadlines.admission import Promise
+from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState
 from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
