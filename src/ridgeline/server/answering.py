@@ -72,7 +72,6 @@ class Answering:
             keep=partial(try_to_keep, home),
             now_s=time.time,
         )
-        self.async_engine.listeners.append(self._score.on_record)
         self.metrics = Metrics(
             name,
             self.async_engine.gauges,
@@ -84,7 +83,7 @@ class Answering:
             lambda: llm.kv_disk.counted if llm.kv_disk else {},
             lambda: audit.num_lost if audit else None,
         )
-        self.async_engine.listeners.append(self.metrics.on_record)
+        self.async_engine.listeners += [self._score.on_record, self.metrics.on_record]
         rules = self.rules = self._rules_of(options, keys)
         if rules and trace and not rules.now.allows_trace:
             message = "--trace writes answers as no rule has seen them: without it, or with "
