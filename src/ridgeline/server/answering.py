@@ -31,7 +31,7 @@ from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:
     from ridgeline.server.audit.log import AuditLog
-    from ridgeline.server.guards.guard import Guard
+    from ridgeline.server.guards.known import Judge
     from ridgeline.server.rules.book import RuleBook
 
 _STEP_S = 10.0  # for the step under way at the end
@@ -128,14 +128,14 @@ class Answering:
             self._batches = Batches(store, app, keys, fingerprint, most_at_once, audit)
         add_batches(self.app, self._batches, options)
 
-    def _new_guards(self, models: Mapping[str, LLM], work: WorkTurns) -> dict[str, Guard]:
+    def _new_guards(self, models: Mapping[str, LLM], work: WorkTurns) -> dict[str, Judge]:
         """Return the guards that these models are. Raises ValueError for one that is none."""
         if not models:
             return {}
-        from ridgeline.server.guards.guard import known_guard  # a server without is spared this
+        from ridgeline.server.guards.known import known_judge  # a server without is spared this
 
         return {
-            name: known_guard(name, llm.text, self._guards[name], work.prompts)
+            name: known_judge(name, llm.text, self._guards[name], work.prompts)
             for name, llm in models.items()
         }
 

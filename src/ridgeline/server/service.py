@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
     from ridgeline.server.guards.checks import Checks
-    from ridgeline.server.guards.guard import Guard
+    from ridgeline.server.guards.known import Judge
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
 # Of a body, and the names to show.
@@ -83,7 +83,7 @@ class Service:
         kept: KeptBlocks | None = None,
         rules: RuleBook | None = None,
         audit: AuditLog | None = None,
-        guards: Callable[[WorkTurns], Mapping[str, Guard]] = lambda turns: {},
+        guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
     ) -> None:
         """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
 
@@ -163,10 +163,10 @@ class Service:
         if why := self.engine.trouble():
             raise ApiError(503, why, code="engine_stopped")
 
-    def _as_guard(self) -> Guard | None:
-        from ridgeline.server.guards.guard import guard_of  # most servers have no guard
+    def _as_guard(self) -> Judge | None:
+        from ridgeline.server.guards.known import judge_of  # most servers have no guard
 
-        return guard_of(self.name, self.text, self.engine, self.work.prompts)
+        return judge_of(self.name, self.text, self.engine, self.work.prompts)
 
     def _check_name(self, model: str | None) -> None:
         if model is not None and not self.is_called(model) and model not in self.loras.names:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ridgeline.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from ridgeline.server.guards.guard import Guard
+    from ridgeline.server.guards.known import Judge
     from ridgeline.server.rules.judges import JudgeRule
 
 
@@ -21,9 +22,9 @@ class Guards:
 
     def __init__(
         self,
-        find_own: Callable[[], Guard | None],
+        find_own: Callable[[], Judge | None],
         is_own: Callable[[str], bool],
-        others: Mapping[str, Guard],
+        others: Mapping[str, Judge],
     ) -> None:
         """Take the guards of ``--guard``, and what says whether the model that is served is one.
 
@@ -32,7 +33,7 @@ class Guards:
         self._find_own, self._is_own, self._others = find_own, is_own, others
 
     @cached_property
-    def _own(self) -> Guard | None:
+    def _own(self) -> Judge | None:
         return self._find_own()
 
     def trouble(self) -> str | None:
@@ -40,17 +41,27 @@ class Guards:
         return next(filter(None, (one.trouble() for one in self._others.values())), None)
 
     def check(self, rule: JudgeRule) -> None:
-        """Raise ValueError if a rule's model cannot judge, or knows no such category."""
+        """Raise ValueError if a rule's model cannot judge, or not what it asks."""
         try:
-            self.named(rule.model).chosen(rule.categories)
+            self.judge(rule.model).check(rule)
         except ApiError as error:
             raise ValueError(f"{error} (--guard MODEL)") from None
 
     def named(self, name: str | None) -> Guard:
         """Return the guard of a name, or the first where none is named. Raises ApiError."""
-        first = next(iter(self._others.values()), None)
-        if other := self._others.get(name) if name is not None else first:
-            return other
+        guards = [one for one, own in self._others.items() if own.categories]
+        judge = self.judge(guards[0] if name is None and guards else name)
+        if not judge.categories:
+            raise _unsupported(f"{judge.name} is an encoder, and no guard: give --guard MODEL")
+        return cast("Guard", judge)
+
+    def judge(self, name: str | None) -> Judge:
+        """Return what judges under a name, or the served model where none is named.
+
+        Raises ApiError.
+        """
+        if name is not None and name in self._others:
+            return self._others[name]
         try:
             own = self._own if name is None or self._is_own(name) else None
         except ValueError as error:

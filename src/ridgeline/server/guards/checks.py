@@ -113,14 +113,13 @@ class Checks:
     ) -> list[JudgeRule]:
         """Return the rules whose guards find something in the last message of a conversation."""
         models = list(dict.fromkeys(one.model for one in judges))
+        by_model = [[one for one in judges if one.model == model] for model in models]
         try:
-            guards = [self._guards.named(model) for model in models]
-            asked = (guard.judge(conversation, self._asker) for guard in guards)
-            verdicts = dict(zip(models, await asyncio.gather(*asked), strict=True))
-            scores = [
-                self._guards.named(one.model).score(verdicts[one.model], one.categories)
-                for one in judges
-            ]
+            asked = (
+                self._guards.judge(some[0].model).scores(conversation, some, self._asker)
+                for some in by_model
+            )
+            found = await asyncio.gather(*asked)
         except Exception as error:
             self.rules.count_error(where)
             _log.warning("a rule of --rules failed: %s", error)
@@ -131,7 +130,12 @@ class Checks:
             is_asked = isinstance(error, GuardFailed) and error.status == 400
             message = str(error) if is_asked else FAILED
             raise ApiError(400 if is_asked else 503, message, code="rules_failed") from None
-        return [one for one, score in zip(judges, scores, strict=True) if score >= one.at]
+        scores = {
+            one.name: score
+            for some, values in zip(by_model, found, strict=True)
+            for one, score in zip(some, values, strict=True)
+        }
+        return [one for one in judges if scores[one.name] >= one.at]
 
 
 def conversations_of(

@@ -18,8 +18,9 @@ from ridgeline.api.text_side import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.guards.choice import Asker, Ids, log_sum, logprobs_of
-from ridgeline.server.guards.families import FAMILIES, Category, GuardFamily, family_of
+from ridgeline.server.guards.families import Category, GuardFamily
 from ridgeline.server.http.turns import Turns
+from ridgeline.server.rules.judges import JudgeRule
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -140,6 +141,19 @@ class Guard:
         scores = [verdict.categories[name] for name in self.chosen(categories)]
         return max(scores) if self._family.asks_each else sum(scores)
 
+    def check(self, rule: JudgeRule) -> None:
+        """Raise ValueError if a rule asks what this guard cannot say."""
+        if rule.examples:
+            raise ValueError(f"{self.name} is a guard: write categories, and no examples")
+        self.chosen(rule.categories)
+
+    async def scores(
+        self, messages: Messages, rules: Sequence[JudgeRule], asker: Asker
+    ) -> list[float]:
+        """Return the score of a conversation's last message by each rule. Raises GuardFailed."""
+        verdict = await self.judge(messages, asker)
+        return [self.score(verdict, rule.categories) for rule in rules]
+
     async def judge(self, messages: Messages, asker: Asker) -> Verdict:
         """Return the verdict on the last message of a conversation. Raises GuardFailed."""
         try:
@@ -197,23 +211,6 @@ class Guard:
         return await logprobs_of(self._engine, self._text, prompt + question.lead, tokens, asker)
 
 
-def guard_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Guard | None:
-    """Return a model as a guard, None if it is none. Raises ValueError as ``Guard`` does."""
-    family = family_of(text.chat_template.source)
-    return Guard(name, text, engine, turns, family) if family else None
-
-
-def known_guard(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Guard:
-    """Return a model as the guard that it must be. Raises ValueError if it is none."""
-    guard = guard_of(name, text, engine, turns)
-    if guard is None:
-        known = ", ".join(family.name for family in FAMILIES)
-        raise ValueError(
-            f"--guard {name}: its chat template is of no guard that is known; there are {known}"
-        )
-    return guard
-
-
 def _conversation(messages: Messages) -> list[dict[str, str]]:
     """Return messages of user and assistant by turns, as guards were trained on.
 
@@ -222,7 +219,7 @@ def _conversation(messages: Messages) -> list[dict[str, str]]:
     turns: list[dict[str, str]] = []
     for message in messages:
         role = "assistant" if message.get("role") == "assistant" else "user"
-        content = _text_of(message)
+        content = text_of(message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += f"\n\n{content}"
         else:
@@ -232,7 +229,8 @@ def _conversation(messages: Messages) -> list[dict[str, str]]:
     return turns
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return what a message says, its calls included."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "\n".join(str(part.get("text", "")) for part in content)

@@ -104,8 +104,8 @@ class ServeOptions:
     )
     guard: list[str] | None = flag_field(
         None,
-        "Guard model that is loaded beside the model, to judge texts at /v1/moderations; "
-        "repeatable.",
+        "Guard model, or encoder for topics, that is loaded beside the model to judge texts, at "
+        "/v1/moderations and for --rules; repeatable.",
     )
     isolate_keys: bool = flag_field(
         True, "Separate prefix caches for keys, so that no key can tell what another sent."

@@ -23,7 +23,7 @@ _OF_FILE = ("version", "on_error", "trace", "keys", "rules")
 AUDITS = ("none", "hash", "text")  # what is kept of texts
 _OF_KEY = ("inherits", "models", "features", "limits", "input", "output", "audit")
 _OF_RULE = ("kinds", "patterns", "action", "says", "word", "most")
-_OF_JUDGE = ("model", "action", "at", "categories", "every", "says")
+_OF_JUDGE = ("model", "action", "at", "categories", "every", "says", "examples")
 _MOST_RULES = 10_000
 _MOST_BYTES = 8 << 20
 
@@ -232,7 +232,13 @@ def _judge_of(name: str, table: dict[str, Any]) -> JudgeRule:
     if type(every) is not int or every < 1:
         raise ValueError(f"{where}: every is {every!r:.40}: write a number of tokens")
     categories = _texts(table.get("categories", []), f"{where}: categories")
-    return JudgeRule(name, model, action, at, tuple(categories), every, says)
+    examples = table.get("examples", {})
+    if not isinstance(examples, dict) or not all(examples.values()):
+        raise ValueError(f'{where}: examples is a table of texts, as {{ medical = ["..."] }}')
+    topics = tuple(
+        (topic, tuple(_texts(texts, f"{where}: examples"))) for topic, texts in examples.items()
+    )
+    return JudgeRule(name, model, action, at, tuple(categories), every, says, topics)
 
 
 def _tables(found: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:

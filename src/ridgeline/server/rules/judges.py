@@ -18,6 +18,7 @@ class JudgeRule(NamedTuple):
         categories: of the model that count; none means all.
         every: after how many tokens of an answer it judges again.
         says: what an answer says that it ends.
+        examples: of topics, for an encoder: the name of each, and its texts.
     """
 
     name: str
@@ -27,3 +28,4 @@ class JudgeRule(NamedTuple):
     categories: tuple[str, ...]
     every: int
     says: str
+    examples: tuple[tuple[str, tuple[str, ...]], ...] = ()

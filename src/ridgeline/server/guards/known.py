@@ -1,0 +1,32 @@
+"""Which models can judge: guards of a known family, and encoders for topics."""
+
+from __future__ import annotations
+
+from ridgeline.api.text_side import TextProcessor
+from ridgeline.server.engine.interface import EngineClient
+from ridgeline.server.guards.families import FAMILIES, family_of
+from ridgeline.server.guards.guard import Guard
+from ridgeline.server.guards.topics import TopicEncoder
+from ridgeline.server.http.turns import Turns
+
+Judge = Guard | TopicEncoder
+
+
+def judge_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge | None:
+    """Return a model as what judges, None if it is none. Raises ValueError as ``Guard`` does."""
+    if family := family_of(text.chat_template.source):
+        return Guard(name, text, engine, turns, family)
+    is_encoder = not text.has_head and not text.has_scores
+    return TopicEncoder(name, text, engine, turns) if is_encoder else None
+
+
+def known_judge(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge:
+    """Return a model as what it must be. Raises ValueError if it cannot judge."""
+    judge = judge_of(name, text, engine, turns)
+    if judge is None:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise ValueError(
+            f"--guard {name}: it is no encoder, and its chat template is of no guard that is "
+            f"known; there are {known}"
+        )
+    return judge
