@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from ridgeline.server.audit.lines import files_of
 from ridgeline.server.dialects.triton.tensors import pack, unpack
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
@@ -236,3 +238,16 @@ def test_nothing_of_grpc_is_imported_without_its_port() -> None:
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = seen.stdout.split()
     assert not [name for name in names if name.split(".")[0] in ("grpc", "google")]
+
+
+def test_calls_have_lines_in_the_audit_log(model: Path, tmp_path: Path) -> None:
+    log = {"audit": tmp_path / "log", "audit_key": tmp_path / "key", "audit_strict": True}
+    with serving(model, grpc_port=0, **log) as served:
+        found = Service(served)
+        found.call("ModelInfer", infer())
+        assert len(list(found.stream(iter([infer(stream=True)])))) > 2
+        found.channel.close()
+    lines = [json.loads(line) for line in files_of(tmp_path / "log")[0].read_text().splitlines()]
+    asked = [line for line in lines if line["event"] == "request"]
+    assert {line["status"] for line in asked} == {200}
+    assert sum(line.get("completion_tokens", 0) for line in asked) == 2 * GREEDY["max_tokens"]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.guards.known import Judge
     from ridgeline.server.rules.book import RuleBook
+    from ridgeline.server.rules.file import RulesFile
 
 _STEP_S = 10.0  # for the step under way at the end
 
@@ -84,13 +85,8 @@ class Answering:
             lambda: audit.num_lost if audit else None,
         )
         self.async_engine.listeners += [self._score.on_record, self.metrics.on_record]
-        rules = self.rules = self._rules_of(options, keys)
-        if rules and trace and not rules.now.allows_trace:
-            message = "--trace writes answers as no rule has seen them: without it, or with "
-            raise ValueError(f"{message}trace = true at the top of {options.rules}")
-        if rules and rules.now.audited and audit is None:
-            message = f"{options.rules}: audit in [keys.{rules.now.audited}] needs --audit DIR"
-            raise ValueError(message)
+        has = {"trace": trace is not None, "audit": audit is not None}
+        rules = self.rules = self._rules_of(options, keys, has)
         if options.chat_template:
             llm.text.use_chat_template(options.chat_template)
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
@@ -139,13 +135,26 @@ class Answering:
             for name, llm in models.items()
         }
 
-    def _rules_of(self, options: ServeOptions, keys: Keys) -> RuleBook | None:
-        """Return the rules of a file, if there is one. Raises OSError or ValueError."""
+    def _rules_of(
+        self, options: ServeOptions, keys: Keys, has: Mapping[str, bool]
+    ) -> RuleBook | None:
+        """Return the rules of a file, if there is one. Raises OSError or ValueError.
+
+        ``has`` says whether this server has a trace, and an audit log.
+        """
         if options.rules is None:
             return None
         from ridgeline.server.rules.book import RuleBook  # a server without rules is spared this
 
-        return RuleBook(options.rules, lambda: keys.labels, self.metrics.count_rule)
+        def check(found: RulesFile) -> None:
+            if has["trace"] and not found.allows_trace:
+                message = "--trace writes answers as no rule has seen them: without it, or with "
+                raise ValueError(f"{message}trace = true at the top of {options.rules}")
+            if found.audited and not has["audit"]:
+                message = f"{options.rules}: audit in [keys.{found.audited}] needs --audit DIR"
+                raise ValueError(message)
+
+        return RuleBook(options.rules, lambda: keys.labels, self.metrics.count_rule, check)
 
     def start(self) -> None:
         """Begin to answer."""

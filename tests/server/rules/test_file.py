@@ -15,7 +15,7 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.rules.file import read_rules
 from ridgeline.server.rules.kinds import KINDS
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, eventually, serving
 
 HEAD = 'version = "1"\n'
 DEFAULT = HEAD + "[keys.default]\n"
@@ -34,6 +34,8 @@ RULE = '[rules.a]\npatterns = ["heron"]\naction = "redact"\n'
         ('trace = "yes"\n' + DEFAULT, "true or false"),
         (DEFAULT + "model = []", "did you mean 'models'"),
         (DEFAULT + 'features = ["chats"]', "did you mean 'chat'"),
+        (DEFAULT + 'audit = "all"', "none, hash, text"),
+        (DEFAULT + "audit = true", "none, hash, text"),
         (DEFAULT + 'models = "a"', "list"),
         (DEFAULT + "limits = { max_token = 1 }", "did you mean 'max_tokens'"),
         (DEFAULT + "limits = { max_tokens = 0 }", "above 0"),
@@ -230,6 +232,10 @@ def test_a_bad_file_leaves_the_rules_that_hold(keyed: Served, tmp_path: Path) ->
         body = {"prompt": "a heron", "max_tokens": 2}
         assert keyed.refused("/v1/completions", body, **_as("k1"))[0] == 400
         assert any("the rules stay as they are" in line for line in keyed.lines)
+        file.write_text(good.replace("[keys.default]", '[keys.default]\naudit = "text"'))
+        keyed.loop.call_soon_threadsafe(keyed.running.reload_keys)
+        eventually(lambda: any("[keys.default] needs --audit" in line for line in keyed.lines))
+        assert keyed.refused("/v1/completions", body, **_as("k1"))[0] == 400
         file.write_text(good.replace("heron", "stork"))
         keyed.loop.call_soon_threadsafe(keyed.running.reload_keys)
         assert keyed.call("/v1/completions", body, **_as("k1"))[0] == 200

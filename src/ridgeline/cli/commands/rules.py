@@ -10,6 +10,8 @@ import typer
 from ridgeline.cli.flags import UsageError
 from ridgeline.cli.stdin import as_text
 
+_KEPT = {"none": "no texts", "hash": "hashes of texts", "text": "texts"}
+
 rules_app = typer.Typer(help="Check rules for what is read and written.", no_args_is_help=True)
 
 
@@ -35,7 +37,10 @@ def check_command(
         raise UsageError("--try is empty: give it a text")
     for name, key in found.keys.items():
         num_rules = [len(one.forbidding) + len(one.noting) for one in (key.input, key.output)]
-        print(f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output")
+        print(
+            f"[keys.{name}]  {num_rules[0]} patterns for input, {num_rules[1]} for output; "
+            f"audit keeps {_KEPT[key.audit]}"
+        )
         for judge in dict.fromkeys((*key.input_judges, *key.output_judges)):
             print(f"  {judge.name}: {judge.action} from {judge.at} on; a server asks {judge.model}")
         tried: tuple[tuple[str, TextRules], ...] = (("input", key.input), ("output", key.output))

@@ -29,21 +29,29 @@ class RuleBook:
         now: what holds.
     """
 
-    def __init__(self, file: Path, labels: Callable[[], Collection[str]], count: Count) -> None:
+    now: RulesFile
+
+    def __init__(
+        self,
+        file: Path,
+        labels: Callable[[], Collection[str]],
+        count: Count,
+        check: Callable[[RulesFile], None],
+    ) -> None:
         """Read a file for the keys of ``labels``. Raises OSError or ValueError.
 
-        ``count`` is told of each match.
+        ``count`` is told of each match; ``check`` raises ValueError for what this server cannot do.
         """
-        self._file, self._labels, self._count = file, labels, count
-        self.now: RulesFile = read_rules(file, labels())
-        self._check: Callable[[JudgeRule], None] = lambda rule: None
+        self._file, self._labels, self._count, self._check = file, labels, count, check
+        self._check_judge: Callable[[JudgeRule], None] = lambda rule: None
+        self.reload()
 
     def check_judges(self, check: Callable[[JudgeRule], None]) -> None:
         """Have rules by models checked, now and when the file is read again.
 
         ``check`` raises ValueError for a rule whose model cannot judge.
         """
-        self._check = check
+        self._check_judge = check
         self._checked(self.now)
 
     def reload(self) -> None:
@@ -51,10 +59,11 @@ class RuleBook:
         self.now = self._checked(read_rules(self._file, self._labels()))
 
     def _checked(self, rules: RulesFile) -> RulesFile:
+        self._check(rules)
         for key in rules.keys.values():
             for rule in (*key.input_judges, *key.output_judges):
                 try:
-                    self._check(rule)
+                    self._check_judge(rule)
                 except ValueError as error:
                     raise ValueError(f"{self._file.name}: [rules] {rule.name}: {error}") from None
         return rules
