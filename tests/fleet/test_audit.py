@@ -34,7 +34,9 @@ def test_each_server_has_a_log_and_each_request_one_line(folder: Path, tmp_path:
                 else body.replace("{", '{"model": "a", ', 1).encode()
             )
             assert routed.call("/v1/completions", data, x_request_id=f"bad{i}")[0] == 400
-        assert "seq" in routed.call("/v1/audit/head")[1]
+        heads = routed.call("/v1/audit/head")[1]
+        assert set(heads["servers"]) == {"a-1", "b-1"}
+        assert {len(one["head"]) for one in (heads, *heads["servers"].values())} == {64}
         assert "audit" not in routed.call("/health")[1]
         (server,) = routed.call("/v1/fleet")[1]["models"]["a"]["replicas"]
         os.kill(server["pid"], signal.SIGKILL)

@@ -245,9 +245,7 @@ def new_app(router: Router) -> FastAPI:
     add_errors(app)
     _add_status(app, router)
     if router.audit:
-        from ridgeline.server.audit.route import add_audit  # a router without is spared this
-
-        add_audit(app, router.audit)
+        _add_audit(app, router, router.audit)
     add_plans(app, router.subject, lambda: list(router.catalogue.models()))
 
     async def post(request: Request) -> Response:
@@ -409,6 +407,22 @@ def _add_status(app: FastAPI, router: Router) -> None:
         await router.pool.look()
         await router.learn(_key(request))
         return {"models": {slot.name: slot.shown() for slot in router.pool.slots.values()}}
+
+
+def _add_audit(app: FastAPI, router: Router, log: AuditLog) -> None:
+    @app.get("/v1/audit/head")
+    async def head(request: Request) -> dict[str, Any]:
+        """Say where the router's audit log ends, and that of each server that runs."""
+        check_operator(request.state)
+        servers: dict[str, Any] = {}
+        for slot in list(router.pool.slots.values()):
+            for worker in list(slot.workers.values()):
+                with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
+                    async with asyncio.timeout(STATUS_S):
+                        path, headers = request.scope["path"], _key(request)
+                        answer = await worker.client.get(path, headers=headers)
+                    servers[f"{slot.name}-{worker.number}"] = answer.json()
+        return log.head() | {"servers": servers}
 
 
 def _key(request: Request) -> dict[str, str]:

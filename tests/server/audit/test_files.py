@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -33,13 +34,16 @@ class Clock:
 
 
 def opened(folder: Path, key: bytes = KEY, **options: Any) -> LogFiles:
-    return LogFiles(folder, key, **{"rotate_bytes": 1 << 20, "keep_s": 180 * DAY_S} | options)
+    base = {"rotate_bytes": 1 << 20, "keep_s": 180 * DAY_S, "now_s": Clock()}
+    return LogFiles(folder, key, **base | options)
 
 
-def written_log(folder: Path, key: bytes = KEY) -> str:
+def written_log(folder: Path, key: bytes = KEY, since_s: float = 0.0) -> str:
     """Write a log of five files; return the hash of its last line."""
+    clock = Clock()
+    clock.now_s += since_s
     one = len(written({"event": "request", "id": "id00"}, LinePlace(10, "0" * 64), 1.0, key))
-    files = opened(folder, key, rotate_bytes=PER_FILE * one - 20)
+    files = opened(folder, key, rotate_bytes=PER_FILE * one - 20, now_s=clock)
     for i in range(NUM_LINES):
         files.append({"event": "request", "id": f"id{i:02}"})
     files.sync()
@@ -91,7 +95,7 @@ def renamed(log: Path, a: int, b: int) -> None:
 
 def replaced(log: Path) -> None:
     """Put another log's file of the same place, and of the same key, into this one."""
-    written_log(log.parent / "other")
+    written_log(log.parent / "other", since_s=1.0)
     change(file_of(log, 2), lambda _: lines_of(file_of(log.parent / "other", 2)))
 
 
@@ -138,7 +142,10 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
         False,
     ),
     "a signature": (
-        lambda log: change(file_of(log, 1), lambda x: [x[0][:-4] + b'0"}\n', *x[1:]]),
+        lambda log: change(
+            file_of(log, 1),
+            lambda x: [x[0].replace(b'"mac":"', b'"mac":"0')[:-4] + b'"}\n', *x[1:]],
+        ),
         "00000001.jsonl:1 was changed",
         False,
     ),
@@ -240,6 +247,28 @@ def test_each_tampering_is_found(log: Path, name: str) -> None:
 def test_without_the_key_all_but_new_chains_are_found(log: Path, name: str) -> None:
     TAMPERINGS[name][0](log)
     assert checked(log, None).faults
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_any_change_of_a_byte_is_found(log: Path, key: bytes | None) -> None:
+    """Changed, removed or put in, at random; and cut anywhere."""
+    random = Random(1)
+    for _ in range(300):
+        file = random.choice([*files_of(log), log / HEAD_FILE])
+        data = file.read_bytes()
+        at, new = random.randrange(len(data.rstrip())), random.randrange(256)
+        kinds = (
+            data[:at] + bytes([new]) + data[at + 1 :],
+            data[:at] + data[at + 1 :],
+            data[:at] + bytes([new]) + data[at:],
+            data[:at],
+        )
+        spoilt = random.choice(kinds)
+        file.write_bytes(spoilt)
+        is_other = spoilt != data and (key is not None or file.name != HEAD_FILE)
+        assert bool(checked(log, key).faults) or not is_other, (file.name, at, spoilt)
+        file.write_bytes(data)
+    assert checked(log, key).faults == []
 
 
 def test_a_kept_hash_finds_a_log_put_back_to_an_earlier_state(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ Fields = dict[str, Any]
 More = Callable[[Callable[[str], str]], Fields]  # of a line: the thread calls it, with a keyed hash
 
 _MOST_WAITING = 10_000  # lines
+_MOST_TOKENS = 1 << 24  # of the texts that they keep: about a hundred MiB
 _SYNC_S = 1.0  # so much a power failure may take
 _LAST_WORDS_S = 10.0
 _log = logging.getLogger("ridgeline.server")
@@ -33,6 +34,7 @@ class _Waiting(NamedTuple):
 
     fields: Fields
     more: More
+    num_tokens: int
     is_kept: Future[bool] | None = None
 
 
@@ -49,24 +51,24 @@ class AuditLog:
         """Write ``files``, and close them at the end."""
         self._files, self.is_strict = files, is_strict
         self.trouble: str | None = None
-        self.num_lost = self._num_unsaid = 0
+        self.num_lost = self._num_unsaid = self._num_tokens = 0
         self._counting = threading.Lock()
         self._synced_s = time.monotonic()
         self._waiting: queue.Queue[_Waiting | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
-    def submit(self, fields: Fields, more: More = lambda _: {}) -> None:
+    def submit(self, fields: Fields, more: More = lambda _: {}, num_tokens: int = 0) -> None:
         """Have a line written. ``more`` returns what takes a while; what it reads must not change.
 
-        The thread calls it, with what hashes texts.
+        The thread calls it, with what hashes texts. Until then it holds texts of ``num_tokens``.
         """
-        self._put(_Waiting(fields, more))
+        self._put(_Waiting(fields, more, num_tokens))
 
-    async def is_kept(self, fields: Fields, more: More = lambda _: {}) -> bool:
+    async def is_kept(self, fields: Fields, more: More = lambda _: {}, num_tokens: int = 0) -> bool:
         """Have a line written, wait until it is on the disk, and return whether it is."""
         told: Future[bool] = Future()
-        self._put(_Waiting(fields, more, told))
+        self._put(_Waiting(fields, more, num_tokens, told))
         return await asyncio.wrap_future(told)
 
     def head(self) -> dict[str, Any]:
@@ -92,10 +94,15 @@ class AuditLog:
             self._files.close()
 
     def _put(self, waiting: _Waiting) -> None:
-        try:
-            self._waiting.put_nowait(waiting)
-        except queue.Full:
-            self._lose([waiting], f"{_MOST_WAITING} lines wait to be written")
+        with self._counting:
+            num_tokens = self._num_tokens + waiting.num_tokens
+            is_taken = num_tokens <= _MOST_TOKENS and not self._waiting.full()
+            if is_taken:
+                self._num_tokens = num_tokens
+                self._waiting.put_nowait(waiting)
+        if not is_taken:
+            num = self._waiting.qsize()
+            self._lose([waiting], f"{num} lines with {num_tokens} tokens wait to be written")
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -104,6 +111,8 @@ class AuditLog:
         while not is_over:
             batch, is_over = self._next()
             written = [one for one in batch if self._is_written(one)]
+            with self._counting:
+                self._num_tokens -= sum(one.num_tokens for one in batch)
             is_due = is_over or time.monotonic() >= self._synced_s + _SYNC_S
             if is_due or any(one.is_kept for one in written):
                 self._sync(written)

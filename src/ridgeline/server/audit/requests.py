@@ -183,9 +183,11 @@ async def is_kept(log: AuditLog, state: dict[str, Any], line: Mapping[str, Any])
     """
     entry: AuditEntry = state["audit"]
     fields, more = entry.fields(line, state.get("code")), partial(entry.more, line)
+    num_tokens = line.get("prompt_tokens", 0) + line.get("completion_tokens", 0)
+    held = fields, more, num_tokens if entry.body else 0
     if log.is_strict:
-        return await log.is_kept(fields, more)
-    log.submit(fields, more)
+        return await log.is_kept(*held)
+    log.submit(*held)
     return True
 
 
