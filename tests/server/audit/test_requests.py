@@ -46,6 +46,15 @@ LABELS = ("told", "silent", "hashed", "poor")
 ASK = {"prompt": "one two", "max_tokens": 4, "ignore_eos": True}
 
 
+# Each route once, as a stream where it can be one; and the whole answers of each kind of message.
+WHOLE = ("chat", "a call", "beams", "the best of three", "responses")
+ASKED = [
+    pytest.param(name, stream, marks=() if stream != (name in WHOLE) else pytest.mark.full)
+    for name in ROUTES
+    for stream in (False, True)
+]
+
+
 class Log:
     """The audit log of a server."""
 
@@ -213,8 +222,7 @@ def test_a_client_that_leaves_has_a_line(asked: Asked, *, stream: bool) -> None:
     served.assert_idle()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize(("name", "stream"), ASKED)
 def test_each_route_keeps_what_its_key_says(asked: Asked, name: str, *, stream: bool) -> None:
     path, body = ROUTES[name]
     is_whole = "use_beam_search" in body or "best_of" in body
