@@ -316,7 +316,7 @@ class Service:
             is_constrained=is_constrained,
         )
         if entry is not None:
-            entry.take(body, params, name, fingerprint, answers)
+            entry.take(body, name, fingerprint, params, answers)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths

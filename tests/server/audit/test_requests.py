@@ -25,6 +25,7 @@ from ridgeline.server.audit.opened import audit_log
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from tests.server.batches.test_batches import begun, ended, requests
+from tests.server.guards.models import write_guard
 from tests.server.rules.test_routes import ROUTES, roomy  # noqa: F401  (a fixture)
 from tests.server.serving import JSON, Served, eventually, hold, serving
 
@@ -266,6 +267,18 @@ def test_token_routes_and_vectors_have_lines_without_texts(asked: Asked) -> None
     line = asked.line("/tokenize", {"prompt": "one two"})
     assert (line["status"], line["key"]) == (200, "told")
     assert "asked" not in line
+
+
+def test_texts_that_a_guard_judges_are_kept(tmp_path: Path) -> None:
+    log, file = Log(tmp_path / "log"), tmp_path / "rules.toml"
+    file.write_text('version = "1"\n[keys.default]\naudit = "text"\n')
+    guard = write_guard(tmp_path / "guard", "Llama Guard 3 8B")
+    with serving(guard, {"kv_cache_memory": "4MiB"}, rules=file, **log.flags) as served:
+        asked = {"input": ["The cat", "sat"]}
+        assert served.call("/v1/moderations", asked, x_request_id="judged")[0] == 200
+        line = log.of("judged")
+        assert (line["status"], line["model"], line["asked"]) == (200, "tiny", asked)
+        assert line["prompt_tokens"] > 0
 
 
 def test_many_requests_at_once_have_a_line_each(asked: Asked) -> None:

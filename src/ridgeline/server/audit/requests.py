@@ -61,13 +61,14 @@ class AuditEntry:
     def take(
         self,
         body: BaseModel,
-        params: SamplingParams,
         model: str,
-        fingerprint: str,
+        fingerprint: str | None = None,
+        params: SamplingParams | None = None,
         answers: ResponseBuilder | None = None,
     ) -> None:
         """Take what a request that was prepared asks for, and its answers, which are to come."""
-        self.told, self.params = {"model": model, "fingerprint": fingerprint}, params
+        self.told, self.params = {"model": model}, params
+        self.told |= {"fingerprint": fingerprint} if fingerprint else {}
         if self.keeps == "none":
             return
         self.body, self.answers = body, answers

@@ -127,7 +127,8 @@ class LocalClient:
             line |= {"path": state["path"], "status": reply.status or 499, "batch": True}
             total_ms = round(1e3 * (time.monotonic() - state["arrived_s"]), 1)
             line |= {**state["note"], "total_ms": total_ms}
-            is_elsewhere = reply.status == 429 or line.get("passed_on")  # or comes once more
+            is_asked_again = reply.status == 429 or (reply.status == 503 and reply.code in _PASSING)
+            is_elsewhere = is_asked_again or line.get("passed_on")
             has_line = is_elsewhere or await is_kept(audit, state, line)
         if not has_line:
             raise Stopped(str(unkept(audit.trouble)))

@@ -107,6 +107,8 @@ def add_moderations(app: FastAPI, service: Service) -> None:
         guard = service.guards.named(body.model)
         texts = body.texts
         service.check_count(len(texts), "input")
+        if entry := service.entry(request):
+            entry.take(body, guard.name)
         if rules := service.rules():
             rules.check_model(guard.name)
             rules.check_features(["moderations"])

@@ -396,7 +396,7 @@ async def _reply(
     )
     stream.arrived_s = request.state.arrived_s
     if entry := service.entry(request):
-        entry.take(body, params, service.name, service.fingerprint)
+        entry.take(body, service.name, service.fingerprint, params)
     vectors = Vectors(stream)
     shape = VectorShape(vectors, answer)
     of_server = service.options, service.work.prompts
