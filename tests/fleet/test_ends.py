@@ -12,6 +12,14 @@ from tests.fleet.test_router import ASK, routing
 from tests.server.serving import eventually
 
 
+def test_when_it_is_ready_a_process_has_imported_what_the_first_model_needs(
+    folder: Path, tmp_path: Path
+) -> None:
+    with routing(folder, tmp_path / "log") as routed:
+        (spare,) = routed.pids()
+        assert "_multiarray_umath" in Path(f"/proc/{spare}/maps").read_text(), "numpy"
+
+
 def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
     folder: Path, tmp_path: Path
 ) -> None:

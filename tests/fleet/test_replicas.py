@@ -66,9 +66,11 @@ def are_all_ready(routed: Routed) -> bool:
     return [one["state"] for one in table(routed)["replicas"]] == ["ready", "ready"]
 
 
-def streamed(routed: Routed, disturb: Callable[[int], object]) -> Answers:
+def streamed(
+    routed: Routed, disturb: Callable[[int], object], *, are_ready: bool = True
+) -> Answers:
     """Stream ``WISH``; once it has begun, ``disturb`` the process that answers."""
-    eventually(lambda: are_all_ready(routed))
+    eventually(lambda: are_all_ready(routed) or not are_ready)
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(WISH), JSON)
     response = connection.getresponse()

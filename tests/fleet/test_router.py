@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -38,6 +39,8 @@ LONG = ASK | {"prompt": ["one two"] * 8, "max_tokens": 110, "n": 64, "stream": T
 class Routed:
     """A running router."""
 
+    tls: ssl.SSLContext | None = None
+
     def __init__(self, process: subprocess.Popen[str], port: int, log: Path, said: str) -> None:
         self.process, self.port, self._log, self.said = process, port, log, said
 
@@ -47,6 +50,8 @@ class Routed:
 
     def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        if self.tls:
+            connection = http.client.HTTPSConnection("localhost", self.port, context=self.tls)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET" if data is None else "POST", path, data, given)
@@ -98,7 +103,7 @@ def routing(
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"ready at http://127.0.0.1:(\d+)", line)
+            found = re.search(r"ready at https?://127.0.0.1:(\d+)", line)
             assert found, line + log.read_text()
             yield Routed(process, int(found[1]), log, line)
         finally:
@@ -141,14 +146,6 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     with routing(folder, tmp_path_factory.mktemp("log") / "log") as running:
         yield running
-
-
-def test_when_it_is_ready_a_process_has_imported_what_the_first_model_needs(
-    folder: Path, tmp_path: Path
-) -> None:
-    with routing(folder, tmp_path / "log") as routed:
-        (spare,) = routed.pids()
-        assert "_multiarray_umath" in Path(f"/proc/{spare}/maps").read_text(), "numpy"
 
 
 def test_each_model_answers_by_its_name(routed: Routed, folder: Path) -> None:

@@ -200,3 +200,42 @@ def talk(rule: Where | InTurn, num_at_once: int) -> float:
 def test_conversations_stay_where_they_were_read(num_at_once: int) -> None:
     assert talk(servers(2, PIECE_BYTES), num_at_once) >= 0.73
     assert talk(InTurn(), num_at_once) < 0.65, "so the measure tells rules apart"
+
+
+def test_a_machine_that_is_slower_gets_less() -> None:
+    """Whatever it has: nobody says how fast it is, the router sees it."""
+    where = Where(PIECE)
+    for name in ("fast", "slow"):
+        where.add(name, name)
+    pace, free_s = {"fast": 1e-3, "slow": 4e-3}, {"fast": 0.0, "slow": 0.0}
+    got, waiting = {"fast": 0, "slow": 0}, list[tuple[float, float, Placed]]()
+    for i in range(400):
+        now_s = i * 0.09  # both together read one in 80 ms
+        waiting.sort(key=lambda one: one[0])
+        while waiting and waiting[0][0] <= now_s:
+            end_s, begin_s, placed = waiting.pop(0)
+            placed.has_read(end_s - begin_s)
+            placed.end()
+        name = where.best(wish := prompt(i, 100), ["fast", "slow"])
+        got[name] += i >= 100
+        free_s[name] = max(now_s, free_s[name]) + 100 * pace[name]
+        waiting.append((free_s[name], now_s, where.place(name, wish)))
+        where.check()
+    assert where.speed("fast") > 2 * where.speed("slow")
+    assert 0 < got["slow"] < got["fast"] / 3
+
+
+def test_servers_of_one_machine_are_equally_fast() -> None:
+    where = Where(PIECE)
+    for name in ("a", "b"):
+        where.add(name)
+        placed = where.place(name, prompt(0, 50))
+        placed.has_read(5.0 if name == "a" else 0.1)
+        placed.end()
+    assert where.speed("a") == where.speed("b") == 1.0
+    where.add("c", "another machine")
+    assert where.speed("c") == 1.0, "nobody knows yet"
+    where.place("c", prompt(1, 50)).has_read(0.001)
+    assert where.speed("c") > 1.0 > where.speed("a") == where.speed("b")
+    where.remove("c")
+    assert where.speed("a") == 1.0

@@ -26,6 +26,7 @@ SECTIONS = {
     "Address": (
         "host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password",
     ),
+    "Fleet": ("replicas", "join", "fleet_key_file", "fleet_ca", "fleet_plain", "silence_timeout"),
     "Access": (
         "allowed_host", "cors_origin", "api_key", "api_key_file", "admin_api_key",
         "isolate_keys", "max_requests_per_minute", "max_tokens_per_minute",
@@ -34,8 +35,7 @@ SECTIONS = {
     "Limits": (
         "max_queued_requests", "max_n", "max_stop", "max_logprobs", "max_temperature",
         "max_logit_bias", "strict", "max_grammar_bytes", "grammar_timeout", "max_body", "max_file",
-        "max_stored", "receive_timeout", "stall_timeout", "silence_timeout", "step_timeout",
-        "shutdown_timeout",
+        "max_stored", "receive_timeout", "stall_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Load": (
         "request_rate", "burstiness", "max_concurrency", "trace_file", "lengths_from",

@@ -258,7 +258,9 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
     With --replicas each model has several servers here, and streams outlive each of them.
     """
     names = model or []
-    if len(names) != 1 or serving.models_dir or serving.replicas > 1:
+    _check_fleet(names, serving)
+    is_router = serving.replicas > 1 or (serving.fleet_key_file and not serving.join)
+    if len(names) != 1 or serving.models_dir or is_router:
         _serve_several(names, serving, options)
         return
     (name,) = names
@@ -272,6 +274,17 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
             yield llm
 
     serve(name, load, serving, partial(load_guard, options=options))
+
+
+def _check_fleet(names: list[str], serving: ServeOptions) -> None:
+    """Check what goes with servers of other machines."""
+    is_one = len(names) == 1 and not serving.models_dir
+    if serving.join and (not is_one or serving.replicas > 1):
+        raise UsageError("--join is for one server of one model: leave out --replicas")
+    if serving.join and (serving.uds or serving.grpc_port is not None):
+        raise UsageError("a server with --join listens nowhere: its router has the address")
+    if serving.fleet_key_file and (not is_one or serving.keep_alive_s is not None):
+        raise UsageError("--fleet-key-file works with one model, which stays: no --keep-alive")
 
 
 def _serve_several(names: list[str], serving: ServeOptions, options: Options) -> None:

@@ -200,7 +200,8 @@ class Router:
 
     async def prompt(self, request: Request, body: bytes, fields: dict[str, Any]) -> PromptKeys:
         """Return what a body has to be read of; of a model with one server nobody asks."""
-        if self.pool.num_servers == 1:
+        slots = self.pool.slots.values()
+        if self.pool.num_servers == 1 and not any(slot.are_several for slot in slots):
             return NOTHING
         salt = request.state.tenant if self._isolates_keys else ""
         if len(body) < _LONG_BYTES:

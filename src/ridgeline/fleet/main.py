@@ -15,8 +15,10 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.fleet.app import Router, new_app
 from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue
-from ridgeline.fleet.pool import Pool, as_variables
+from ridgeline.fleet.pool import Pool
+from ridgeline.fleet.servers.joined import Door, JoinedServer
 from ridgeline.fleet.servers.slot import Slot
+from ridgeline.fleet.servers.variables import as_variables
 from ridgeline.machine import raise_file_limit
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
@@ -25,6 +27,7 @@ from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
+from ridgeline.server.tunnel.proof import NotTaken, read_key
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog
@@ -47,6 +50,8 @@ class RunningFleet:
     ) -> None:
         """Put a router together; ``audit`` gets the lines of requests that no model answers."""
         self.keys, self._log, self._options = keys, log, options
+        key_file = options.fleet_key_file
+        self._fleet_key = read_key(key_file) if key_file else b""
         self._catalogue = catalogue
         catalogue.write = log.line
         self._is_of_one = len(catalogue.models()) == 1 and not options.models_dir
@@ -62,6 +67,8 @@ class RunningFleet:
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
         )
+        is_open = options.fleet_key_file is not None
+        self.door = Door(self._fleet_key, self._join, log.line) if is_open else None
         self.router = Router(
             catalogue,
             self.pool,
@@ -84,6 +91,7 @@ class RunningFleet:
             log.line,
             lambda path, method, status: None,
             audit,
+            on_link=self.door.take if self.door else None,
         )
         self._end: asyncio.Task[None] | None = None
 
@@ -113,10 +121,24 @@ class RunningFleet:
         else:
             self.pool.kill()
 
+    async def _join(self, server: JoinedServer) -> None:
+        """Let a server of another machine have requests. Raises NotTaken if it may not."""
+        (slot,), told = self.pool.slots.values(), server.facts
+        if told["model"] != slot.name:
+            raise NotTaken(
+                f"it serves {told['model'][:80]!r}, and this router {slot.name!r}: start it with "
+                f"--served-model-name {slot.name}, if these are the same files"
+            )
+        if told["keys"] != self.keys.proof(self._fleet_key):
+            raise NotTaken("its API keys are not those of this router: give it the same ones")
+        await self.pool.join(slot, server)
+
     async def _stop(self) -> None:
         if self._batches:
             await self._batches.close()
         await self.pool.close()
+        if self.door is not None:
+            await self.door.close()
         self.server.ended.set()
 
     def reload_keys(self) -> None:
@@ -137,6 +159,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     check_grpc_port(options)
+    _check_links(options)
     catalogue = Catalogue(models, options.models_dir)
     if options.audit:
         from ridgeline.server.audit.opened import audit_log  # a router without is spared this
@@ -170,6 +193,16 @@ async def _main(
     for note in keys.notes(options.isolate_keys):
         say(note)
     await running.run(listener, address(listener, options))
+
+
+def _check_links(options: ServeOptions) -> None:
+    """Raise ValueError if servers of other machines could only come over links without TLS."""
+    is_alone = bool(options.uds) or options.host in LOOPBACK
+    if options.fleet_key_file and not (is_alone or options.ssl_certfile or options.fleet_plain):
+        raise ValueError(
+            f"on {options.host}, servers that join would get prompts as plain text: give "
+            "--ssl-certfile, or say --fleet-plain if nobody else is on that network"
+        )
 
 
 def _loaded(slot: Slot, url: str) -> str:

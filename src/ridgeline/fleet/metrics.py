@@ -46,7 +46,7 @@ async def _metrics(slot: Slot, worker: Worker, key: Mapping[str, str]) -> str:
     except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
         return ""
     name = f"model_name={json.dumps(slot.name)}"
-    replica = f'replica="{worker.number}"' if slot.num_wanted > 1 else ""
+    replica = f'replica="{worker.number}"' if slot.are_several else ""
 
     def named(sample: re.Match[str]) -> str:
         metric, labels = sample[1], sample[2] or ""

@@ -30,13 +30,13 @@ from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.tunnel.frames import Frames
 from ridgeline.server.tunnel.journal import is_diverged
-from ridgeline.server.tunnel.middleware import HEADER, told
+from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
 _MAX_FAILED = 8  # attempts in a row that brought nothing, whatever ended them
 _REST_S = 0.1  # until a server is asked again, or a suspect looks up
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
-_OURS = frozenset({b"date", b"x-request-id", HEADER})  # the gate sets the first two
+_OURS = frozenset({b"date", b"x-request-id", HEADER, FINGERPRINT})  # the gate sets the first two
 
 
 class _Refused(Exception):
@@ -56,12 +56,13 @@ class _Attempt:
         self.slot, self.worker = slot, worker
         self._placed = slot.where.place(str(worker.number), prompt) if prompt is not None else None
         self._is_trial, self.has_progress = is_trial, False
+        self._begin_s = asyncio.get_running_loop().time()
 
     def note_progress(self) -> None:
         """Take note that the server has brought something."""
         self.has_progress = True
         if self._placed is not None:
-            self._placed.has_read()
+            self._placed.has_read(asyncio.get_running_loop().time() - self._begin_s)
         self._leave_trial()
 
     def end(self) -> None:
@@ -208,8 +209,8 @@ class PassedOn(Response):
             raise ApiError(503, message, code="model_ended")
 
     async def _answer(self, attempt: _Attempt, scope: Scope, send: Send) -> None:
-        client = attempt.worker.client
-        answer = await client.send(self._request(client, scope), stream=True)
+        worker = attempt.worker
+        answer = await worker.client.send(self._request(worker, scope), stream=True)
         try:
             await self._pass_on(attempt, answer, scope, send)
         finally:
@@ -260,23 +261,24 @@ class PassedOn(Response):
             except ValueError as error:
                 raise httpx2.RemoteProtocolError(str(error)) from None
             for lines, body in found:
+                has_events = lines.count(b"\n") > (not self._journal)  # its first line is none
                 self._journal += lines
                 attempt.slot.counts["diverged"] += is_diverged(lines)
-                if lines and not attempt.has_progress:
+                if has_events and not attempt.has_progress:
                     attempt.note_progress()
                 if body:
                     yield body
 
-    def _request(self, client: httpx2.AsyncClient, scope: Scope) -> httpx2.Request:
+    def _request(self, worker: Worker, scope: Scope) -> httpx2.Request:
         path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
         kept = frozenset({b"host", b"origin", b"x-request-id", HEADER})
         headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
         batch = (state["tenant"], state["seed"]) if state["is_background"] else None
-        said = told(self._pool.key, self._seed, state["created"], journal, batch)
+        said = told(worker.key, self._seed, state["created"], journal, batch)
         headers.append((HEADER, said))
-        return client.build_request(
+        return worker.client.build_request(
             scope["method"], path, headers=headers, content=journal + self._body
         )
 

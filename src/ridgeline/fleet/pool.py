@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,26 +19,20 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.fleet.servers.folder import SocketFolder
+from ridgeline.fleet.servers.joined import JoinedServer
+from ridgeline.fleet.servers.same import check_same
 from ridgeline.fleet.servers.slot import ServersPlan, Slot, own_log, shared_by_servers
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.machine import available_bytes, memory_of, usable_cpus
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
 
 _LOOK_S = 1.0  # from one look at a model that is in use to the next
 _REST_S = 0.1  # while no server takes a request
 _LONGEST_REST_S = 30.0  # between two starts that come to nothing
-_OF_ROUTER = (  # flags that are not for its models, which only it can reach
-    *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "cors_origin"),
-    *("shutdown_timeout",),
-    *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
-    *("models_dir", "models_memory", "keep_alive", "replicas", "silence_timeout"),
-    *("max_requests_per_minute", "max_concurrent_requests"),  # counted over all models
-)
 
 
 class Pool:
@@ -181,7 +175,7 @@ class Pool:
 
         One that still listens is only asked how it is, however busy it is.
         """
-        if worker.memory.resident_bytes and worker.is_listening:
+        if worker.is_there and worker.is_listening:
             await worker.look()
         else:
             await self._forget(slot, worker)
@@ -340,6 +334,24 @@ class Pool:
             else:
                 raise ValueError(problem)
 
+    async def join(self, slot: Slot, server: JoinedServer) -> None:
+        """Let a server of another machine have requests. Raises NotTaken if it may not."""
+        self._num_started += 1
+        path = self._folder.path / f"{self._num_started}.sock"
+        await server.listen(path)
+        worker = Worker(server, path, 0, server.tunnel_key)
+        try:
+            await check_same(slot, worker, server)
+        except BaseException as error:
+            server.refuse(str(error))
+            await worker.stop()
+            raise
+        worker.number = slot.free_number()
+        slot.take(worker)
+        self._write(f"{slot.called(worker)} is {server.node}, process {server.pid}")
+        slot.note(worker, f"has joined ({server.node})")
+        self._watch(slot, worker)
+
     async def _give_way(self, slot: Slot, name: str) -> None:
         """Let an idle model sleep; end one that sleeps already, or whose backend cannot."""
         workers = list(slot.workers.values())
@@ -484,17 +496,3 @@ def _failure(slot: Slot, start: asyncio.Task[Worker]) -> ApiError:
         raise error
     message = f"{slot.name} cannot be loaded: {error}"
     return ApiError(503, message, code="model_not_loaded")
-
-
-def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
-    """Return the flags of each model as environment variables, without what is left as it was."""
-    variables = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
-    for options in (engine, serving):
-        for flag in fields(options):
-            value = getattr(options, flag.name)
-            if flag.name == "max_tokens_per_minute" and value is not None:
-                value = max(1, value // serving.replicas)  # a server without its part asks the next
-            if flag.name not in _OF_ROUTER and value not in (None, flag.default):
-                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                variables[f"RIDGELINE_{flag.name.upper()}"] = text
-    return variables

@@ -2,8 +2,9 @@
 
 A server is charged for what it still has to read, and three times for what this prompt would add:
 what is read twice also costs those that wait. One that has far more requests than the others comes
-last, whatever it has read. So a prefix draws requests, and never all of them. It has no clock, no
-network and no tokens: the router uses it, and so does the simulator.
+last, whatever it has read. So a prefix draws requests, and never all of them. On a machine that
+reads twice as fast the same work costs half. It has no clock, no network and no tokens: the router
+uses it, and so does the simulator.
 """
 
 from __future__ import annotations
@@ -17,16 +18,35 @@ from ridgeline.routing.prompt import PIECE_BYTES, PromptKeys
 
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
 _MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: who has that many comes last
+_FASTEST = 16.0  # times the mean: the most that a machine counts for, and the least is its inverse
+_KEPT = 0.9  # of what was measured before, at each prompt that has been read
 _NUM_LOOKED_AT = 16  # of many servers: those with most of the prompt, and as many in turn
+
+
+class _Machine:
+    """How fast the servers of a machine read, as far as was seen: the newest counts most."""
+
+    def __init__(self) -> None:
+        self._num_read = self._seconds = 0.0
+
+    @property
+    def speed(self) -> float | None:
+        """Pieces of a prompt's size a second; None as long as nothing was seen."""
+        return self._num_read / self._seconds if self._seconds else None
+
+    def note(self, num_read: int, seconds: float) -> None:
+        """Take note that so much was read in this time."""
+        self._num_read = _KEPT * self._num_read + num_read
+        self._seconds = _KEPT * self._seconds + seconds
 
 
 class _ServerLoad:
     """What a server has to do, and what it has read."""
 
-    __slots__ = ("is_gone", "num_requests", "read", "unread")
+    __slots__ = ("is_gone", "machine", "num_requests", "read", "unread")
 
-    def __init__(self) -> None:
-        self.is_gone = False
+    def __init__(self, machine: _Machine) -> None:
+        self.is_gone, self.machine = False, machine
         self.num_requests = self.unread = 0
         self.read = OrderedDict[bytes, None]()  # keys; the first is forgotten first
 
@@ -36,10 +56,16 @@ class Placed:
 
     def __init__(self, where: Where, load: _ServerLoad, added: int) -> None:
         self._where, self._load, self._unread = where, load, added
+        self._before = load.unread  # which is read first
         self._is_over = False
 
-    def has_read(self) -> None:
-        """Its prompt has been read: the first token is there, or it will not come."""
+    def has_read(self, seconds: float | None = None) -> None:
+        """Its prompt has been read: the first token is there, or it will not come.
+
+        ``seconds`` from its beginning to the first token say how fast its machine is.
+        """
+        if seconds and self._unread:
+            self._load.machine.note(self._before + self._unread, seconds)
         self._load.unread -= self._unread
         self._unread = 0
 
@@ -64,18 +90,21 @@ class Where:
         """
         self._piece, self._max_keys = piece, max_keys
         self._loads: dict[str, _ServerLoad] = {}
+        self._machines: dict[str, _Machine] = {}
         self._holders: dict[bytes, dict[str, None]] = {}
         self._num_requests = self._turn = 0
 
-    def add(self, name: str) -> None:
-        """Take a server that has read nothing."""
+    def add(self, name: str, machine: str = "") -> None:
+        """Take a server that has read nothing; those of one machine are equally fast."""
         assert name not in self._loads
-        self._loads[name] = _ServerLoad()
+        self._loads[name] = _ServerLoad(self._machines.setdefault(machine, _Machine()))
 
     def remove(self, name: str) -> None:
         """Forget a server; what was placed there may still end."""
         load = self._loads.pop(name)
         load.is_gone = True
+        used = {id(one.machine) for one in self._loads.values()}
+        self._machines = {key: one for key, one in self._machines.items() if id(one) in used}
         self._num_requests -= load.num_requests
         for key in load.read:
             self._drop(key, name)
@@ -88,14 +117,27 @@ class Where:
         """Return how many keys are known of what a server has read."""
         return len(self._loads[name].read)
 
+    def speed(self, name: str) -> float:
+        """Return how fast a server reads, against the mean; 1 if nobody knows."""
+        return _relative(self._loads[name], self._mean_speed())
+
+    def _mean_speed(self) -> float | None:
+        if len(self._machines) == 1:
+            return None
+        known = [one for load in self._loads.values() if (one := load.machine.speed)]
+        return sum(known) / len(known) if known else None
+
     def best(self, prompt: PromptKeys, among: Collection[str]) -> str:
         """Return which of these servers, at least one, should get a request."""
-        limit = _MORE_THAN_MEAN * (self._num_requests + 1) / len(self._loads) + 1
+        share = _MORE_THAN_MEAN * (self._num_requests + 1) / len(self._loads)
+        mean = self._mean_speed()
 
-        def cost(name: str) -> tuple[bool, float, int]:
+        def cost(name: str) -> tuple[bool, float, float]:
             load = self._loads[name]
-            added = _ADDED * self._added(load, prompt)
-            return load.num_requests >= limit, load.unread + added, load.num_requests
+            speed = _relative(load, mean)
+            work = load.unread + _ADDED * self._added(load, prompt)
+            num_requests = load.num_requests
+            return num_requests >= share * speed + 1, work / speed, num_requests / speed
 
         return min(self._some(prompt, list(among)), key=cost)
 
@@ -157,3 +199,8 @@ class Where:
         del holders[name]
         if not holders:
             del self._holders[key]
+
+
+def _relative(load: _ServerLoad, mean: float | None) -> float:
+    own = load.machine.speed
+    return 1.0 if own is None or mean is None else min(_FASTEST, max(1 / _FASTEST, own / mean))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,9 @@ from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
+from ridgeline.server.tunnel.joining import Joining, RouterAddress
 from ridgeline.server.tunnel.middleware import Tunnel
+from ridgeline.server.tunnel.proof import read_key
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog
@@ -50,12 +53,13 @@ class Running:
         home: Path | None = None,
         audit: AuditLog | None = None,
         guards: Mapping[str, LLM] | None = None,
+        joining: Joining | None = None,
     ) -> None:
         """Put a server together; ``write`` takes the lines of the log.
 
         What is known of the time of steps is read from ``home`` and kept there, if it is given.
-        ``audit`` gets a line for each request, and ``guards`` judge texts, by their names. Raises
-        ValueError for one that cannot.
+        ``audit`` gets a line for each request, and ``guards`` judge texts, by their names. With
+        ``joining`` a router elsewhere has requests. Raises ValueError for a guard that cannot.
         """
         self.options, self.keys, self._write = options, keys, write
         self._answering = answering = Answering(llm, name, options, keys, home, audit, guards)
@@ -65,7 +69,9 @@ class Running:
             answering.app,
         )
         key = os.environ.pop(TUNNEL_KEY, "")  # a router that started this process has the same
-        tunnel = Tunnel(self.app, key) if key else None
+        key = joining.tunnel_key if joining else key
+        self._joining = joining
+        tunnel = Tunnel(self.app, key, llm.fingerprint) if key else None
         self.server = WebServer(
             tunnel or self.app,
             self.app.routes,
@@ -104,6 +110,8 @@ class Running:
         """Take no more requests, and end when the running ones have; called again, end at once."""
         if self._drain is None:
             self.service.is_draining = True
+            if self._joining:
+                self._joining.leave()
             self._drain = asyncio.ensure_future(self._end())
         else:
             self.async_engine.abandon_all(ServerEnds("the server is stopping"))
@@ -155,6 +163,8 @@ def serve(
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     check_grpc_port(options)
+    joining = _joining(options, keys) if options.join else None
+    options = replace(options, uds=joining.socket) if joining else options
     if options.audit:
         from ridgeline.server.audit.opened import audit_log  # a server without is spared this
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
@@ -171,7 +181,7 @@ def serve(
         log.take_logging()
         name = (options.served_model_name or [Path(model).name])[0]
         with asyncio.Runner() as runner:
-            runner.run(_main(llm, name, guards, options, keys, listener, log, audit))
+            runner.run(_main(llm, name, guards, options, keys, listener, log, audit, joining))
 
 
 @contextlib.contextmanager
@@ -194,18 +204,33 @@ async def _main(
     listener: socket.socket,
     log: LogWriter,
     audit: AuditLog | None,
+    joining: Joining | None,
 ) -> None:
-    running = Running(llm, name, options, keys, log.line, default_home(), audit, guards)
+    running = Running(llm, name, options, keys, log.line, default_home(), audit, guards, joining)
     obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
     for note in keys.notes(options.isolate_keys):
         say(note)
-    await running.run(listener, lambda: _announce(name, listener, options, running.also))
+    announce = partial(_announce, name, listener, options, running)
+    if joining is None:
+        await running.run(listener, announce)
+        return
+    async with joining.belonging(name, log.line, running.stop):
+        await running.run(listener, joining.has_started.set)
 
 
-def _announce(name: str, listener: socket.socket, options: ServeOptions, also: str) -> None:
+def _joining(options: ServeOptions, keys: Keys) -> Joining:
+    """Prepare to join a router. Raises OSError or ValueError."""
+    assert options.join
+    if options.fleet_key_file is None:
+        raise ValueError("--join needs --fleet-key-file: the same file that the router has")
+    address = RouterAddress(options.join, options.fleet_ca, is_plain=options.fleet_plain)
+    return Joining(address, read_key(options.fleet_key_file), keys)
+
+
+def _announce(name: str, listener: socket.socket, options: ServeOptions, running: Running) -> None:
     settle()
     url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve
-        print(f"{name} is ready at {url} (OpenAI API: {url}/v1{also})", flush=True)
+        print(f"{name} is ready at {url} (OpenAI API: {url}/v1{running.also})", flush=True)

@@ -29,7 +29,7 @@ def seen(said: bytes) -> dict[str, Any]:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    asyncio.run(Tunnel(app, "ours")(scope, receive, send))
+    asyncio.run(Tunnel(app, "ours", "fp")(scope, receive, send))
     state: dict[str, Any] = scope["state"]
     return state
 
@@ -38,7 +38,7 @@ def vouched(said: bytes | None) -> str | None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
 
-    return Tunnel(app, "ours").vouched({} if said is None else {HEADER: said})
+    return Tunnel(app, "ours", "fp").vouched({} if said is None else {HEADER: said})
 
 
 def test_a_router_vouches_for_the_keys_of_its_batches() -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +133,25 @@ class Slot:
         is_used = self.num_users or self.workers or self.keep_alive_s < 0
         return bool(is_used) and not self.is_asleep
 
+    @property
+    def are_several(self) -> bool:
+        """Whether servers have to be told apart."""
+        return max([self.num_wanted, *self.workers]) > 1
+
+    def free_number(self) -> int:
+        """Return a number for a server of another machine."""
+        return next(n for n in count(self.num_wanted + 1) if n not in self.workers)
+
     def called(self, worker: Worker) -> str:
         """Return what the log calls a server."""
-        return f"{self.name} (server {worker.number})" if self.num_wanted > 1 else self.name
+        return f"{self.name} (server {worker.number})" if self.are_several else self.name
 
     def take(self, worker: Worker) -> None:
         """Let a server that is ready have requests."""
         self.counts["restarted"] += worker.number in self.missing
         self.missing.discard(worker.number)
         self.workers[worker.number] = worker
-        self.where.add(str(worker.number))
+        self.where.add(str(worker.number), worker.node)
 
     def drop(self, worker: Worker) -> None:
         """Let a server have no more requests."""
@@ -172,7 +182,8 @@ class Slot:
                 return "silent" if worker.trouble else "ready"
             return "starting" if number in self.starting else "missing"
 
-        return {number: state(number) for number in range(1, self.num_wanted + 1)}
+        own = range(1, self.num_wanted + 1)
+        return {number: state(number) for number in sorted({*own, *self.workers})}
 
     def shown(self) -> dict[str, Any]:
         """Return what ``/v1/fleet`` says of it."""
@@ -192,6 +203,8 @@ class Slot:
         shown: dict[str, Any] = {"name": str(number), "state": state}
         shown |= {"moved": self.moved[number], "deaths": self.deaths[number]}
         if worker := self.workers.get(number):
+            shown["node"] = worker.node
+            shown["speed"] = round(self.where.speed(str(number)), 2)
             shown["pid"] = worker.pid
             shown["since"] = worker.since_s
             shown["running"] = self.where.num_requests(str(number))
@@ -204,7 +217,8 @@ class Slot:
     def lose(self, worker: Worker) -> None:
         """Take note that a server has ended by itself."""
         self.deaths[worker.number] += 1
-        self.missing.add(worker.number)
+        if worker.number <= self.num_wanted:  # one of another machine comes by itself
+            self.missing.add(worker.number)
         self.note(worker, worker.fate)
 
     def note(self, worker: Worker, what: str) -> None:

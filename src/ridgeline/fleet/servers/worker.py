@@ -1,4 +1,7 @@
-"""One model in a process of its own: ``ridgeline serve`` on a Unix socket that only we know."""
+"""One server of a model: ``ridgeline serve`` on a Unix socket that only we know.
+
+It is a process of ours, or one of another machine that has joined.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,18 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from ridgeline.machine import Memory, memory_of
+from ridgeline.fleet.servers.child import ChildProcess
+from ridgeline.fleet.servers.joined import JoinedServer
+from ridgeline.machine import Memory
 from ridgeline.server.http.errors import STOPPING
+from ridgeline.server.main import TUNNEL_KEY
+from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
 STATUS_S = 1.0  # in which a process says how it is
 _LOOK_S = 0.01  # from one look whether it sleeps to the next
@@ -54,6 +62,7 @@ class Worker:
     """A running model.
 
     Attributes:
+        key: by which it knows requests of this router.
         number: which server of its model it is.
         client: talks to it.
         trouble: what is wrong with it, if anything.
@@ -65,9 +74,11 @@ class Worker:
         facts: what it says of itself in ``/v1/models``, once a request has asked for it.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: Path, number: int) -> None:
-        """Take a process that starts; ``started`` waits for it."""
-        self._process, self._socket = process, socket
+    def __init__(
+        self, process: ChildProcess | JoinedServer, socket: Path, number: int, key: str
+    ) -> None:
+        """Take a server that listens on ``socket``, or will."""
+        self._process, self._socket, self.key = process, socket, key
         self._last_line = ""
         self._reading: asyncio.Task[None] | None = None
         self._silent_since_s: float | None = None
@@ -102,14 +113,14 @@ class Worker:
             process: from ``spare_process``.
             model: as people type it.
             socket: where it will listen.
-            variables: its flags, as environment variables.
+            variables: its flags, as environment variables, and its ``TUNNEL_KEY``.
             number: which server of its model it will be.
             write: takes its log lines.
 
         Raises StartError with its last words if it ends instead.
         """
-        worker = cls(process, socket, number)
-        worker._reading = asyncio.create_task(worker._read(write))
+        worker = cls(ChildProcess(process), socket, number, variables[TUNNEL_KEY])
+        worker._reading = asyncio.create_task(worker._read(process, write))
         orders = {"variables": variables, "arguments": ["serve", model, "--uds", str(socket)]}
         try:
             assert process.stdin is not None
@@ -127,10 +138,12 @@ class Worker:
         worker.since_s = time.time()
         return worker
 
-    async def _read(self, write: Callable[[str], object]) -> None:
+    async def _read(
+        self, process: asyncio.subprocess.Process, write: Callable[[str], object]
+    ) -> None:
         """Pass its log on, line by line."""
-        assert self._process.stderr is not None
-        while line := await _line(self._process.stderr):
+        assert process.stderr is not None
+        while line := await _line(process.stderr):
             if text := line.decode(errors="replace").rstrip():
                 self._last_line = text
                 write(text)
@@ -138,7 +151,14 @@ class Worker:
     @property
     def memory(self) -> Memory:
         """What it uses now."""
-        return memory_of(self._process.pid)
+        return self._process.memory
+
+    async def fingerprint(self) -> str:
+        """Return what its answers are called by their contents. Raises httpx2.HTTPError."""
+        said = {HEADER.decode(): told(self.key, 0, datetime.now(UTC), b"").decode()}
+        async with asyncio.timeout(_END_S):
+            answer = await self.client.get("/health", headers=said)
+        return answer.headers.get(FINGERPRINT.decode(), "")
 
     @property
     def is_listening(self) -> bool:
@@ -203,7 +223,8 @@ class Worker:
     @property
     def takes_requests(self) -> bool:
         """Whether it could still answer a request."""
-        return not (self._is_lost or self.is_leaving) and self._silent_s() < _SILENT_S
+        is_leaving = self.is_leaving or self._process.is_leaving
+        return not (self._is_lost or is_leaving) and self._silent_s() < _SILENT_S
 
     def is_silent(self, timeout_s: float) -> bool:
         """Whether it has not answered for so long.
@@ -244,6 +265,16 @@ class Worker:
         return len(leaving)
 
     @property
+    def node(self) -> str:
+        """The machine that it runs on; empty for this one."""
+        return self._process.node
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it runs, and is no zombie."""
+        return self._process.is_there
+
+    @property
     def pid(self) -> int:
         """The number of its process."""
         return self._process.pid
@@ -251,11 +282,7 @@ class Worker:
     @property
     def fate(self) -> str:
         """How its process has ended, or is about to."""
-        if self._is_ended_by_us:
-            return self._is_ended_by_us
-        code = self._process.returncode
-        how = f" ({signal.Signals(-code).name})" if code and code < 0 else ""
-        return f"ended by itself{how}"
+        return self._is_ended_by_us or self._process.fate
 
     @property
     def is_well(self) -> bool:
@@ -284,12 +311,12 @@ class Worker:
 
     def reload_keys(self) -> None:
         """Let it read its file of keys again."""
-        self._send(signal.SIGHUP)
+        self._process.send_signal(signal.SIGHUP)
 
     async def sleep(self) -> bool:
         """Let it give its memory back; return whether it did, within a second."""
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
-            self._send(signal.SIGUSR1)
+            self._process.send_signal(signal.SIGUSR1)
             async with asyncio.timeout(STATUS_S):
                 while "asleep" not in (await self.client.get("/health")).json():
                     await asyncio.sleep(_LOOK_S)
@@ -298,21 +325,11 @@ class Worker:
 
     def kill(self) -> None:
         """End it at once."""
-        self._send(signal.SIGKILL)
-
-    def _send(self, what: signal.Signals) -> None:
-        """Send its process a signal, if it runs.
-
-        ``Process.send_signal`` would first look whether it has ended; how it did would then be
-        lost to who waits for it.
-        """
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, what)
+        self._process.send_signal(signal.SIGKILL)
 
     async def stop(self) -> None:
         """End it; requests that still run are told, and end too."""
-        self._send(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), _END_S)
         except TimeoutError:

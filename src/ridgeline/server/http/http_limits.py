@@ -48,6 +48,9 @@ class _Parser(httptools.HttpRequestParser):
             try:
                 return super(_Parser, parser).feed_data(unparsed)
             except httptools.HttpParserUpgrade as stop:
+                if protocol.is_link():
+                    protocol.become_link(bytes(unparsed[stop.args[0] :]))
+                    return None
                 if parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserError("tunnels are not supported") from None
                 version = parser.get_http_version().encode()
@@ -111,6 +114,10 @@ class BoundedProtocol(HttpToolsProtocol):
     receive_timeout_s = 30.0
     on_refused: Callable[[int, str, str, str], None] = staticmethod(lambda *_: None)
     most_connections = inf
+    # Takes a connection that becomes something else, and what came behind its head; and of which
+    # path and protocol it must speak.
+    on_link: Callable[[asyncio.Transport, bytes], None] | None = None
+    link_target = b"", b""
     waiting: ClassVar[dict[BoundedProtocol, None]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -206,6 +213,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Wait for the next request."""
         self.waiting[self] = None
         super().on_response_complete()
+
+    def is_link(self) -> bool:
+        """Whether a head asks for what ``on_link`` takes."""
+        path, protocol = self.link_target
+        is_free = self.on_link is not None and not self._is_answering()
+        return is_free and self.url == path and (b"upgrade", protocol) in self.headers
+
+    def become_link(self, rest: bytes) -> None:
+        """Give the connection away."""
+        assert self.on_link is not None
+        self._drop_deadline()
+        self._unset_keepalive_if_required()
+        self.waiting.pop(self, None)
+        self.connections.discard(self)
+        self.on_link(self.transport, rest)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP."""

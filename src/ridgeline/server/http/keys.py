@@ -88,6 +88,11 @@ class Keys:
         has_operator = any(key.is_operator for key in self._keys)
         return [apart if are_isolated else shares, *(() if has_operator else (nobody,))]
 
+    def proof(self, secret: bytes) -> str:
+        """Return what two servers with the same keys and the same ``secret`` have in common."""
+        known = repr(sorted(self._keys)).encode()
+        return hmac.new(secret, known, "sha256").hexdigest()
+
     def label_of(self, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
         """Return the label of the key in these headers, None if it is unknown.
 

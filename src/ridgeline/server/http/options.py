@@ -43,6 +43,22 @@ class ServeOptions:
     silence_timeout: float = flag_field(
         5.0, "Seconds of silence after which the requests of a server go to another one."
     )
+    join: str | None = flag_field(
+        None,
+        "URL of a router, such as http://router:8000, that passes requests to this server; all "
+        "connections go from here to there. Needs --fleet-key-file.",
+    )
+    fleet_key_file: Path | None = flag_field(
+        None,
+        "File with the key by which a router and servers of other machines know each other; "
+        "without --join this is the router.",
+    )
+    fleet_ca: Path | None = flag_field(
+        None, "File of certificates by which --join knows an https router. Default: the system's."
+    )
+    fleet_plain: bool = flag_field(
+        False, "Let prompts and answers go to other machines of the fleet without TLS."
+    )
     keep_alive: str | None = flag_field(
         None,
         "How long a model stays loaded after its last request; -1 means for ever. Default: 5m "

@@ -26,6 +26,7 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import certificate_settings
 from ridgeline.server.http.logs import log_line
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.tunnel.proof import PATH, PROTOCOL
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog
@@ -59,12 +60,14 @@ class WebServer(uvicorn.Server):
         count: Callable[[str, str, int], None],
         audit: AuditLog | None = None,
         vouched: Callable[[Mapping[bytes, bytes]], str | None] = lambda headers: None,
+        on_link: Callable[[asyncio.Transport, bytes], None] | None = None,
     ) -> None:
         """Put the gate before ``app``, which has ``routes``.
 
         ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
         method and status of each request, and ``audit`` a line about each. ``vouched`` is the
-        gate's.
+        gate's. ``on_link`` takes connections of servers of other machines, and what came behind
+        their heads.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
@@ -95,6 +98,9 @@ class WebServer(uvicorn.Server):
             "most_connections": _most_connections(),
             "waiting": {},
         }
+        if on_link is not None:
+            path = f"{options.root_path}{PATH}".encode()
+            own |= {"on_link": staticmethod(on_link), "link_target": (path, PROTOCOL.encode())}
         protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(

@@ -19,6 +19,7 @@ from ridgeline.server.tunnel.frames import frame
 from ridgeline.server.tunnel.journal import Journal
 
 HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
+FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers hang on
 NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
 
 
@@ -41,9 +42,9 @@ def told(
 class Tunnel:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        """Let who knows the ``key`` ask ``app`` as a router does."""
-        self._app, self._key = app, key
+    def __init__(self, app: ASGIApp, key: str, fingerprint: str) -> None:
+        """Let who knows the ``key`` ask ``app`` as a router does, and tell it the fingerprint."""
+        self._app, self._key, self._fingerprint = app, key, fingerprint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through. Raises ApiError."""
@@ -67,6 +68,8 @@ class Tunnel:
             nonlocal is_framed
             if message["type"] == "http.response.start":
                 is_framed = any(name == HEADER for name, _ in message["headers"])
+                own = FINGERPRINT, self._fingerprint.encode()
+                message = {**message, "headers": [*message["headers"], own]}
             elif is_framed:
                 whole = frame(message.get(NOTES, b""), message.get("body", b""))
                 message = {**message, "body": whole}

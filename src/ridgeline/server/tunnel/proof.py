@@ -1,0 +1,160 @@
+"""How a server of another machine and a router know each other: both prove that they have a key.
+
+The key itself is never sent. Each side sends a number that it draws for this link alone, and a
+MAC (HMAC-SHA256, RFC 2104) of both numbers, of its role and of what it says: so what was heard
+elsewhere proves nothing, and what is said cannot be changed. Lines of JSON, none of them long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
+LINE_BYTES = 1 << 14  # the longest
+GREETING_S = 10.0  # for both to know each other
+SILENT_S = 30.0  # after which a link is taken for dead
+BEAT_S = 1.0  # from one sign of life to the next
+_KEY_BYTES = 32  # the least: shorter ones can be guessed from what was heard
+_FOREIGN = "it does not know the key of this fleet"
+
+
+class NotTaken(Exception):
+    """The other side is none of ours, or does not take us; the text says why."""
+
+
+class FleetLink:
+    """A connection to the other side, over which lines go."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a connection that says nothing else."""
+        self.reader, self.writer = reader, writer
+
+    def say(self, **fields: Any) -> None:
+        """Send a line."""
+        self.writer.write(json.dumps(fields).encode() + b"\n")
+
+    async def hear(self, timeout_s: float = SILENT_S) -> dict[str, Any]:
+        """Return the next line. Raises NotTaken for what is none, OSError at the end."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await self.reader.readuntil(b"\n")
+            fields = json.loads(line)
+        except asyncio.LimitOverrunError:
+            raise NotTaken(f"it sent a line of more than {LINE_BYTES} bytes") from None
+        except (EOFError, TimeoutError) as error:
+            raise ConnectionResetError("the link has ended") from error
+        except (ValueError, RecursionError):
+            raise NotTaken("it sent what is no line of JSON") from None
+        if not isinstance(fields, dict):
+            raise NotTaken("it sent what is no line of ours")
+        return fields
+
+    def close(self) -> None:
+        """End it."""
+        self.writer.close()
+
+
+def read_key(file: Path) -> bytes:
+    """Return the key of a fleet. Raises OSError or ValueError if the file has none."""
+    key = file.read_bytes().strip()
+    if len(key) < _KEY_BYTES:
+        way_out = f"write one with: openssl rand -hex 32 > {file}"
+        raise ValueError(
+            f"{file} has a key of {len(key)} bytes, and {_KEY_BYTES} is the least: {way_out}"
+        )
+    return key
+
+
+def derived(key: bytes, of: str) -> str:
+    """Return a key for one purpose, by which the fleet's own cannot be found."""
+    return hmac.new(key, f"derived {of}".encode(), "sha256").hexdigest()
+
+
+async def greet_router(link: FleetLink, key: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
+    """Introduce a server; return what the router answers. Raises NotTaken or OSError."""
+    nonces = [_text(await link.hear(GREETING_S), "nonce"), secrets.token_hex(16)]
+    said = json.dumps(hello)
+    link.say(nonce=nonces[1], said=said, proof=_proof(key, "server", nonces, said))
+    answer = await link.hear(GREETING_S)
+    if "refused" in answer:
+        raise NotTaken(_text(answer, "refused")[:300])
+    return _proved(answer, key, "router", nonces)
+
+
+async def greet_server(link: FleetLink, key: bytes) -> tuple[dict[str, Any], list[str]]:
+    """Let a server introduce itself; return what it says, and what ``accept`` needs.
+
+    Raises NotTaken, once it has been told, or OSError.
+    """
+    link.say(nonce=(nonce := secrets.token_hex(16)))
+    try:
+        fields = await link.hear(GREETING_S)
+        nonces = [nonce, _text(fields, "nonce")]
+        return _proved(fields, key, "server", nonces), nonces
+    except NotTaken as error:
+        link.say(refused=str(error))
+        raise
+
+
+def accept(link: FleetLink, key: bytes, nonces: list[str], **answer: Any) -> None:
+    """Let a server know that this is its router, and what it answers."""
+    said = json.dumps(answer)
+    link.say(said=said, proof=_proof(key, "router", nonces, said))
+
+
+def _proof(key: bytes, role: str, nonces: list[str], said: str) -> str:
+    return hmac.new(key, json.dumps([role, *nonces, said]).encode(), "sha256").hexdigest()
+
+
+def _proved(fields: dict[str, Any], key: bytes, role: str, nonces: list[str]) -> dict[str, Any]:
+    """Return what a line says, if its sender has the key. Raises NotTaken."""
+    said, proof = _text(fields, "said"), _text(fields, "proof")
+    if not hmac.compare_digest(proof.encode(), _proof(key, role, nonces, said).encode()):
+        raise NotTaken(_FOREIGN)
+    try:
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise NotTaken("it says what no server says")
+    return found
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise NotTaken(f"it sent no {name}")
+    return text
+
+
+async def join_streams(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    other_reader: asyncio.StreamReader,
+    other_writer: asyncio.StreamWriter,
+) -> None:
+    """Pass bytes on between two connections until either ends; then both end."""
+
+    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            target.write(data)
+            await target.drain()
+
+    ways = [
+        asyncio.ensure_future(pass_on(reader, other_writer)),
+        asyncio.ensure_future(pass_on(other_reader, writer)),
+    ]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        writer.close()
+        other_writer.close()

@@ -1,0 +1,236 @@
+"""Servers of other machines: processes that join a router over links that they open themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ridgeline.cli.main import app
+from ridgeline.server.tunnel.proof import PATH, PROTOCOL
+from tests.fleet.test_replicas import WISH, Answers, streamed, table
+from tests.fleet.test_router import PATIENCE_S, Routed, routing
+from tests.server.http.test_listening import pems  # noqa: F401
+from tests.server.serving import eventually
+
+SMALL = ("--kv-cache-memory", "1MiB", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("key") / "key"
+    path.write_text("0123456789abcdef" * 4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def routed(
+    folder: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Routed]:
+    log = tmp_path_factory.mktemp("log") / "log"
+    with routing(folder / "a", log, "--fleet-key-file", str(key_file)) as running:
+        yield running
+
+
+@contextmanager
+def joined(
+    model: Path, key_file: Path, url: str, *flags: str, waits: bool = True
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a server that joins the router at ``url``; the block begins when it has."""
+    command = [sys.executable, "-m", "ridgeline", "serve", str(model), "--join", url]
+    command += ["--fleet-key-file", str(key_file), *SMALL, *flags]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            if waits:
+                assert process.stdout is not None
+                assert "is ready, and has joined" in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def url_of(routed: Routed) -> str:
+    return f"http://127.0.0.1:{routed.port}"
+
+
+def names(routed: Routed) -> list[str]:
+    return [one["node"] for one in table(routed)["replicas"] if one["state"] == "ready"]
+
+
+@pytest.fixture(scope="module")
+def whole(routed: Routed) -> Answers:
+    """The answers to ``WISH`` of a server that nothing happens to."""
+    choices = routed.call("/v1/completions", WISH | {"stream": False})[1]["choices"]
+    return {one["index"]: (one["text"], one["logprobs"]["token_logprobs"]) for one in choices}
+
+
+def test_a_stream_goes_on_when_a_server_of_another_machine_is_killed(
+    routed: Routed, folder: Path, key_file: Path, whole: Answers
+) -> None:
+    """And when this machine's own is: the answer is the same to the bit, both ways."""
+    with joined(folder / "a", key_file, url_of(routed)) as process:
+        own, other = table(routed)["replicas"]
+        assert (own["node"], other["node"]) == ("", socket.gethostname())
+        assert other["pid"] == process.pid
+        assert own["fingerprint"] == other["fingerprint"]
+        before = table(routed)["resumed"]
+        os.kill(own["pid"], signal.SIGSTOP)  # so that the other one gets it
+        try:
+            eventually(lambda: table(routed)["replicas"][0]["state"] == "silent")
+
+            def swap(pid: int) -> None:
+                assert pid == process.pid
+                os.kill(own["pid"], signal.SIGCONT)
+                process.kill()
+
+            assert streamed(routed, swap, are_ready=False) == whole
+        finally:
+            os.kill(own["pid"], signal.SIGCONT)
+        assert table(routed)["resumed"] == before + 1
+        assert table(routed)["diverged"] == 0
+    eventually(lambda: names(routed) == [""])
+    assert "is gone: its link has ended" in str(table(routed)["events"])
+
+
+def test_who_does_not_belong_is_refused_in_words(
+    routed: Routed, folder: Path, key_file: Path, tmp_path: Path
+) -> None:
+    """Another key, other answers, another name, other API keys; and what is no router."""
+    (other_key := tmp_path / "key").write_text("f" * 64)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url, a = url_of(routed), folder / "a"
+        nobody = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        cases = [
+            (a, other_key, url, (), "it does not know the key of this fleet"),
+            (folder / "b", key_file, url, ("--served-model-name", "a"), "would not be the same"),
+            (folder / "b", key_file, url, (), "it serves 'b', and this router 'a'"),
+            (a, key_file, url, ("--api-key", "k"), "its API keys are not those of this router"),
+            (a, key_file, nobody, (), "it is no router with --fleet-key-file"),
+        ]
+
+        def refused(case: tuple[Path, Path, str, tuple[str, ...], str]) -> None:
+            model, key, url, flags, why = case
+            with joined(model, key, url, *flags, waits=False) as process:
+                said, words = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 1
+            assert said == ""
+            last = words.splitlines()[-1]
+            assert last.startswith(f"ridgeline: the router at {url} does not take this server: ")
+            assert why in last
+
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(refused, case) for case in cases]
+            connection, _ = silent.accept()
+            with connection, connection.makefile("rb") as words:
+                while words.readline().strip():
+                    pass
+                connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            for one in asked:
+                one.result()
+    assert names(routed) == [""]
+    assert "does not know the key" in routed.log
+
+
+def raw(routed: Routed, *pieces: bytes) -> bytes:
+    """Ask for a link, say this, and return all that comes back."""
+    with socket.create_connection(("127.0.0.1", routed.port), timeout=PATIENCE_S) as connection:
+        head = f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
+        connection.sendall(f"{head}upgrade: {PROTOCOL}\r\n\r\n".encode())
+        heard = b""
+        with contextlib.suppress(OSError):  # it need not read all
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            while data := connection.recv(1 << 16):
+                heard += data
+    return heard
+
+
+def test_strangers_get_a_number_and_nothing_else(routed: Routed) -> None:
+    """Whatever they send: no word, no proof, the request of a link that nobody asked for."""
+    before = table(routed)
+    for line in (
+        b"",
+        b"\n",
+        b'{"nonce": "1", "said": "{}", "proof": "0"}\n',
+        json.dumps({"nonce": "1", "said": '{"kind": "request", "id": "1"}', "proof": ""}).encode(),
+        b"GET /v1/fleet HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"\x00" * (1 << 20),
+    ):
+        head, _, lines = raw(routed, line).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 ")
+        nonce, *rest = lines.splitlines()
+        assert list(json.loads(nonce)) == ["nonce"]
+        assert [list(json.loads(one)) for one in rest] in ([], [["refused"]])
+    after = table(routed)
+    assert after["replicas"] == before["replicas"]
+    assert after["events"] == before["events"]
+    status, answer, _ = routed.call(PATH, connection="upgrade", upgrade="websocket")
+    assert (status, answer["error"]["code"]) == (404, "not_found"), "another protocol"
+
+
+def test_a_server_joins_again_after_the_router_and_leaves_when_it_is_told(
+    folder: Path,
+    key_file: Path,
+    tmp_path: Path,
+    pems: Path,  # noqa: F811
+) -> None:
+    """Over TLS; and what it has begun goes on elsewhere, or is ended by it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--fleet-key-file", str(key_file), "--port", str(port))
+    flags += ("--ssl-certfile", str(pems / "cert.pem"), "--ssl-keyfile", str(pems / "key.pem"))
+    url, ca = f"https://localhost:{port}", ("--fleet-ca", str(pems / "cert.pem"))
+    tls = ssl.create_default_context(cafile=pems / "cert.pem")
+    with (
+        routing(folder / "a", tmp_path / "log", *flags) as first,
+        joined(folder / "a", key_file, url, *ca) as process,
+    ):
+        first.tls = tls
+        eventually(lambda: names(first) == ["", socket.gethostname()])
+        first.process.kill()
+        first.process.wait()
+        with routing(folder / "a", tmp_path / "log2", *flags) as second:
+            second.tls = tls
+            eventually(lambda: names(second) == ["", socket.gethostname()])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+            eventually(lambda: names(second) == [""])
+            events = [one["what"] for one in table(second)["events"]]
+            assert f"has left ({socket.gethostname()})" in events
+            assert second.complete("a")
+
+
+def test_what_does_not_go_together_is_said_before_anything_is_loaded(
+    folder: Path, key_file: Path, tmp_path: Path
+) -> None:
+    key, a = ("--fleet-key-file", str(key_file)), str(folder / "a")
+    join = ("--join", "http://localhost:1")
+    for flags, problem in (
+        (join, "--join needs --fleet-key-file"),
+        ((*key, *join, "--replicas", "2"), "--join is for one server of one model"),
+        ((*key, *join, "--grpc-port", "0"), "a server with --join listens nowhere"),
+        ((*key, "--join", "http://10.1.2.3"), "say --fleet-plain"),
+        ((*key, "--host", "0.0.0.0"), "give --ssl-certfile, or say --fleet-plain"),
+        ((*key, "--keep-alive", "1m"), "works with one model, which stays"),
+        ((*key, a), "works with one model, which stays"),
+        (("--fleet-key-file", str(tmp_path / "none")), "No such file"),
+    ):
+        result = CliRunner().invoke(app, ["serve", a, "--port", "0", *flags])
+        assert result.exit_code != 0, flags
+        assert problem in (result.output + str(result.exception)), flags
