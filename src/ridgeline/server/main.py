@@ -163,7 +163,7 @@ def serve(
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     check_grpc_port(options)
-    joining = _joining(options, keys) if options.join else None
+    joining = _joining(options.join, options, keys) if options.join else None
     options = replace(options, uds=joining.socket) if joining else options
     if options.audit:
         from ridgeline.server.audit.opened import audit_log  # a server without is spared this
@@ -220,12 +220,11 @@ async def _main(
         await running.run(listener, joining.has_started.set)
 
 
-def _joining(options: ServeOptions, keys: Keys) -> Joining:
-    """Prepare to join a router. Raises OSError or ValueError."""
-    assert options.join
+def _joining(url: str, options: ServeOptions, keys: Keys) -> Joining:
+    """Prepare to join the router at ``url``. Raises OSError or ValueError."""
     if options.fleet_key_file is None:
         raise ValueError("--join needs --fleet-key-file: the same file that the router has")
-    address = RouterAddress(options.join, options.fleet_ca, is_plain=options.fleet_plain)
+    address = RouterAddress(url, options.fleet_ca, is_plain=options.fleet_plain)
     return Joining(address, read_key(options.fleet_key_file), keys)
 
 

@@ -139,7 +139,7 @@ def test_an_answer_can_be_sent_back_as_it_came(served: Served) -> None:
         (
             message.model_dump()
             | {"reasoning_content": "Hm", "provider_specific_fields": {"a": 1}},
-            "messages.provider_specific_fields",
+            "messages.provider_specific_fields, messages.reasoning_content",
         ),
     ):
         wish["messages"] = [*HELLO, again, follow_up]

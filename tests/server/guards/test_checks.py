@@ -222,19 +222,23 @@ def test_text_is_held_until_it_was_judged(
 ) -> None:
     with guarded(roomy, guard_path, tmp_path, of_output(1.0, every=4)) as (served, faulty):
         said: Any = [{"role": "user", "content": "x"}]
-        stream = served.client().chat.completions.create(
-            model="tiny",
-            messages=said,
-            max_tokens=11,
-            stream=True,
-            seed=3,
-            logprobs=True,
-            extra_body={"ignore_eos": True},
-        )
         faulty.num_steps = 0  # no verdict can come, so not a byte of text may
         shown: list[str] = []
+
+        def read() -> None:
+            stream = served.client().chat.completions.create(
+                model="tiny",
+                messages=said,
+                max_tokens=11,
+                stream=True,
+                seed=3,
+                logprobs=True,
+                extra_body={"ignore_eos": True},
+            )
+            shown.extend(chunk.choices[0].delta.content or "" for chunk in stream)
+
         with pytest.raises(APIError, match="a rule of this server has failed"):
-            shown += [chunk.choices[0].delta.content or "" for chunk in stream]
+            read()
         assert not any(shown)
         assert num_hits(served, "error", "error", "output") == 1
 

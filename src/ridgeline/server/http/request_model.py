@@ -52,8 +52,8 @@ class Extra(NamedTuple):
 
 def document(schema: dict[str, Any], model: type[Strict]) -> None:
     """Add to a model's JSON schema what the model accepts besides its fields."""
-    if model.extras is None:
-        schema["additionalProperties"] = {"type": "null"}
+    others = {"type": "null"} if model.extras is None else {"description": "Dropped by name."}
+    schema["additionalProperties"] = others
     kept = {k: v for k, v in schema["properties"].items() if k not in model.absent}
     schema["properties"] = kept | {
         name: _documented(extra) for name, extra in (model.extras or {}).items() if name not in kept
