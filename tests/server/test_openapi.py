@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -87,6 +89,16 @@ def small(coder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         served.assert_idle()
 
 
+def allows(document: dict[str, Any], case: Case) -> bool:
+    """Whether the document allows the body of a request."""
+    operation = document["paths"][case.path][case.method.lower()]
+    forms = operation.get("requestBody", {"content": {}})["content"]
+    if not isinstance(case.body, dict) or "application/json" not in forms:
+        return False
+    whole = forms["application/json"]["schema"] | {"components": document["components"]}
+    return bool(jsonschema.Draft202012Validator(whole).is_valid(case.body))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "count", "mode"),
     [
@@ -126,7 +138,10 @@ def test_what_the_document_allows_and_forbids(
         statuses[response.status_code] += 1
         check_body(response.status_code, response.content)
         # A body that is too long is refused before it is read, whatever is wrong in it.
-        checks = CHECKS[:-1] if response.status_code == 413 else CHECKS
+        # What was made wrong for one form of a value may be right for another.
+        status = response.status_code
+        is_left_out = status == 413 or (status < 300 and allows(document, case))
+        checks = CHECKS[:-1] if is_left_out else CHECKS
         case.validate_response(response, checks=checks)
 
     check()
