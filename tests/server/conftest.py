@@ -33,6 +33,15 @@ def write_coder(path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose context has room for the description of a tool."""
+    path = write_coder(tmp_path_factory.mktemp("models") / "roomy")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    return path
+
+
+@pytest.fixture(scope="session")
 def shared(model: Path) -> Iterator[Served]:  # noqa: F811
     with serving(model) as served:
         yield served

@@ -27,7 +27,8 @@ from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
-from ridgeline.server.tunnel.proof import NotTaken, read_key
+from ridgeline.server.tunnel.proof import NotTaken
+from ridgeline.shared_key import read_key
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog

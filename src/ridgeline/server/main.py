@@ -30,7 +30,7 @@ from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.joining import Joining, RouterAddress
 from ridgeline.server.tunnel.middleware import Tunnel
-from ridgeline.server.tunnel.proof import read_key
+from ridgeline.shared_key import read_key
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog
@@ -206,7 +206,10 @@ async def _main(
     audit: AuditLog | None,
     joining: Joining | None,
 ) -> None:
-    running = Running(llm, name, options, keys, log.line, default_home(), audit, guards, joining)
+    running = Running(
+        llm, name, options, keys, log.line, default_home(),
+        audit=audit, guards=guards, joining=joining,
+    )  # fmt: skip
     obey_signals(running.stop, running.reload_keys, running.service.naps.begin)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")

@@ -172,8 +172,8 @@ def test_a_stage_that_is_killed_ends_the_engine_with_one_line(staged: LLM) -> No
 
 def test_a_stage_joins_with_the_same_key_and_model(model: Path, tmp_path: Path) -> None:  # noqa: F811
     key, wrong = tmp_path / "key", tmp_path / "wrong"
-    key.write_text("secret\n")
-    wrong.write_text("guessed\n")
+    key.write_text("secret" * 6)
+    wrong.write_text("guessed" * 6)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
@@ -231,7 +231,7 @@ def test_both_ends_prove_that_they_know_the_key(key: bytes, is_same: bool) -> No
 
 def test_an_empty_key_lets_nobody_in(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
-    with pytest.raises(ValueError, match="it is empty"):
+    with pytest.raises(ValueError, match="a key of 0 bytes, and 32 is the least"):
         key_of(tmp_path / "key")
     assert key_of(None) == b""
 

@@ -26,7 +26,7 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from tests.server.batches.test_batches import begun, ended, requests
 from tests.server.guards.models import write_guard
-from tests.server.rules.test_routes import ROUTES, roomy  # noqa: F401  (a fixture)
+from tests.server.rules.test_routes import ROUTES
 from tests.server.serving import JSON, Served, eventually, hold, serving
 
 RULES = """
@@ -97,7 +97,7 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked(roomy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:  # noqa: F811
+def asked(roomy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     folder = tmp_path_factory.mktemp("audit")
     (folder / "rules.toml").write_text(RULES)
     (folder / "keys").write_text("".join(f"{label} {label}-key\n" for label in LABELS))

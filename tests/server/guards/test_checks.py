@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from ridgeline.core.step import Step, StepOutput
 from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
-from tests.server.conftest import write_coder
 from tests.server.guards.models import write_guard
 from tests.server.guards.test_moderations import ENGINE, Oracle
 from tests.server.rules.test_file import DEFAULT
@@ -32,15 +30,6 @@ from tests.server.serving import Served, eventually, serving
 
 RULE = '[rules.unsafe]\nmodel = "guard"\n'
 SAYS = "I may not say that."
-
-
-@pytest.fixture(scope="module")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose context has room for the description of a tool."""
-    path = write_coder(tmp_path_factory.mktemp("models") / "roomy")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import write_coder
 from tests.server.serving import JSON, Served, eventually, serving
 
 SECRET = "bob@example.com"
@@ -118,15 +117,6 @@ ENDS = {  # the word of each dialect for an answer that a rule has ended
 
 def rules_file(path: Path, action: str = "block", text: str = RULES) -> Path:
     path.write_text(text.replace("ACTION", action))
-    return path
-
-
-@pytest.fixture(scope="module")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose context has room for the description of a tool."""
-    path = write_coder(tmp_path_factory.mktemp("models") / "roomy")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     return path
 
 

@@ -20,8 +20,8 @@ from ridgeline.server.tunnel.proof import (
     derived,
     greet_router,
     greet_server,
-    read_key,
 )
+from ridgeline.shared_key import read_key
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 HELLO = {"kind": "server", "id": "one"}

@@ -204,7 +204,7 @@ class Promises:
             were_made = self._margin.are_promises_made
             self._margin.judge(is_broken=not is_in_time)
             if self._margin.are_promises_made != were_made:
-                _log.warning(_MADE_AGAIN if were_made is False else _NOT_MADE)
+                _log.warning(_NOT_MADE if were_made else _MADE_AGAIN)
         kept, broken = ("kept", "broken") if promise.is_made else ("in_time", "late")
         self._end(promise, kept if is_in_time else broken)
 

@@ -1,8 +1,6 @@
 """How a server of another machine and a router know each other: both prove that they have a key.
 
-The key itself is never sent. Each side sends a number that it draws for this link alone, and a
-MAC (HMAC-SHA256, RFC 2104) of both numbers, of its role and of what it says: so what was heard
-elsewhere proves nothing, and what is said cannot be changed. Lines of JSON, none of them long.
+What they say goes over the link in lines of JSON, none of them long (``shared_key``).
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from ridgeline.shared_key import is_proof, proof
 
 PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
 LINE_BYTES = 1 << 14  # the longest
 GREETING_S = 10.0  # for both to know each other
 SILENT_S = 30.0  # after which a link is taken for dead
 BEAT_S = 1.0  # from one sign of life to the next
-_KEY_BYTES = 32  # the least: shorter ones can be guessed from what was heard
 _FOREIGN = "it does not know the key of this fleet"
 
 
@@ -60,17 +58,6 @@ class FleetLink:
         self.writer.close()
 
 
-def read_key(file: Path) -> bytes:
-    """Return the key of a fleet. Raises OSError or ValueError if the file has none."""
-    key = file.read_bytes().strip()
-    if len(key) < _KEY_BYTES:
-        way_out = f"write one with: openssl rand -hex 32 > {file}"
-        raise ValueError(
-            f"{file} has a key of {len(key)} bytes, and {_KEY_BYTES} is the least: {way_out}"
-        )
-    return key
-
-
 def derived(key: bytes, of: str) -> str:
     """Return a key for one purpose, by which the fleet's own cannot be found."""
     return hmac.new(key, f"derived {of}".encode(), "sha256").hexdigest()
@@ -80,7 +67,7 @@ async def greet_router(link: FleetLink, key: bytes, hello: Mapping[str, Any]) ->
     """Introduce a server; return what the router answers. Raises NotTaken or OSError."""
     nonces = [_text(await link.hear(GREETING_S), "nonce"), secrets.token_hex(16)]
     said = json.dumps(hello)
-    link.say(nonce=nonces[1], said=said, proof=_proof(key, "server", nonces, said))
+    link.say(nonce=nonces[1], said=said, proof=proof(key, "server", nonces, said))
     answer = await link.hear(GREETING_S)
     if "refused" in answer:
         raise NotTaken(_text(answer, "refused")[:300])
@@ -105,17 +92,13 @@ async def greet_server(link: FleetLink, key: bytes) -> tuple[dict[str, Any], lis
 def accept(link: FleetLink, key: bytes, nonces: list[str], **answer: Any) -> None:
     """Let a server know that this is its router, and what it answers."""
     said = json.dumps(answer)
-    link.say(said=said, proof=_proof(key, "router", nonces, said))
-
-
-def _proof(key: bytes, role: str, nonces: list[str], said: str) -> str:
-    return hmac.new(key, json.dumps([role, *nonces, said]).encode(), "sha256").hexdigest()
+    link.say(said=said, proof=proof(key, "router", nonces, said))
 
 
 def _proved(fields: dict[str, Any], key: bytes, role: str, nonces: list[str]) -> dict[str, Any]:
     """Return what a line says, if its sender has the key. Raises NotTaken."""
-    said, proof = _text(fields, "said"), _text(fields, "proof")
-    if not hmac.compare_digest(proof.encode(), _proof(key, role, nonces, said).encode()):
+    said = _text(fields, "said")
+    if not is_proof(_text(fields, "proof"), key, role, nonces, said):
         raise NotTaken(_FOREIGN)
     try:
         found = json.loads(said)

@@ -68,7 +68,7 @@ def join(
     Raises:
         OSError: there is no such host, or no such file.
         PermissionError: the other end has another key.
-        ValueError: it runs another model, this stage does not fit, or the key is empty.
+        ValueError: it runs another model, this stage does not fit, or the key is too short.
     """
     key = key_of(key_file)
     link = Link(_connected(address, say))

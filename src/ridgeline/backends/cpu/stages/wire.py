@@ -6,8 +6,6 @@ prove first that they know the same key; over a network what follows is not encr
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 import socket
@@ -21,10 +19,11 @@ import numpy as np
 
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.core.step import Step, Work
+from ridgeline.shared_key import is_proof, proof, read_key
 
 _HEAD = struct.Struct("<IQ")  # bytes of JSON, and of rows behind it
 _MOST_JSON, _MOST_ROWS = 1 << 28, 1 << 36
-_NONCE_BYTES = 32
+_NONCE_BYTES, _PROOF_DIGITS = 32, 64
 _PROOF_S = 10.0  # in which the other end proves itself
 
 
@@ -64,20 +63,20 @@ class Link:
         self._socket.close()
 
     def prove(self, key: bytes, own: str, other: str) -> None:
-        """Prove to know a key, and see the same proof. Raises PermissionError.
+        """Prove to know a key, and see the same proof (``shared_key``). Raises PermissionError.
 
-        ``own`` and ``other`` name the ends, so that no proof can be sent back.
+        ``own`` and ``other`` name the ends.
         """
         self._socket.settimeout(_PROOF_S)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         try:
             self._socket.sendall(nonce)
             theirs = self._exactly(_NONCE_BYTES)
-            self._socket.sendall(_proof(key, own, nonce, theirs))
-            proof = self._exactly(_NONCE_BYTES)
+            self._socket.sendall(proof(key, own, (nonce.hex(), theirs.hex())).encode())
+            given = self._exactly(_PROOF_DIGITS)
         except (EOFError, OSError):
             raise PermissionError("the other end has another key, or is no stage") from None
-        if not hmac.compare_digest(proof, _proof(key, other, theirs, nonce)):
+        if not is_proof(given.decode("latin-1"), key, other, (theirs.hex(), nonce.hex())):
             raise PermissionError("the other end has another --stage-key-file")
         self._socket.settimeout(None)
 
@@ -92,16 +91,9 @@ class Link:
         return bytes(data)
 
 
-def _proof(key: bytes, name: str, own: bytes, other: bytes) -> bytes:
-    return hmac.digest(key, name.encode() + own + other, hashlib.sha256)
-
-
 def key_of(file: Path | None) -> bytes:
-    """Return the key in a file, or nothing without one. Raises OSError, and ValueError if empty."""
-    key = file.read_bytes().strip() if file else b""
-    if file and not key:
-        raise ValueError(f"--stage-key-file {file}: it is empty, so anybody could join")
-    return key
+    """Return the key in a file, or nothing without one. Raises OSError or ValueError."""
+    return read_key(file) if file else b""
 
 
 def rows_of(body: bytes, num_tokens: int) -> HiddenRows:
