@@ -24,7 +24,8 @@ SECTIONS = {
         "max_num_batched_tokens", "policy",
     ),
     "Address": (
-        "host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password",
+        "host", "port", "uds", "root_path", "page", "ssl_certfile", "ssl_keyfile",
+        "ssl_keyfile_password",
     ),
     "Fleet": ("replicas", "join", "fleet_key_file", "fleet_ca", "fleet_plain", "silence_timeout"),
     "Access": (

@@ -7,7 +7,7 @@ ids are checked against the model's by ``validate_ids``, which the edge calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, Literal
 
 from ridgeline.core.structured import StructuredOutputsParams
@@ -40,7 +40,6 @@ _RANGES = {  # lowest and highest; whole numbers where these are
     "truncate_prompt_tokens": (-1, 1 << 31),
 }
 POOLINGS = ("last", "mean", "cls")
-_FLAGS = ("ignore_eos", "use_beam_search", "include_stop_str_in_output", "skip_special_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +85,7 @@ class SamplingParams:
         ignore_eos: do not stop at the model's own end-of-sequence ids.
         logprobs: likeliest tokens to report of each, before any filter; 0: the chosen; -1: all.
         prompt_logprobs: the same for each prompt token but the first.
+        post_sampling_probs: logprobs are those of the draw: after temperature and all filters.
         best_of: answers drawn, of which the ``n`` likeliest per token are returned; or beams.
         use_beam_search: return the ``n`` best answers of a beam search (``decoding.beams``).
         length_penalty: of beams; above 0 favours long answers.
@@ -128,6 +128,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    post_sampling_probs: bool = False
     best_of: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -153,7 +154,7 @@ class SamplingParams:
                 _check(name, value, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}: max_tokens is {self.max_tokens}")
-        for name in _FLAGS:
+        for name in (field.name for field in fields(self) if field.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.best_of is not None and self.best_of < self.n:
@@ -233,9 +234,7 @@ class SamplingParams:
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
-                    raise ValueError(
-                        f"{name} names token {token}, but this model's ids end at {vocab_size - 1}"
-                    )
+                    raise ValueError(f"{name} names token {token}: this model has {vocab_size} ids")
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:

@@ -237,8 +237,8 @@ def _max_model_len(slot: Slot) -> int | None:
     return slot.plan.config.max_model_len if slot.plan and slot.workers else None
 
 
-def new_app(router: Router) -> FastAPI:
-    """Return the application, with its routes over ``router``."""
+def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
+    """Return the application, with its routes over ``router``, and the web pages if it has them."""
     app = FastAPI(
         title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
@@ -311,7 +311,8 @@ def new_app(router: Router) -> FastAPI:
     for path in ("/v1/sleep", "/v1/wake"):
         app.router.routes.append(Route(path, sleep, methods=["POST"]))
     app.router.routes.append(Route("/v1/requests/{name}/explain", explain, methods=["GET"]))
-    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
+    if has_page:
+        app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
 

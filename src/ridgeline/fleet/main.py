@@ -77,7 +77,7 @@ class RunningFleet:
             isolates_keys=options.isolate_keys,
             audit=audit,
         )
-        app = new_app(self.router)
+        app = new_app(self.router, has_page=options.page)
         self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
         limits = Limits(
             max_requests_per_minute=options.max_requests_per_minute,

@@ -86,7 +86,8 @@ def new_app(service: Service) -> FastAPI:
 
         add_audit(app, service.audit)
     add_plans(app, service.subject, lambda: [service.name])
-    app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
+    if service.options.page:
+        app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
 
 

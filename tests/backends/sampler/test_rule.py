@@ -21,6 +21,7 @@ from ridgeline.backends.sampler.rule import (
     adjust,
     keep,
     log_sum_exp,
+    rank_draw,
     rank_tokens,
     rule,
     sample,
@@ -218,6 +219,9 @@ def test_all_filters_together(case: tuple[np.ndarray, Row]) -> None:
     assert list(ids) == list(plain.kept)
     np.testing.assert_allclose(weights / weights.sum(), list(plain.kept.values()), atol=1e-9)
     assert draw(logits, row) == wanted
+    told = rank_draw(logits, row, wanted, len(logits))
+    assert {one: math.exp(p) for one, p in told.top} == pytest.approx(plain.chosen, abs=1e-9)
+    assert (told.token, told.logprob) == told.top[told.rank - 1]
 
 
 LARGE = np.random.default_rng(0).normal(0, 2, 5000).astype(np.float32)

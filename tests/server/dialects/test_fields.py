@@ -332,7 +332,8 @@ SENT: dict[str, dict[str, Any]] = {
 # What is asked of these cannot be done, and the answer would be another one.
 REFUSED = {
     "lora_path": "x", "top_a": 0.1,
-    "n_probs": 5, "mirostat": 2, "modalities": ["audio"], "logits_processors": ["x"],
+    "n_probs": 5, "post_sampling_probs": True, "mirostat": 2,
+    "modalities": ["audio"], "logits_processors": ["x"],
 }  # fmt: skip
 
 

@@ -201,3 +201,10 @@ def test_a_stale_socket_is_replaced_and_other_files_are_not(tmp_path: Path) -> N
     with pytest.raises(OSError, match="name another --uds"):
         bind_unix(tmp_path / "no" / "folder")
     assert path.read_text() == "precious"
+
+
+def test_a_server_without_pages(model: Path) -> None:
+    with serving(model, page=False) as served:
+        for path in ("/", "/plan", "/page/page.js"):
+            assert served.call(path, None, "GET")[0] == 404, path
+        assert served.call("/v1/models", None, "GET")[0] == 200

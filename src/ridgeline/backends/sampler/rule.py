@@ -171,18 +171,26 @@ def _rounded(values: NDArray[np.float64]) -> Floats:
 
 
 def _draw(logits: Floats, row: Row) -> int | None:
+    ids, weights = _chances(logits, row)
+    if not len(ids):
+        return None
+    reached = np.cumsum(weights)
+    mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
+    return int(ids[np.searchsorted(reached, mark, side="right")])
+
+
+def _chances(logits: Floats, row: Row) -> tuple[Ints, Weights]:
+    """Return the ids that may be drawn, ascending, and their weights; ``logits`` are adjusted."""
     wanted = rule(row.sampling.params)
     ids, weights = keep(logits, wanted)
     if not len(ids):
-        return None
+        return ids, weights
     if wanted.chance and uniform_bits(row.seed, row.position, stream=1) < wanted.chance:
         ids, weights = exclude_top(logits, ids, weights, wanted.threshold)
     if row.sampling.tokens.texts:
         few, heavy = narrowed(ids.tolist(), weights.tolist(), row.sampling.tokens)
         ids, weights = np.array(few), np.array(heavy)
-    reached = np.cumsum(weights)
-    mark = uniform_bits(row.seed, row.position) * int(reached[-1]) >> 53
-    return int(ids[np.searchsorted(reached, mark, side="right")])
+    return ids, weights
 
 
 def keep(logits: Floats, rule: Rule) -> tuple[Ints, Weights]:
@@ -308,6 +316,20 @@ def rank_tokens(
         norm = log_sum_exp(float(row.max()), int(weigh(row, LOG2_E).sum()))
         pairs = zip(likeliest.tolist(), row[likeliest].tolist(), strict=True)
         yield ranked(token, float(row[token]), ahead, norm, pairs)
+
+
+def rank_draw(logits: Floats, row: Row, token: int, top: int) -> TokenLogprobs:
+    """Return log-probabilities of the draw of ``token``, and of its ``top`` likeliest rivals.
+
+    They are of the weights that penalties, temperature and filters leave, whose sum is 1: tokens
+    that cannot be drawn are not among them.
+    """
+    ids, weights = _chances(adjust(logits, row), row)
+    order = np.argsort(-weights, kind="stable")
+    logprobs = np.log(weights[order] / weights.sum()).tolist()
+    found = list(zip(ids[order].tolist(), logprobs, strict=True))
+    place = [one for one, _ in found].index(token)
+    return TokenLogprobs(token, found[place][1], place + 1, tuple(found[:top]))
 
 
 def _likeliest(row: Floats, top: int, mask: bytes) -> Ints:

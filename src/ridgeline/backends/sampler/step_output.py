@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.backends.sampler.penalties import forbidden, repeats
-from ridgeline.backends.sampler.rule import Floats, Row, rank_tokens, sample
+from ridgeline.backends.sampler.rule import Floats, Row, rank_draw, rank_tokens, sample
 from ridgeline.core.step import (
     MASKED_OUT,
     RULED_OUT,
@@ -51,8 +51,10 @@ class LogitsRequest(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether only ``answered`` can answer it, of logits that a backend gives."""
-        texts = bool(self.draws) and self.draws[0].sampling.tokens.texts
-        return bool(self.mask or texts)
+        if not self.draws:
+            return bool(self.mask)
+        params, _, _, rules = self.draws[0].sampling
+        return bool(rules.texts or params.post_sampling_probs)
 
 
 class Sampled(NamedTuple):
@@ -133,7 +135,10 @@ def answered(logits: Floats, ask: LogitsRequest) -> Sampled:
     tokens = sample(of_row, np.zeros(len(ask.draws), np.intp), ask.draws)
     known = [token for token in tokens if token is not None] if ask.draws else [ask.known]
     ranks: list[TokenLogprobs | None] = [None] * len(known)
-    if ask.num_top is not None:
+    if ask.num_top is not None and ask.draws and ask.draws[0].sampling.params.post_sampling_probs:
+        drawn = [(row, one) for row, one in zip(ask.draws, tokens, strict=True) if one is not None]
+        ranks = [rank_draw(logits, row, token, ask.num_top) for row, token in drawn]
+    elif ask.num_top is not None:
         rows = of_row.repeat(len(known), axis=0)
         ranks = list(rank_tokens(rows, known, ask.num_top, ask.mask))
     return Sampled(list(zip(known, ranks, strict=True)), bool(np.isfinite(of_row).all()))

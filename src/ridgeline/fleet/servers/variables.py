@@ -8,7 +8,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.server.http.options import ServeOptions
 
 _OF_ROUTER = (  # flags that are not for its models, which only it can reach
-    *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "cors_origin"),
+    *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "page", "cors_origin"),
     *("shutdown_timeout",),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
     *("models_dir", "models_memory", "keep_alive", "replicas", "silence_timeout"),

@@ -98,7 +98,7 @@ _LLAMA_CPP: Table = {
     **_lost("llama.cpp", "response_fields", "the whole answer comes"),
     **_refused("llama.cpp", "n_probs", "use logprobs and top_logprobs", most_off=0),
     **_refused("llama.cpp", "min_keep", "a sampler always leaves one token", most_off=1),
-    **_refused("llama.cpp", "post_sampling_probs", "logprobs are the model's own", False),
+    **_refused("llama.cpp", "post_sampling_probs", "ask /completion", False),
     **_lost("llama.cpp", "return_tokens", "use return_token_ids", False),
     **_refused("llama.cpp", "lora", "name an adapter as the model", []),
     **_lost("llama.cpp", "parse_tool_calls", "calls are always read", True),
@@ -148,7 +148,9 @@ CHAT: Table = {
     **_OTHERS,
     **_refused("vLLM", "add_special_tokens", "the template has them all", False),
 }
-_OF_INFILL = ("n_probs", "response_fields", "return_tokens", "t_max_predict_ms")  # its own
+_OF_INFILL = (  # its own
+    *("n_probs", "post_sampling_probs", "response_fields", "return_tokens", "t_max_predict_ms"),
+)
 INFILL: Table = {
     **_refused("vLLM", "truncate_prompt_tokens", _NEVER_CUT),
     **{name: extra for name, extra in COMPLETION.items() if name not in _OF_INFILL},

@@ -178,6 +178,7 @@ class ServeOptions:
         "Origin whose web pages may call, such as https://page.example; repeatable; '*' is "
         "any. Default: pages of this machine, if only it can reach the server.",
     )
+    page: bool = flag_field(True, "Serve the web pages, at / and /plan.")
     log_format: Literal["text", "json"] = flag_field("text", "Format of log lines.")
     log_content: bool = flag_field(False, "Log prompts and answers too.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -261,6 +262,26 @@ def test_the_likeliest_tokens_are_those_of_logprobs(served: Served) -> None:
     events = [json.loads(line[6:]) for line in lines if line]
     assert [one for e in events for one in e.get("completion_probabilities", ())] == shown
     assert "completion_probabilities" not in served.call("/completion", ASK)[1]
+
+
+def test_the_chances_of_the_draw_are_shown_on_request(served: Served) -> None:
+    """What temperature and filters leave, by the plain logprobs that the same request has."""
+    ask = ASK | {"n_probs": 20, "temperature": 0.5, "top_k": 3, "seed": 5, "ignore_eos": True}
+    plain = served.call("/completion", ask)[1]
+    answer = served.call("/completion", ask | {"post_sampling_probs": True})[1]
+    assert answer["content"] == plain["content"]
+    for one, other in zip(
+        answer["completion_probabilities"], plain["completion_probabilities"], strict=True
+    ):
+        best = {two["id"]: math.exp(two["logprob"] / 0.5) for two in other["top_logprobs"][:3]}
+        found = {two["id"]: two["prob"] for two in one["top_probs"]}
+        expected = {token: weight / sum(best.values()) for token, weight in best.items()}
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert (one["id"], one["prob"]) == (other["id"], found[other["id"]])
+    greedy = served.call("/completion", ask | {"post_sampling_probs": True, "temperature": 0})[1]
+    for one in greedy["completion_probabilities"]:
+        assert (one["prob"], len(one["top_probs"])) == (1.0, 1)
 
 
 def test_a_prompt_may_stand_in_an_object(served: Served) -> None:

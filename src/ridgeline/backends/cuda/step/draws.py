@@ -173,9 +173,8 @@ def _knows(ask: LogitsRequest) -> bool:
     """Whether the device knows all that an ask needs."""
     if not ask.draws:
         return True
-    sampling = ask.draws[0].sampling
-    how = rule(sampling.params)
-    if how.typical or how.sigmas or sampling.tokens.texts:
+    how = rule(ask.draws[0].sampling.params)
+    if how.typical or how.sigmas or ask.is_plain:
         return False
     draws = ask.draws if how.chance else ()
     return all(uniform_bits(row.seed, row.position, stream=1) >= how.chance for row in draws)

@@ -6,13 +6,16 @@ sampling, streaming and limits is that of ``/v1/completions``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ridgeline.api.text_side import TextProcessor
+from ridgeline.core.params import SamplingParams
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
@@ -84,6 +87,7 @@ class LlamaCppRequest(CompletionRequest):
     t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
     return_tokens: bool = False
     n_probs: int = Field(0, ge=0, le=20)  # tokens shown in the place of each
+    post_sampling_probs: bool = False  # with what the filters leave of their probabilities
     logit_bias: Any = Field(None, json_schema_extra={"type": ["object", "array", "null"]})
     # What to show of the whole answer, as "content" or "timings/prompt_n":
     response_fields: list[str] | None = Field(None, max_length=64, fail_fast=True)
@@ -140,6 +144,12 @@ class LlamaCppRequest(CompletionRequest):
             self.logprobs, self.return_tokens_as_token_ids = self.n_probs, True
         self.return_token_ids = self.return_tokens or bool(self.stream) or self.return_token_ids
         return self
+
+    def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
+        """Return the parameters for the engine; raises ApiError."""
+        return super().params(
+            partial(default, post_sampling_probs=self.post_sampling_probs), vocab_size
+        )
 
     def watched(self, new_text: NewText) -> NewText:
         """Return what makes the texts of answers, with the rules for their lines."""
@@ -287,17 +297,20 @@ class LlamaCppShape:
     def _probabilities(self, logprobs: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the tokens of a piece of text, each with the likeliest in its place."""
         names = ("tokens", "token_logprobs", "top_logprobs")
+        ranked = "top_probs" if self._body.post_sampling_probs else "top_logprobs"
         return [
             self._token(name, logprob)
-            | {"top_logprobs": [self._token(*one) for one in _best(top, self._body.n_probs)]}
+            | {ranked: [self._token(*one) for one in _best(top, self._body.n_probs)]}
             for name, logprob, top in zip(*(logprobs[one] for one in names), strict=True)
         ]
 
     def _token(self, name: str, logprob: float) -> dict[str, Any]:
         token = int(name.removeprefix("token_id:"))
         data = self._text.tokenizer.token_bytes(token)
-        spelled = self._text.spell(token)
-        return {"id": token, "token": spelled, "bytes": list(data), "logprob": logprob}
+        shown = {"id": token, "token": self._text.spell(token), "bytes": list(data)}
+        if self._body.post_sampling_probs:
+            return shown | {"prob": math.exp(logprob)}
+        return shown | {"logprob": logprob}
 
 
 def _best(top: dict[str, float], most: int) -> list[tuple[str, float]]:
