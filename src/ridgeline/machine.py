@@ -376,6 +376,26 @@ def write_whole(
         Path(partial).unlink(missing_ok=True)
 
 
+def make_once(file: Path, content: Callable[[], bytes]) -> None:
+    """Write a file that only its user may read, unless it is there. Raises OSError.
+
+    Of several processes that do so at the same time one writes it; it is whole at any moment.
+    """
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(content())
+            os.fsync(out.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def lock_file(path: Path) -> int:
     """Return the descriptor of a file that no other process has locked, made if need be.
 

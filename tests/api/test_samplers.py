@@ -115,7 +115,7 @@ def test_bad_words_do_not_come(llm: LLM, temperature: float) -> None:
 
 
 def test_breakers_are_all_tokens_with_their_text(llm: LLM) -> None:
-    lexicon = Lexicon(llm.tokenizer, ())
+    lexicon = Lexicon(llm.tokenizer, (), llm.text.vocab_size)
     texts = ["e", "o l"]
     wish = SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=texts)
     rules = lexicon.rules(wish)
@@ -132,7 +132,7 @@ def test_breakers_are_all_tokens_with_their_text(llm: LLM) -> None:
 
 
 def test_bad_words_have_a_spelling_with_a_space_and_one_without(llm: LLM) -> None:
-    lexicon = Lexicon(llm.tokenizer, ())
+    lexicon = Lexicon(llm.tokenizer, (), llm.text.vocab_size)
     for word in ("the", " the", "hello cat"):
         rules = lexicon.rules(SamplingParams(bad_words=[word]))
         for spelling in (word.strip(), f" {word.strip()}"):

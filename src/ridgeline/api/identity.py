@@ -8,10 +8,11 @@ batches and caches do not count, because answers do not depend on them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.arch.model import ModelArch
@@ -30,8 +31,10 @@ _LIBRARIES = {
 _NUM_HEX = 16
 
 
-def fingerprint(contents: str, arch: ModelArch, config: EngineConfig, text: TextProcessor) -> str:
-    """Return the fingerprint of all that an answer depends on.
+def facts(
+    contents: str, arch: ModelArch, config: EngineConfig, text: TextProcessor
+) -> dict[str, Any]:
+    """Return all that an answer depends on beside its request, by name.
 
     Args:
         contents: digest of the model's files.
@@ -40,16 +43,32 @@ def fingerprint(contents: str, arch: ModelArch, config: EngineConfig, text: Text
         text: the template in use, how messages are read, and what is recommended of sampling.
     """
     ropes = [one.rope.divisors_for(config.max_model_len) for one in arch.attentions if one.rope]
-    facts = (
-        contents,
-        ropes,
-        (config.backend, config.dtype, config.kv_cache_dtype),
-        (text.chat_template.source, text.tool_format.name, text.reasoning),
-        sorted(text.generation_defaults.items()),
-        code_digest(),
-        list(_versions(config.backend)),
-    )
-    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:_NUM_HEX]
+    return {
+        "model": contents,
+        "ropes": ropes,
+        "formats": [config.backend, config.dtype, config.kv_cache_dtype],
+        "template": hashlib.sha256(text.chat_template.source.encode()).hexdigest(),
+        "parsers": [text.tool_format.name, text.reasoning],
+        "recommended": sorted(text.generation_defaults.items()),
+        "code": code_digest(),
+        "libraries": list(_versions(config.backend)),
+    }
+
+
+def fingerprint(found: Mapping[str, Any]) -> str:
+    """Return the name of these facts."""
+    return "fp_" + hashlib.sha256(repr(found).encode()).hexdigest()[:_NUM_HEX]
+
+
+def with_adapter(fingerprint: str, digest: bytes) -> str:
+    """Return the fingerprint of answers of the model with an adapter; empty is the digest of none.
+
+    It is as long as the model's own.
+    """
+    if not digest:
+        return fingerprint
+    name = hashlib.sha256(fingerprint.encode() + digest).hexdigest()
+    return f"fp_{name}"[: len(fingerprint)]
 
 
 @cache

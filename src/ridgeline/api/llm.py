@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
-from ridgeline.api.identity import fingerprint
+from ridgeline.api.identity import facts, fingerprint
 from ridgeline.api.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.api.outputs import (
     EmbeddingOutput,
@@ -163,7 +163,17 @@ class LLM:
     @property
     def fingerprint(self) -> str:
         """Name of all that equal answers to equal requests hang on (``api.identity``)."""
-        return fingerprint(self.digest, self.arch, self.config, self.text)
+        return fingerprint(self.facts)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it is the name of."""
+        return facts(self.digest, self.arch, self.config, self.text)
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        """SHA-256 of each of the model's files, by its name in the model."""
+        return self._contents.each(packed_folder())
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -100,7 +100,7 @@ class TextProcessor:
             Lexicon,  # here: behind numpy, or that takes 50 ms more
         )
 
-        self.lexicon = Lexicon(self.tokenizer, checkpoint.eos_ids)
+        self.lexicon = Lexicon(self.tokenizer, checkpoint.eos_ids, self.vocab_size)
         self._eos_ids = checkpoint.eos_ids
         self._lock = threading.Lock()
         self._grammars: Grammars | None = None

@@ -15,6 +15,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenRules
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
+_MOST_NARROWED = 256  # candidates: each is compared with each
 _BETWEEN = b"\xff"  # stands in no text, so nothing is found across two tokens
 
 Ids = tuple[int, ...]
@@ -23,21 +24,24 @@ Ids = tuple[int, ...]
 class Lexicon:
     """The texts of a tokenizer's tokens, and which of them a text concerns."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
-        """Take the tokenizer and the ids that end a text.
+    def __init__(self, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int) -> None:
+        """Take the tokenizer, the ids that end a text, and how many ids the model has.
 
         The texts of all tokens are made when they are first needed.
         """
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
         self._breakers = lru_cache(maxsize=32)(self._find_breakers)
 
     def rules(self, params: SamplingParams, *, narrows: bool = False) -> TokenRules:
         """Return what ``params`` say of tokens; with ``narrows`` also for ``sampler.infill_rule``.
 
-        Raises ValueError, which begins with the field at fault, for a text that is none, and if no
-        token is left that may begin the answer.
+        Raises ValueError, which begins with the field at fault, for a text that is none, if no
+        token is left that may begin the answer, and with ``narrows`` if more can than are compared.
         """
+        if narrows and not 1 <= params.top_k <= _MOST_NARROWED:
+            raise ValueError(f"samplers names infill, which needs top_k from 1 to {_MOST_NARROWED}")
         words = self._spellings(params.bad_words)
         self._check_some_left(params, words)
         breakers: bytes = b""
@@ -97,12 +101,13 @@ class Lexicon:
 
     @cached_property
     def _pieces(self) -> tuple[bytes, ...]:
-        """The text of each token, none of control tokens."""
+        """The text of each token, none of control tokens and of ids that the tokenizer lacks."""
         tokenizer = self._tokenizer
-        return tuple(
+        known = tuple(
             b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token)
             for token in range(tokenizer.vocab_size)
         )
+        return known + (b"",) * (self._vocab_size - len(known))
 
     @cached_property
     def _texts(self) -> tuple[bytes, list[int]]:

@@ -52,7 +52,7 @@ SECTIONS = {
     ),
     "Logs": (
         "log_format", "log_content", "trace", "audit", "audit_key", "audit_rotate", "audit_keep",
-        "audit_strict",
+        "audit_strict", "receipt_key",
     ),
 }  # fmt: skip
 _SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}

@@ -35,8 +35,7 @@ from ridgeline.bench.quality import quality
 from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import settings
 from ridgeline.cli.commands import bench as bench_commands
-from ridgeline.cli.commands import models
-from ridgeline.cli.commands.audit import audit_app
+from ridgeline.cli.commands import checks, models
 from ridgeline.cli.commands.batch import batch_command
 from ridgeline.cli.commands.calibrate import calibrate_command
 from ridgeline.cli.commands.doctor import document, report
@@ -47,7 +46,6 @@ from ridgeline.cli.commands.ps import ps
 from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.commands.repl import answer, chat
 from ridgeline.cli.commands.replay import replay_command
-from ridgeline.cli.commands.rules import rules_app
 from ridgeline.cli.commands.simulate import simulate_command
 from ridgeline.cli.commands.stage import stage
 from ridgeline.cli.flags import UsageError, flags, reason_of
@@ -100,8 +98,7 @@ app = App(
 bench_app = App(help="Measure speed, latency and accuracy.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 models.add_to(app)
-app.add_typer(rules_app, name="rules")
-app.add_typer(audit_app, name="audit")
+checks.add_to(app)
 app.command("batch")(batch_command)
 app.command("config")(settings.config)
 app.command("ps")(ps)

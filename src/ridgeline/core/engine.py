@@ -214,7 +214,7 @@ class Engine:
                 cache_root=request.cache_root.hex(),
                 adapter=request.adapter.digest.hex(),
                 prompt_token_ids=request.prompt,
-                params=_changed(request.params),
+                params=changed(request.params),
                 finish_s=now_s,
                 num_generated=tuple(seq.num_generated - seq.num_before for seq in seqs),
                 finish_reasons=tuple(str(seq.finish_reason) for seq in seqs),
@@ -317,7 +317,7 @@ def _nothing() -> dict[str, list[int]]:
 _DEFAULTS = asdict(SamplingParams())
 
 
-def _changed(params: SamplingParams) -> dict[str, object]:
-    pairs = ((name, getattr(params, name)) for name in _DEFAULTS)
-    changed = [(name, value) for name, value in pairs if value != _DEFAULTS[name]]
-    return {n: asdict(v) if isinstance(v, StructuredOutputsParams) else v for n, v in changed}
+def changed(params: SamplingParams) -> dict[str, object]:
+    """Return the parameters that are not as by default, by name."""
+    pairs = ((n, v) for n, default in _DEFAULTS.items() if (v := getattr(params, n)) != default)
+    return {n: asdict(v) if isinstance(v, StructuredOutputsParams) else v for n, v in pairs}

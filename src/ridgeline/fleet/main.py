@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ridgeline.engine_setup.home import default_home
@@ -26,6 +27,7 @@ from ridgeline.server.http.listening import bind, bind_unix, certificate_setting
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
+from ridgeline.server.receipts.route import add_receipts, signer_of
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.proof import NotTaken
 from ridgeline.shared_key import read_key
@@ -78,6 +80,7 @@ class RunningFleet:
             audit=audit,
         )
         app = new_app(self.router, has_page=options.page)
+        add_receipts(app, cache(partial(signer_of, options.receipt_key)))
         self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
         limits = Limits(
             max_requests_per_minute=options.max_requests_per_minute,

@@ -93,7 +93,6 @@ class Answering:
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
         )
-        fingerprint = llm.fingerprint
         self.service = Service(
             llm.text,
             self.async_engine,
@@ -102,8 +101,8 @@ class Answering:
             name=name,
             summary=llm.summary,
             max_model_len=llm.config.max_model_len,
-            fingerprint=fingerprint,
-            digest=llm.digest,
+            facts=llm.facts,
+            files=llm.file_digests,
             path=llm.path,
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
@@ -113,6 +112,8 @@ class Answering:
             audit=audit,
             guards=partial(self._new_guards, guards or {}),
         )
+        if options.receipt_key:
+            _ = self.service.signer  # a file that has no key is told now
         self.app = new_app(self.service)
         store = store_of(home, name)
         self._batches: Batches | str
@@ -121,7 +122,7 @@ class Answering:
         else:
             most_at_once = 2 * llm.config.max_num_seqs  # some are prepared while others run
             app = self.app
-            self._batches = Batches(store, app, keys, fingerprint, most_at_once, audit)
+            self._batches = Batches(store, app, keys, self.service.fingerprint, most_at_once, audit)
         add_batches(self.app, self._batches, options)
 
     def _new_guards(self, models: Mapping[str, LLM], work: WorkTurns) -> dict[str, Judge]:

@@ -52,6 +52,7 @@ from ridgeline.server.model_list import add_models
 from ridgeline.server.observe.explain_route import add_explain
 from ridgeline.server.plans.routes import add_plans
 from ridgeline.server.prompts import Ids
+from ridgeline.server.receipts.route import add_receipts
 from ridgeline.server.service import Service
 from ridgeline.server.sleeping import add_sleep
 
@@ -85,6 +86,7 @@ def new_app(service: Service) -> FastAPI:
         from ridgeline.server.audit.route import add_audit  # a server without is spared this
 
         add_audit(app, service.audit)
+    add_receipts(app, lambda: service.signer)
     add_plans(app, service.subject, lambda: [service.name])
     if service.options.page:
         app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]

@@ -7,7 +7,6 @@ every key, so they are an operator's.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse
 
 from ridgeline.api.adapters import Adapters, NoRoom
+from ridgeline.api.identity import with_adapter
 from ridgeline.core.request import Adapter
 from ridgeline.server.dialects import fields
 from ridgeline.server.http.errors import ApiError
@@ -138,17 +138,6 @@ class Loras:
             message = "adapters are not loaded over HTTP here: start with --allow-lora-loading DIR"
             raise ApiError(403, message, code="not_allowed")
         return self._folder
-
-
-def with_adapter(fingerprint: str, digest: bytes) -> str:
-    """Return the fingerprint of answers of the model with an adapter; empty is the digest of none.
-
-    It is as long as the model's own.
-    """
-    if not digest:
-        return fingerprint
-    name = hashlib.sha256(fingerprint.encode() + digest).hexdigest()
-    return f"fp_{name}"[: len(fingerprint)]
 
 
 def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # imported only where a server has rules
 
 Ids = tuple[int, ...]
 Converted = TypeVar("Converted", bound=Rendering)
-_MOST_NARROWED = 256  # candidates: each is compared with each
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
 
@@ -413,11 +412,8 @@ class Prompts:
     def _token_rules(self, params: SamplingParams, *, narrows: bool) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
 
-        Raises ApiError if they leave no token, or with ``narrows`` more than can be compared.
+        Raises ApiError as the lexicon does ValueError.
         """
-        if narrows and not 1 <= params.top_k <= _MOST_NARROWED:
-            message = f"samplers names infill, which needs top_k from 1 to {_MOST_NARROWED}"
-            raise _bad("samplers", message)
         if not _names_tokens(params, narrows):
             return NO_RULES
         try:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from opentelemetry.context import Context
 
+from ridgeline.api import identity
 from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
+from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
@@ -42,19 +44,22 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import contradiction
 from ridgeline.server.http.turns import WorkTurns
-from ridgeline.server.lora import Loras, with_adapter
+from ridgeline.server.lora import Loras
 from ridgeline.server.observe.live import Live
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
 from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prepared, Prompts
+from ridgeline.server.receipts.route import no_key, signer_of
 from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:  # imported only where a server has them
+    from ridgeline.api.receipts.signing import Signer
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
     from ridgeline.server.guards.checks import Checks
     from ridgeline.server.guards.known import Judge
+    from ridgeline.server.receipts.notary import Notary
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
 # Of a body, and the names to show.
@@ -74,8 +79,8 @@ class Service:
         name: str,
         summary: Summary,
         max_model_len: int,
-        fingerprint: str,
-        digest: str,
+        facts: Mapping[str, Any],
+        files: Mapping[str, str],
         path: Path,
         memory: Callable[[], ProcessMemory],
         loras: Loras,
@@ -85,9 +90,9 @@ class Service:
         audit: AuditLog | None = None,
         guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
     ) -> None:
-        """Take the parts; ``fingerprint`` names all that equal answers to equal seeds hang on.
+        """Take the parts; on ``facts`` all equal answers to equal seeds hang (``api.identity``).
 
-        ``digest`` is that of the model's files, and ``path`` its file or directory. ``memory`` says
+        ``files`` are digests of the model's, and ``path`` is its file or directory. ``memory`` says
         what takes this process's memory; any thread may call it. ``loras`` are its adapters,
         ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
         and answers say. ``audit`` has a line for each request, and ``guards`` makes guards of
@@ -99,8 +104,13 @@ class Service:
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
-        self.name, self.max_model_len, self.fingerprint = name, max_model_len, fingerprint
-        self.digest, self.naps, self._kept = digest, naps, kept
+        self.name, self.max_model_len, self.fingerprint = (
+            name,
+            max_model_len,
+            identity.fingerprint(facts),
+        )
+        self.digest, self.naps, self._kept = str(facts["model"]), naps, kept
+        self._facts, self._files = facts, files
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
@@ -132,6 +142,18 @@ class Service:
         if self.engine.num_queued >= self.options.max_queued_requests:
             return "the queue is full"
         return self.trouble()
+
+    @cached_property
+    def signer(self) -> Signer | None:
+        """What signs receipts. Raises OSError or ValueError for a key that cannot be had."""
+        return signer_of(self.options.receipt_key)
+
+    @cached_property
+    def notary(self) -> Notary:
+        """What makes receipts. Raises OSError or ValueError as ``signer`` does."""
+        from ridgeline.server.receipts.notary import Notary  # few ask for a receipt
+
+        return Notary(self.signer, self.name, self._facts, self._files, self.max_model_len)
 
     def rules(self) -> RequestRules | None:
         """Return the rules for the present request, if there are any."""
@@ -305,19 +327,19 @@ class Service:
         stream.created_s = int(request.state.created.timestamp())
         has_form = prepared.form is None or prepared.form.has_body
         is_constrained = has_form and prepared.new_constraint is not None
-        fingerprint, entry = with_adapter(self.fingerprint, adapter.digest), self.entry(request)
-        answers = ResponseBuilder(
-            self.text,
-            body,
-            stream,
-            prepared.form,
-            room=prepared.room,
-            rules=rules,
-            is_constrained=is_constrained,
+        fingerprint, entry = (
+            identity.with_adapter(self.fingerprint, adapter.digest),
+            self.entry(request),
         )
+        answers = ResponseBuilder(
+            self.text, body, stream, prepared.form,
+            room=prepared.room, rules=rules, is_constrained=is_constrained,
+        )  # fmt: skip
         if entry is not None:
             entry.take(body, name, fingerprint, params, answers)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
+        if body.receipt:
+            self._add_witness(shape, body, stream, answers, prepared.form)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
@@ -325,6 +347,26 @@ class Service:
         if state.journal is not None and body.stream:
             reply.keep(state.journal, fingerprint)
         return _told(reply, body, prepared, dialect)
+
+    def _add_witness(
+        self,
+        shape: ReplyShape,
+        body: ChatRequest | CompletionRequest,
+        stream: RequestStream,
+        answers: ResponseBuilder,
+        form: MessageForm | None,
+    ) -> None:
+        """Have an answer end with its receipt. Raises ApiError if it cannot be signed."""
+        from ridgeline.server.receipts.notary import Witness  # few ask for a receipt
+
+        assert isinstance(shape, OpenAiShape)  # no other dialect has the field
+        rules = self.rules()
+        of_rules = rules.name if rules and rules.key.output else None
+        try:
+            witness = Witness(self.notary, body, stream, answers, form, rules=of_rules)
+        except (OSError, ValueError):
+            raise no_key() from None
+        shape.witness = witness
 
     async def checked(
         self, request: Request, body: Any, prompts: Sequence[Ids], param: str

@@ -22,7 +22,7 @@ from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.decoding.search import new_search
-from ridgeline.foresight.record_json import to_json
+from ridgeline.foresight.record_json import params_from, to_json
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
 
 Json = Mapping[str, Any]
@@ -208,7 +208,4 @@ def params_of(recorded: Mapping[str, Any]) -> SamplingParams:
 
     Raises ValueError or TypeError if they are none.
     """
-    params = {name: value for name, value in recorded.items() if name != "stop"}
-    if isinstance(biases := params.get("logit_bias"), Mapping):  # JSON has text for keys
-        params["logit_bias"] = {int(token): bias for token, bias in biases.items()}
-    return SamplingParams(**params)
+    return params_from({name: value for name, value in recorded.items() if name != "stop"})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,17 +33,18 @@ class Contents:
     def __init__(self, files: Mapping[str, Path]) -> None:
         self.files = files
         self._lock = threading.Lock()  # held while files are read
-        self._digest: str | None = None
+        self._each: dict[str, str] | None = None
 
     def known(self, folder: Path) -> str | None:
         """Return the digest if no large file must be read for it, with those kept in ``folder``.
 
         Raises OSError if a file is gone.
         """
-        if self._digest is None:
-            digests = [_kept(path, folder) for path in self.files.values()]
-            self._digest = None if None in digests else self._of_all(digests)
-        return self._digest
+        if self._each is None:
+            digests = {name: _kept(path, folder) for name, path in self.files.items()}
+            found = {name: one for name, one in digests.items() if one is not None}
+            self._each = found if len(found) == len(digests) else None
+        return None if self._each is None else _of_all(self._each)
 
     def start(self, folder: Path) -> None:
         """Take the digest in a thread, unless it is known: ``digest`` will wait less, or not."""
@@ -62,23 +63,29 @@ class Contents:
         Waits until the files are read, unless their digests are kept in ``folder``; they are kept
         there now. Raises OSError if a file cannot be read.
         """
+        return _of_all(self.each(folder))
+
+    def each(self, folder: Path) -> dict[str, str]:
+        """Return the SHA-256 of each file in hex, by its name in the model; as ``digest``."""
         with self._lock:
-            if (known := self.known(folder)) is not None:
-                return known
-            from concurrent.futures import ThreadPoolExecutor  # not at every start
+            if self.known(folder) is None:
+                from concurrent.futures import ThreadPoolExecutor  # not at every start
 
-            def digest(path: Path) -> str:
-                return _kept(path, folder) or _taken(path, folder)
+                def digest(path: Path) -> str:
+                    return _kept(path, folder) or _taken(path, folder)
 
-            with ThreadPoolExecutor(max(1, min(_MOST_THREADS, usable_cpus() // 2))) as pool:
-                self._digest = self._of_all(list(pool.map(digest, self.files.values())))
-            return self._digest
+                with ThreadPoolExecutor(max(1, min(_MOST_THREADS, usable_cpus() // 2))) as pool:
+                    taken = pool.map(digest, self.files.values())
+                    self._each = dict(zip(self.files, taken, strict=True))
+            assert self._each is not None
+            return self._each
 
-    def _of_all(self, digests: Sequence[str | None]) -> str:
-        if len(digests) == 1:
-            return str(digests[0])
-        lines = [f"{one}  {name}\n" for one, name in zip(digests, self.files, strict=True)]
-        return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+def _of_all(digests: Mapping[str, str]) -> str:
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    lines = [f"{one}  {name}\n" for name, one in digests.items()]
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 def _kept(path: Path, folder: Path) -> str | None:

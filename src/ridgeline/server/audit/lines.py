@@ -7,15 +7,15 @@ line nor change one, and who has it can see both. This module writes nothing but
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ridgeline.machine import make_once
 
 FIRST = "0" * 64  # stands for the hash of the line before the first
 HEAD_FILE = "head.json"
@@ -113,18 +113,7 @@ def read_head(folder: Path, key: bytes | None) -> LinePlace:
 
 def key_of(file: Path) -> bytes:
     """Return the key in a file, which is made if there is none. Raises OSError or ValueError."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f"{file.name}.{os.getpid()}")
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as out:
-                out.write(secrets.token_hex(_KEY_BYTES).encode() + b"\n")
-                os.fsync(out.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, file)  # whole, or not at all: another process may make one now
-        finally:
-            draft.unlink(missing_ok=True)
+    make_once(file, lambda: secrets.token_hex(_KEY_BYTES).encode() + b"\n")
     return read_key(file)
 
 

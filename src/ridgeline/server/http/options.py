@@ -118,6 +118,11 @@ class ServeOptions:
     audit_strict: bool = flag_field(
         False, "Let no answer end before its line is on the disk; refuse what cannot be written."
     )
+    receipt_key: Path | None = flag_field(
+        None,
+        "File with the key (Ed25519, PEM) that signs receipts, made if there is none. Default: "
+        "receipt.key in RIDGELINE_HOME.",
+    )
     guard: list[str] | None = flag_field(
         None,
         "Guard model, or encoder for topics, that is loaded beside the model to judge texts, at "

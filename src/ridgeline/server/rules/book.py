@@ -93,12 +93,13 @@ class RequestRules:
 
     Attributes:
         key: what holds for its key.
+        name: the version of the rules, and the section for the key.
     """
 
     def __init__(self, key: KeyRules, version: str, count: Count, note: dict[str, Any]) -> None:
         """Take what holds for a key; the request's line of the log becomes ``note``."""
         self.key, self._count, self._note = key, count, note
-        note["rules"] = f"{version}/{key.section}"
+        self.name = note["rules"] = f"{version}/{key.section}"
         self._are_shown: dict[str, bool] = {}
 
     def check_model(self, model: str) -> None:

@@ -36,7 +36,7 @@ from ridgeline.text.infill import File
 _MAX_FILES = 1 << 10
 _ABSENT = (
     *("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix"),
-    *("truncate_prompt_tokens", "verbose"),
+    *("receipt", "truncate_prompt_tokens", "verbose"),
 )
 _NO_SETTINGS = {"prompt", "input_prefix", "input_suffix", "input_extra", "response_fields"}
 _NO_SETTINGS |= {*_ABSENT, "stream", "return_token_ids", "return_tokens_as_token_ids"}

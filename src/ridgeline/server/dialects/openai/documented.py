@@ -240,6 +240,7 @@ class _AnswerSchema(Shaped):
     usage: Usage
     metrics: Timings | None = None
     timings: InfillTimings | None = None
+    receipt: dict[str, Any] | None = None
     verbose: dict[str, str] | None = Field(None, alias="__verbose")
 
 

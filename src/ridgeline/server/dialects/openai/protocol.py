@@ -151,6 +151,7 @@ class _SamplingFields(Strict):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     deadline: Deadline | None = None  # ours alone
+    receipt: bool | None = None  # ours too: what the answer is a function of, signed
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
@@ -207,12 +208,21 @@ class _SamplingFields(Strict):
             self._dropped += ("stream_options",)
         if self.prompt_logprobs is not None and self.stream:
             raise contradiction("prompt_logprobs", "a stream does not show them")
+        if self.receipt:
+            self._check_receipt()
         lengths = {length for name in LENGTHS if (length := getattr(self, name, None)) is not None}
         if len(lengths) > 1:
             raise contradiction("max_tokens", f"{self.length_field} says something else")
         for name, value in switched_off(self.samplers).items():
             setattr(self, name, value)
         return self
+
+    def _check_receipt(self) -> None:
+        chooses = (self.best_of or 0) > (self.n or 1) and not self.use_beam_search
+        echoes, is_empty = getattr(self, "echo", None), self.longest == 0
+        for name, is_odd in {"best_of": chooses, "echo": echoes, "max_tokens": is_empty}.items():
+            if is_odd:
+                raise contradiction("receipt", f"{name} shows other text than was drawn")
 
     @property
     def wants_usage(self) -> bool:

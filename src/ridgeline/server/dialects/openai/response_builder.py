@@ -216,7 +216,7 @@ class ResponseBuilder:
         """Return what an answer repeats of its request, as the rules let it out."""
         return self._rules.shown(value) if self._rules else value
 
-    def _may_show(self, prompt: int) -> bool:
+    def may_show(self, prompt: int) -> bool:
         """Whether rules let an answer tell of all tokens of a prompt."""
         text = self._text.tokenizer.decode(self._stream.prompts[prompt]) if self._rules else ""
         return self._rules is None or self._rules.is_shown(text)
@@ -232,7 +232,7 @@ class ResponseBuilder:
         prompt = self._stream.prompts[index]
         echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
         answer.pieces += answer.ruled.echo(echoed) if answer.ruled else echoed
-        if self._with_logprobs and self._may_show(index):
+        if self._with_logprobs and self.may_show(index):
             prompt_logprobs = self._requests[index].prompt_logprobs
             answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
 
@@ -308,7 +308,7 @@ class ResponseBuilder:
     def of_prompt(self, index: int = 0, *, is_told: bool = False) -> dict[str, Any]:
         """Return what a request wants to know of its prompt, unless it was told: vLLM's fields."""
         said: dict[str, Any] = {}
-        may_show = self._may_show(index)
+        may_show = self.may_show(index)
         if self._tells_ids and not is_told:
             said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
         if self._body.prompt_logprobs is not None and may_show:

@@ -1,0 +1,1 @@
+"""Receipts of a server's answers: imported when somebody asks for one."""

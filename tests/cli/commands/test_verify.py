@@ -1,0 +1,240 @@
+"""``ridgeline verify``: what it says of a receipt, and how it exits."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ridgeline.api.receipts.reading import MOST_BYTES
+from ridgeline.api.receipts.signing import Signer
+from ridgeline.cli.main import app
+from tests.server.receipts.asked import CHAT, LONG, TEXT, receipt_of, statement_of, stating, written
+from tests.server.serving import serving
+
+Made = tuple[dict[str, Any], Path]
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A receipt of the random model's, and its signer's key."""
+    key = tmp_path_factory.mktemp("keys") / "receipt.key"
+    with serving(model, receipt_key=key) as served:
+        return receipt_of(served, TEXT, LONG | {"seed": 3}), key
+
+
+def verified(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments)])
+
+
+def given(folder: Path, data: bytes) -> Path:
+    file = folder / "receipt.json"
+    file.write_bytes(data)
+    return file
+
+
+def changed(receipt: dict[str, Any], change: Callable[[Any], object]) -> bytes:
+    """Return the file of a receipt whose predicate is changed."""
+    statement = statement_of(receipt)
+    change(statement["predicate"])
+    return stating(receipt, statement)
+
+
+def test_an_answer_that_is_the_receipts(made: Made, model: Path, tmp_path: Path) -> None:
+    receipt, key = made
+    file = given(tmp_path, written(receipt))
+    public = tmp_path / "public.pem"
+    public.write_text(Signer(key).public.pem)
+    for one in (public, key):
+        done = verified(file, model, "--key", one)
+        assert done.exit_code == 0, done.output
+        first, signed, last = done.output.splitlines()
+        assert first.startswith(f"{file}: 14 tokens of tiny by ridgeline 0.1.0, 20")
+        assert signed.startswith("  signed with the key ")
+        assert last == "EQUAL: computed again, every token is the same"
+    asked = tmp_path / "asked.json"
+    for prompt, status in (("The cat", 0), ("The dog", 1)):
+        asked.write_text(json.dumps(prompt))
+        assert verified(file, model, "--key", key, "--prompt", asked).exit_code == status
+    done = verified(given(tmp_path, stating(receipt, statement_of(receipt))), model)
+    assert done.exit_code == 0
+    assert "it is not signed: anybody may have written it" in done.output
+
+
+def other_token(said: Any) -> None:
+    ids = said["prompts"][0]["answers"][0]["tokens"]["ids"]
+    ids[9] = 50 if ids[9] != 50 else 51
+
+
+def no_end(said: Any) -> None:
+    said["prompts"][0]["answers"][0]["tokens"]["ids"].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other_token, "answer 0 to prompt 0 differs from token 9 of 14 on: 5"),
+        (no_end, "answer 0 to prompt 0 has 13 tokens, and computed goes on: "),
+        (lambda said: said["params"].update(max_tokens=15), "has 14 tokens, and computed goes on"),
+        (lambda said: said["params"].update(max_tokens=13), "and computed ends after 13"),
+        (lambda said: said["prompts"][0].update(seed=4), "answer 0 to prompt 0 differs from token"),
+        (lambda said: said.update(template="0" * 64), "the chat template is another one"),
+        (lambda said: said.update(adapter="00ff"), "no adapter here has the digest 00ff"),
+        (
+            lambda said: said["model"]["files"].update({"config.json": "0" * 64}),
+            "the file config.json is another one: the receipt has 000000000000, here is ",
+        ),
+        (
+            lambda said: said["prompts"][0]["answers"][0]["tokens"]["ids"].append(1 << 20),
+            "has the token 1048576, and this model's ids end at 409",
+        ),
+        (
+            lambda said: said["prompts"][0]["answers"][0].update(finish="stop"),
+            "ended otherwise: stop (None), computed length (None)",
+        ),
+    ],
+)
+def test_what_is_not_equal_is_told(
+    made: Made, model: Path, tmp_path: Path, change: Callable[[Any], object], says: str
+) -> None:
+    done = verified(given(tmp_path, changed(made[0], change)), model)
+    assert done.exit_code == 1, done.output
+    assert says in done.output
+    assert done.output.splitlines()[-1] == "NOT EQUAL"
+
+
+def test_another_code_is_a_note(made: Made, model: Path, tmp_path: Path) -> None:
+    """So a release is compared with receipts of the one before."""
+    done = verified(
+        given(tmp_path, changed(made[0], lambda said: said.update(code="0" * 64))), model
+    )
+    assert done.exit_code == 0
+    assert "note: the code is other code: the receipt has 000000000000, here is " in done.output
+
+
+def test_a_model_file_that_was_changed_is_named(made: Made, model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "other")
+    with (other / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    done = verified(given(tmp_path, written(made[0])), other, "--key", made[1])
+    assert done.exit_code == 1
+    assert "wrong: the file model.safetensors is another one" in done.output
+
+
+def test_signatures(made: Made, model: Path, tmp_path: Path) -> None:
+    receipt, key = made
+    other = Signer(tmp_path / "other.key")
+    whole = base64.b64decode(receipt["payload"])
+    lied = base64.b64encode(whole.replace(b"ridgeline 0.1.0", b"ridgeline 0.1.1")).decode()
+    for one in (
+        receipt | {"signatures": [other.sign(whole)]},
+        receipt | {"payload": lied},
+        receipt | {"signatures": [{"keyid": "", "sig": "AAAA"}]},
+        receipt | {"signatures": [{"sig": 5}]},
+    ):
+        done = verified(given(tmp_path, written(one)), model, "--key", key)
+        assert done.exit_code == 1
+        assert f"wrong: it is not signed with the key of {key}, or was changed since" in done.output
+    done = verified(given(tmp_path, written(receipt)), model, "--key", given(tmp_path, b"no key"))
+    assert done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "this is not JSON"),
+        (b"\xff\xfe", "this is not JSON"),
+        (b"[]", "it must be an object"),
+        (b"{}", "payloadType is missing"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (MOST_BYTES + 1), "a receipt has 33,554,432 at most"),
+        (b'{"payloadType": "x", "payload": ""}', "this is no receipt"),
+    ],
+)
+def test_what_is_no_receipt(tmp_path: Path, data: bytes, says: str) -> None:
+    done = verified(given(tmp_path, data), "any")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ValueError)
+    assert says in str(done.exception)
+
+
+def last_of(name: str, value: Any) -> Callable[[Any], object]:
+    return lambda said: said["prompts"][0]["answers"][0].update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda said: said.update(odd=1), "odd is not known in a receipt"),
+        (lambda said: said.pop("code"), "code is missing"),
+        (lambda said: said["params"].update(temperature=float("nan")), "NaN is no JSON"),
+        (lambda said: said["params"].update(temperatur=1.0), "temperatur"),
+        (lambda said: said["params"].update(temperature=1.0), "does not stand in a receipt so"),
+        (lambda said: said["params"].update(top_p=7), "top_p is 7"),
+        (lambda said: said["params"].update(n=2), "has 1 answers, and params ask for 2"),
+        (lambda said: said["params"].update(pool="last"), "pool"),
+        (lambda said: said.update(max_model_len=0), "max_model_len is 0"),
+        (lambda said: said.update(prompts=[]), "prompts is empty"),
+        (lambda said: said["prompts"][0]["tokens"].update(ids=[]), "tokens are none"),
+        (lambda said: said["prompts"][0]["tokens"].update(ids=[-1]), "must be token ids"),
+        (lambda said: said["prompts"][0].update(seed=1 << 70), "seed is 1180591620717411303424"),
+        (lambda said: said.update(parsers=["hermes", "odd"]), "no parser of reasoning"),
+        (lambda said: said.update(adapter="odd"), "it must be a digest in hex"),
+        (last_of("finish", None), "finish is None: it must be str"),
+        (last_of("parts", {"content": "0" * 64}), "no answer of this receipt has that text"),
+    ],
+)
+def test_bad_fields_are_named(
+    made: Made, tmp_path: Path, change: Callable[[Any], object], says: str
+) -> None:
+    done = verified(given(tmp_path, changed(made[0], change)), "any")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ValueError)
+    assert says in str(done.exception)
+
+
+def test_a_version_that_is_not_known(made: Made, tmp_path: Path) -> None:
+    statement = statement_of(made[0])
+    statement["predicateType"] = statement["predicateType"].replace("v1", "v2")
+    done = verified(given(tmp_path, stating(made[0], statement)), "any")
+    assert "v2': this version reads https://github.com" in str(done.exception)
+
+
+def test_the_model_must_be_here_or_named(made: Made, tmp_path: Path) -> None:
+    """A receipt, which anybody may have written, makes nothing be pulled or read elsewhere."""
+    for name in ("tiny", "/etc/passwd", "../x", "org/model"):
+        change = changed(made[0], lambda said, name=name: said["model"].update(name=name))
+        done = verified(given(tmp_path, change))
+        assert done.exit_code != 0
+        assert f"name the receipt's model, {name!r}" in str(done.exception)
+
+
+def test_a_hidden_prompt_must_be_given(made: Made, model: Path, tmp_path: Path) -> None:
+    hidden = {"num": 2, "sha256": "0" * 64, "salt": ""}
+    file = given(tmp_path, changed(made[0], lambda said: said["prompts"][0].update(tokens=hidden)))
+    assert "give --prompt FILE" in str(verified(file, model).exception)
+    asked = tmp_path / "asked.json"
+    for text, says in (("{", "is no JSON"), ('{"odd": 1}', "a prompt is"), ("[[1e5]]", "")):
+        asked.write_text(text)
+        done = verified(file, model, "--prompt", asked)
+        assert done.exit_code != 0
+        assert says in str(done.exception)
+    asked.write_text('"The cat"')
+    assert "prompt 0 is another one" in verified(file, model, "--prompt", asked).output
+
+
+def test_a_chat_is_compared_with_its_messages(model: Path, made: Made, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    with serving(model, receipt_key=made[1]) as served:
+        receipt = receipt_of(served, CHAT, {"messages": messages, "max_tokens": 4})
+    file, asked = given(tmp_path, written(receipt)), tmp_path / "asked.json"
+    asked.write_text(json.dumps(messages))
+    done = verified(file, model, "--key", made[1], "--prompt", asked)
+    assert done.exit_code == 0, done.output
