@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
-from ridgeline.backends.cpu.emit.argmax import BoundPruning
+from ridgeline.backends.cpu.emit.argmax import DRAWN, GREEDY, BoundPruning
 from ridgeline.backends.cpu.emit.compile import Kernels, host_target, load_kernels
 from ridgeline.backends.cpu.emit.threads import ADAPTIVE_ROWS, AdaptiveThreads, Workers
 from ridgeline.backends.cpu.layout.arrays import address
@@ -109,7 +109,8 @@ class CpuRunner:
         positions = self.weights.positions if arch.position_rows else None
         self._first_inputs = FirstInputs(arch, positions, self._embed_norm)
         self._inputs = checkpoint.tensors.get("inputs")
-        self._adaptive_threads, self._pruning = AdaptiveThreads(setup.threads), BoundPruning()
+        self._adaptive_threads = AdaptiveThreads(setup.threads)
+        self._pruning = {GREEDY: BoundPruning(), DRAWN: BoundPruning()}
         self._start(kernels)
 
     def _start(self, kernels: Kernels) -> None:
@@ -397,9 +398,9 @@ class CpuRunner:
         best[:] = NOTHING_YET
         buffers.by_row["head_rows"][:count] = rows
         buffers.by_row["logits_rows"][:count] = logits_rows
-        prunes = not needed and self.weights.prunes(count) and self._pruning.is_due()
-        buffers.by_row["proxy_argmax"][:] = NOTHING_YET
         draws = self._draws
+        prunes = self._prunes(count, needed)
+        buffers.by_row["proxy_argmax"][:] = NOTHING_YET
         buffers.put(num_head_rows=count, prunes=prunes, num_drawn_rows=draws.num_rows)
         if draws.num_rows:
             table, firsts = draws.write()
@@ -414,11 +415,18 @@ class CpuRunner:
         if prunes and count and self.weights.head is not None:
             first = self.arch.num_layers * num_threads
             exact = sum(buffers.exact[first : first + num_threads].tolist())
-            self._pruning.note(exact / len(self.weights.head.data))
+            self._pruning[prunes].note(exact / len(self.weights.head.data))
         # Lists, as in ``batch``; of what threads found the greatest is the answer.
         shares = [iter(best.tolist())] * num_threads
         greatest = map(max, zip(*shares, strict=True))
         return [(~place, not non_finite) for _, non_finite, place in greatest]
+
+    def _prunes(self, num_rows: int, num_logits: int) -> int:
+        """Return how the head is pruned, of which rows want logits: see ``emit.argmax``."""
+        way = 0 if num_logits else GREEDY
+        if num_rows == num_logits == 1 and self._draws.is_bounded and not self.arch.logit_softcap:
+            way = DRAWN
+        return way if way and self.weights.prunes(num_rows) and self._pruning[way].is_due() else 0
 
 
 def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:

@@ -9,15 +9,23 @@ activations (Cauchy-Schwarz). Exact logits are computed of the likeliest, then o
 whose bound does not exclude that they are likelier still: a few tiles in a hundred. The token found
 is the same as without the proxy, and so is its logit. This is how search for the largest inner
 product has long been done (Ram & Gray, 2012).
+
+A lone row is drawn from in the same way where few of the likeliest tokens matter (top-k, min-p,
+greedy after penalties): from a row of logits that are exact where bounds reach a ceiling, and minus
+infinity elsewhere. A draw says how low a logit must be not to matter. The ceiling is lowered to
+that, until it is no lower. Penalties only lower logits here, so bounds stay bounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from ridgeline.backends.cpu.emit.activations import softcapped
 from ridgeline.backends.cpu.emit.args import StepEmitter
+from ridgeline.backends.cpu.emit.candidates import KTH
 from ridgeline.backends.cpu.emit.draw import DRAW
 from ridgeline.backends.cpu.emit.gemm import MATMUL
 from ridgeline.backends.cpu.emit.ir import (
@@ -31,12 +39,12 @@ from ridgeline.backends.cpu.emit.ir import (
     select,
     sqrt,
 )
-from ridgeline.backends.cpu.emit.kernel import Kernel
+from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quantise
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.formats import TILE
-from ridgeline.backends.cpu.layout.sampling_table import ENTRY_BYTES, scratch_bytes
+from ridgeline.backends.cpu.layout.sampling_table import ENTRY, ENTRY_BYTES, scratch_bytes
 from ridgeline.backends.cpu.layout.shapes import HEAD_TILES, ROW_BLOCK
 
 # A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
@@ -47,6 +55,7 @@ _NOWHERE = (1 << 31) - 1
 # Bytes are within scale / 2 of what they stand for, scale is largest / 127, and 16 share one: so
 # a row is longer than before it was quantised by at most 4 / 254.
 _LONGER = 1.02
+GREEDY, DRAWN = 1, 2  # how a step prunes; 0 is not at all
 _MOST_EXACT = 0.3  # of the head; the proxy itself is 0.65
 _PAUSE = 64  # steps until pruning is tried again
 # Rows of other lengths get all logits: what is not a number, what could overflow, and what is so
@@ -140,7 +149,8 @@ def _emit_best(module: object) -> None:
 def head(thread: StepEmitter) -> None:
     """Norm the rows that want a token, then find the likeliest, and logits where they are wanted.
 
-    ``prunes`` is set only if no logits are wanted, there is a proxy, and rows are few.
+    ``prunes`` is ``GREEDY`` only if no logits are wanted, there is a proxy, and rows are few;
+    ``DRAWN`` only if there is a single row, with a single draw, and a proxy.
     """
     fn, args, sizes = thread.fn, thread.args, thread.sizes
     form, act_scales_stride = sizes.activations, sizes.head_act_scales_stride
@@ -167,11 +177,13 @@ def head(thread: StepEmitter) -> None:
         length = fn.load(args["lengths"] + j * 4, F32, 4)
         is_sane = (length > _SHORTEST) & (length < _LONGEST)
         prunes.set(select(is_sane, prunes.get(), 0))
-    with fn.when(prunes.get() > 0):
+    with fn.when(prunes.get().equals(GREEDY)):
         _pruned(thread)
+    with fn.when(prunes.get().equals(DRAWN)):
+        _pruned_draw(thread)
     with fn.when(prunes.get().equals(0)):
         _all_logits(thread)
-    with fn.when(args["num_drawn_rows"] > 0):
+    with fn.when((args["num_drawn_rows"] > 0) & (prunes.get() < DRAWN)):
         thread.barrier()
         _draws(thread)
 
@@ -180,15 +192,16 @@ def _draws(thread: StepEmitter) -> None:
     """Draw from rows of logits, and rank, with work stealing."""
     fn, args = thread.fn, thread.args
     layer, one = fn.i64(thread.sizes.num_layers), fn.i64(1)
-    buffers = {name: thread.local(name) for name in scratch_bytes(thread.sizes.vocab_size)}
     with thread.pieces(layer, "draws", args["num_drawn_rows"], one) as (row, _):
         at = args["draw_firsts"] + row * 4
         with fn.loop(thread.index(at + 4), start=thread.index(at)) as i:
-            entry = args["draws"] + i * ENTRY_BYTES
-            DRAW.call(
-                fn, entry=entry, logits=args["logits"], logits_stride=args["logits_stride"],
-                **buffers,
-            )  # fmt: skip
+            _draw(thread, args["draws"] + i * ENTRY_BYTES)
+
+
+def _draw(thread: StepEmitter, entry: Value) -> None:
+    buffers = {name: thread.local(name) for name in scratch_bytes(thread.sizes.vocab_size)}
+    logits, stride = thread.args["logits"], thread.args["logits_stride"]
+    DRAW.call(thread.fn, entry=entry, logits=logits, logits_stride=stride, **buffers)
 
 
 def _all_logits(thread: StepEmitter) -> None:
@@ -247,10 +260,9 @@ def _pruned(thread: StepEmitter) -> None:
             highest.set(maximum(highest.get(), so_far))
         common = fn.load(proxy_logits + j * stride + num_tiles * (TILE * 4), F32, 4)
         fn.store(highest.get() - common, thread.local("floors") + j * 4, 4)
-    # Each candidate prefetches the next, or memory would idle between them.
-    candidate = fn.var(fn.i64(-1))
-    with fn.loop(num_tiles, start=thread.number, step=args["num_threads"]) as t:
-        is_candidate = fn.var(fn.i64(0))
+
+    def is_candidate(t: Value) -> Value:
+        found = fn.var(fn.i64(0))
         with fn.loop(num_rows) as j:
             length, floor = (
                 fn.load(at + j * 4, F32, 4).splat(16)
@@ -261,18 +273,88 @@ def _pruned(thread: StepEmitter) -> None:
                 bound = fma(
                     distance, length, fn.load(proxy_logits + j * stride + place, FLOATS, 64)
                 )
-                is_candidate.set(is_candidate.get() | (bound >= floor).bits(I16).unsigned(I64))
-        with fn.when(is_candidate.get() > 0):
-            with fn.when(candidate.get() >= 0):
-                _exact(thread, candidate.get(), t)
-            candidate.set(t)
+                found.set(found.get() | (bound >= floor).bits(I16).unsigned(I64))
+        return found.get() > 0
+
+    _each_candidate(thread, is_candidate, partial(_exact, thread))
+
+
+def _each_candidate(
+    thread: StepEmitter,
+    is_candidate: Callable[[Value], Value],
+    read: Callable[[Value, Value], None],
+) -> None:
+    """Read this thread's candidates. Each prefetches the next, or memory would idle between."""
+    fn, args = thread.fn, thread.args
+    candidate = fn.var(fn.i64(-1))
+    with (
+        fn.loop(args["head_num_tiles"], start=thread.number, step=args["num_threads"]) as t,
+        fn.when(is_candidate(t)),
+    ):
+        with fn.when(candidate.get() >= 0):
+            read(candidate.get(), t)
+        candidate.set(t)
     with fn.when(candidate.get() >= 0):
-        _exact(thread, candidate.get(), candidate.get())
+        read(candidate.get(), candidate.get())
 
 
-def _exact(thread: StepEmitter, tile: Value, next_tile: Value) -> None:
-    """Compute a tile's logits of all rows, and fold them into argmax; then ``next_tile``."""
-    fn, args, logits = thread.fn, thread.args, thread.local("logits")
+def _pruned_draw(thread: StepEmitter) -> None:
+    """Draw from a lone row, of which logits are exact where they may matter."""
+    fn, args, stride = thread.fn, thread.args, thread.sizes.proxy_stride
+    row, num_tiles, ceiling = args["logits"], args["head_num_tiles"], thread.shared("floors")
+    proxy_logits = args["proxy_logits"]
+    # The rows of other streams hold, for each tile, the greatest bound and proxy logit.
+    bounds, peaks = proxy_logits + stride, proxy_logits + 2 * stride
+    length, lowest = (fn.load(args["lengths"], F32, 4).splat(16), fn.lanes(F32, [-math.inf] * 16))
+    with _pieces(thread, "proxy_num_tiles") as (first, until):
+        one_row = fn.i64(0), fn.i64(1)
+        _matmul(thread, "proxy", (first, until, until), one_row, proxy_logits, stride)
+        with fn.loop(fn.lower(until, num_tiles), start=first) as t:
+            tops = [lowest, lowest]
+            for place in (t * (TILE * 4), t * (TILE * 4) + 64):
+                distance = fn.load(args["distances"] + place, FLOATS, 64)
+                value = fn.load(proxy_logits + place, FLOATS, 64)
+                tops = [maximum(tops[0], fma(distance, length, value)), maximum(tops[1], value)]
+                fn.store(lowest, row + place, 4)
+            for array, top in zip((bounds, peaks), tops, strict=True):
+                fn.store(top.reduce(maximum), array + t * 4, 4)
+    thread.barrier()
+    common = fn.load(proxy_logits + num_tiles * (TILE * 4), F32, 4)
+    entry = Words(fn, args["draws"], ENTRY)
+    with fn.when(thread.number.equals(0)):
+        fn.store(lowest, peaks + num_tiles * 4, 4)
+        wanted, cell = maximum(entry["top_k"], 1), thread.local("draw_cells")
+        KTH.call(fn, values=peaks, count=num_tiles, wanted=wanted, out=cell)
+        depth = select(entry["top_k"].equals(0), entry.double("depth"), 0.0)
+        guess = fn.load(cell, F32, 4) + common  # any value will do: a draw says if it is too high
+        fn.store(guess - depth.signed(F32), ceiling, 4)
+    thread.barrier()
+
+    def read(tile: Value, next_tile: Value) -> None:
+        _exact(thread, tile, next_tile, row + tile * (TILE * 4))
+        fn.store(fn.value(math.nan, F32), bounds + tile * 4, 4)  # no candidate any more
+
+    is_open = fn.var(fn.i64(1))
+    with fn.loop_while(lambda: is_open.get() > 0):
+        floor = fn.load(ceiling, F32, 4) - common
+        _each_candidate(thread, lambda t: fn.load(bounds + t * 4, F32, 4) >= floor, read)
+        thread.barrier()
+        with fn.when(thread.number.equals(0)):
+            _draw(thread, args["draws"])
+            wanted = entry.double("lowest").signed(F32)
+            is_lower = wanted < fn.load(ceiling, F32, 4)
+            fn.store(select(is_lower, wanted, math.inf), ceiling, 4)
+        thread.barrier()
+        is_open.set((fn.load(ceiling, F32, 4) < math.inf).unsigned(I64))
+
+
+def _exact(thread: StepEmitter, tile: Value, next_tile: Value, logits: Value | None = None) -> None:
+    """Compute a tile's logits of all rows, and fold them into argmax; prefetch ``next_tile``.
+
+    They are kept at ``logits`` if it is given.
+    """
+    fn, args = thread.fn, thread.args
+    logits = thread.local("logits") if logits is None else logits
     num_rows, first = args["num_head_rows"], tile * TILE
     counters = args["shares"] + thread.sizes.num_layers * args["num_threads"] * SHARE_BYTES
     fetch_add(fn, counters + thread.number * SHARE_BYTES + EXACT_AT, 1)

@@ -29,6 +29,7 @@ from ridgeline.backends.cpu.layout.sampling_table import BLOCK_LOGITS
 from ridgeline.backends.sampler.rule import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
 PEAKS = Kernel("draw_peaks", ("row", "peaks", "out"))
+KTH = Kernel("draw_kth", ("values", "count", "wanted", "out"))
 NARROW = Kernel("draw_narrow", ("row", "peaks", "wanted", "ids", "values", "out"))
 GATHER = Kernel("draw_gather", ("row", "peaks", "bound", "ids", "values", "out"))
 WEIGH_LIST = Kernel("draw_weigh_list", ("values", "count", "greatest", "factor", "weights"))
@@ -53,8 +54,9 @@ _ALL_BUT_SIGN = 0x7FFFFFFF
 
 
 def emit_candidates(module: object, num_blocks: int) -> None:
-    """Emit ``PEAKS``, ``NARROW`` and what works on its list."""
+    """Emit ``PEAKS``, ``KTH``, ``NARROW`` and what works on its list."""
     _emit_peaks(module, num_blocks)
+    _emit_kth(module)
     _emit_gather(module, num_blocks)
     _emit_narrow(module, num_blocks)
     for by_weight in (False, True):
@@ -265,14 +267,25 @@ def _emit_total(module: object) -> None:
     fn.finish()
 
 
+def _emit_kth(module: object) -> None:
+    """``draw_kth``: store the bits of the k-th largest value, an f32.
+
+    It is minus infinity if there are no more than k. Whole vectors are read.
+    """
+    fn = KTH.begin(module)
+    values, count, wanted, out = fn.args
+    fn.store(_key(fn.value(-math.inf, F32)).signed(I64), out, 8)
+    with fn.when(wanted < count):
+        BOUND_COUNT.call(fn, values=values, weights=0, count=count, wanted=wanted, out=out)
+    fn.store(_in_order(fn.load(out, I64, 8).signed(I32)).signed(I64), out, 8)
+    fn.finish()
+
+
 def _emit_narrow(module: object, num_blocks: int) -> None:
     """``draw_narrow``: list at least that number of the largest."""
     fn = NARROW.begin(module)
     row, peaks, wanted, ids, values, out = fn.args
-    num_peaks = num_blocks * 16
-    fn.store(_key(fn.value(-math.inf, F32)).signed(I64), out, 8)
-    with fn.when(wanted < num_peaks):
-        BOUND_COUNT.call(fn, values=peaks, weights=0, count=num_peaks, wanted=wanted, out=out)
-    bound = _in_order(fn.load(out, I64, 8).signed(I32))
-    GATHER.call(fn, row=row, peaks=peaks, bound=bound.signed(I64), ids=ids, values=values, out=out)
+    KTH.call(fn, values=peaks, count=num_blocks * 16, wanted=wanted, out=out)
+    bound = fn.load(out, I64, 8)
+    GATHER.call(fn, row=row, peaks=peaks, bound=bound, ids=ids, values=values, out=out)
     fn.finish()

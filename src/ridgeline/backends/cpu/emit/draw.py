@@ -43,6 +43,7 @@ from ridgeline.backends.cpu.emit.ir import (
     Operand,
     Value,
     Var,
+    absolute,
     high_product,
     maximum,
     minimum,
@@ -73,6 +74,7 @@ _RESTORE = Kernel("draw_restore", ("row", "undo", "count"))
 _MASK = Kernel("draw_mask", ("row", "mask", "out"))
 _UNIFORM = Kernel("draw_uniform", ("seed", "position", "stream", "out"))
 _RANK = Kernel("draw_rank", ("row", "token", "value", "ahead"))
+_ROUNDING = 2.0**-20  # of a logit: more than it changes by becoming f32
 _FIRST_LISTED = 64  # bounds: top-p alone tries this many, then four times as many, ...
 
 
@@ -270,6 +272,13 @@ class _List:
         """Return the result of the last call of a kernel."""
         return self.fn.load(self._cell, I64, 8)
 
+    def lowest(self) -> Value:
+        """Return the lowest value, as f64."""
+        lowest = self.fn.var(self.fn.value(math.inf, F32))
+        with self.fn.loop(self.count.get()) as i:
+            lowest.set(minimum(lowest.get(), self.fn.load(self.values + i * 4, F32, 4)))
+        return lowest.get().signed(F64)
+
     def narrow(self, wanted: Value) -> None:
         """List that number of the largest, and perhaps some more."""
         NARROW.call(
@@ -357,9 +366,12 @@ def _emit_choose(module: object, num_blocks: int) -> None:
 
     bits = uniform(0) << 11
     left = _List(fn, row, scale, of)
+    top = scale["greatest"].bits(F64)
+    fn.store(top - entry.double("depth") - absolute(top) * _ROUNDING, entry.address("lowest"), 8)
     with fn.when(entry["top_k"] > 0):
         left.narrow(entry["top_k"])
         left.cut(BOUND_COUNT, CUT_COUNT, entry["top_k"])
+        fn.store(left.lowest(), entry.address("lowest"), 8)
         left.weigh()
     is_typical = entry["typical"].equals(0).equals(0)
     with fn.when(is_typical):
@@ -385,6 +397,8 @@ def _emit_choose(module: object, num_blocks: int) -> None:
             fn, values=left.values, weights=left.weights, count=left.count.get(),
             threshold=entry["threshold"],
         )  # fmt: skip
+    with fn.when((least.get() > 1) & (left.count.get() < 0)):
+        left.reach(least.get())
     with fn.when(left.count.get() < 0):
         weighed = {"row": row, **scale, "least": least.get()}
         _SUMS.call(fn, **weighed, sums=of["draw_sums"])

@@ -17,30 +17,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.backends.sampler.rule import Row, Rule, log_sum_exp, ranked, rule
+from ridgeline.backends.sampler.rule import WEIGHT_BITS, Row, Rule, log_sum_exp, ranked, rule
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import TokenLogprobs
 
 # An entry's words, of 64 bits each, with how ``struct`` spells them. Addresses: ``history`` and
 # ``suppressed`` of i32, ``biases`` of (i64, f64), ``top`` of ``num_top`` pairs (i32 id, f32 logit),
 # ``mask`` of a bit for each id, 0 if there is none.
-# ``num_top`` is -1 if log-probabilities are not needed. Without ``draws`` the token is given. The
-# last five are results; ``token`` is -1 where no token may be chosen.
+# ``depth`` is how far below the greatest logit ``least`` lies. ``num_top`` is -1 if
+# log-probabilities are not needed. Without ``draws`` the token is given. The last six are results;
+# ``token`` is -1 where no token may be chosen, and logits below ``lowest`` would not change it, nor
+# would they if they were lower still.
 _WORDS = {
     "row": "q", "draws": "q", "seed": "Q", "position": "q",
     "factor": "d", "top_k": "q", "share": "Q", "least": "q",
-    "typical": "Q", "sigmas": "d", "chance": "q", "threshold": "Q",
+    "typical": "Q", "sigmas": "d", "chance": "q", "threshold": "Q", "depth": "d",
     "repetition": "d", "frequency": "d", "presence": "d",
     "history_len": "q", "prompt_len": "q", "num_biases": "q", "num_suppressed": "q", "num_top": "q",
     "history": "q", "biases": "q", "suppressed": "q", "top": "q", "mask": "q",
-    "token": "q", "value": "d", "greatest": "d", "total": "q", "ahead": "q",
+    "token": "q", "value": "d", "greatest": "d", "total": "q", "ahead": "q", "lowest": "d",
 }  # fmt: skip
 ENTRY = tuple(_WORDS)
 ENTRY_BYTES = 8 * len(ENTRY)
-_ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqq")
+_ENTRY, _RESULT = Struct("<" + "".join(_WORDS.values())), Struct("<qddqqd")
 _RESULT_AT = ENTRY_BYTES - _RESULT.size
 _BIAS, _PAIR = Struct("<qd"), Struct("<if")
-_NO_RESULT = (0.0, 0.0, 0, 0)
+_NO_RESULT = (0.0, 0.0, 0, 0, 0.0)
 BLOCK_LOGITS = 512  # logits of a row that ``emit.draw`` reads together
 
 
@@ -104,6 +106,7 @@ class Draws:
         self._bias_pairs: list[tuple[int, float]] = []
         self._num_pairs = 0
         self._masks: list[bytes] = []
+        self._needs_all = False  # logits, whatever they are
 
     @property
     def arrays(self) -> list[NDArray[np.uint8]]:
@@ -115,6 +118,11 @@ class Draws:
     def num_rows(self) -> int:
         """Rows of logits that are drawn from."""
         return len(self._firsts)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a single draw, which depends on a few of the likeliest tokens alone."""
+        return len(self._entries) == 1 and not self._needs_all
 
     def add(self, rows: Sequence[Row], num_top: int | None) -> int:
         """Draw once for each of ``rows``, which differ in seed; return their row of logits."""
@@ -139,6 +147,8 @@ class Draws:
         if how.top_k >= self._vocab_size:
             how = how._replace(top_k=0)
         num_top = -1 if num_top is None else min(num_top, self._vocab_size)
+        amounts = [amount for _, amount in biases[len(biases) - num_biases :]]
+        self._needs_all |= num_top >= 0 or not (_looks_at_few(how) and _lowers(params, amounts))
         row_of_logits = self._next_row()
         mask = -1
         if rows[0].mask:
@@ -146,7 +156,7 @@ class Draws:
             self._masks.append(rows[0].mask)
         for row in rows:
             entry = (
-                row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position, *how,
+                row_of_logits, 1, row.seed & 0xFFFFFFFFFFFFFFFF, row.position, *how, _depth(how),
                 params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
                 len(history), prompt_len, num_biases, num_suppressed, num_top,
             )  # fmt: skip
@@ -155,8 +165,9 @@ class Draws:
 
     def rank(self, token: int, num_top: int) -> int:
         """Rank a token that is known; return its row of logits."""
+        self._needs_all = True
         row_of_logits = self._next_row()
-        entry = (row_of_logits, *[0] * 18, min(num_top, self._vocab_size))
+        entry = (row_of_logits, *[0] * 19, min(num_top, self._vocab_size))
         self._enter(entry, (0, 0, 0), -1, token)
         return row_of_logits
 
@@ -206,7 +217,7 @@ class Draws:
         results: list[tuple[int | None, TokenLogprobs | None]] = []
         at = _RESULT_AT
         for entry, places, _, _ in self._entries:
-            token, value, greatest, total, ahead = _RESULT.unpack_from(self._table.view, at)
+            token, value, greatest, total, ahead, _ = _RESULT.unpack_from(self._table.view, at)
             at += ENTRY_BYTES
             num_top = int(entry[-1])
             if token < 0 or num_top < 0:
@@ -219,6 +230,29 @@ class Draws:
             top = sorted(_PAIR.iter_unpack(part), key=lambda pair: (-pair[1], pair[0]))
             results.append((token, ranked(token, value, ahead, norm, top)))
         return results
+
+
+def _looks_at_few(rule: Rule) -> bool:
+    """Whether a draw depends on the likeliest tokens alone: so many, or all from a weight on."""
+    by_weight = rule.least > 1 and not (rule.share or rule.typical)
+    return (rule.top_k > 0 or by_weight) and not rule.sigmas
+
+
+def _lowers(params: SamplingParams, biases: Sequence[float]) -> bool:
+    """Whether penalties and biases leave each logit where it is, or lower it."""
+    lowers = params.repetition_penalty >= 1
+    lowers &= params.frequency_penalty >= 0 and params.presence_penalty >= 0
+    return lowers and max(biases, default=0.0) <= 0
+
+
+def _depth(rule: Rule) -> float:
+    """Return how far below the greatest logit a logit's weight falls below ``least``.
+
+    It is larger than that by what rounding may take; infinite where each weight counts.
+    """
+    if rule.least <= 1:
+        return math.inf
+    return (WEIGHT_BITS - math.log2(rule.least) + 1e-6) / rule.factor
 
 
 def _write_array(memory: _GrowingBuffer, values: array[int]) -> None:
