@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from peers import machine, report
 from peers.engines import (
     OURS,
     ROOT,
+    Crashed,
     Engine,
     Format,
     LeftOut,
@@ -37,6 +39,7 @@ from peers.engines import (
     last_line,
     log_path,
     prepare,
+    without_tiles,
 )
 from peers.shapes import NAMES, SHAPES, START, Job, Shape, quick_shapes
 from ridgeline.machine import usable_cpus
@@ -58,6 +61,7 @@ class Contest:
         versions: per engine.
         first_tokens: per label, of the one prompt that is the same for all.
         stolen: per label and round, the share of its time that the machine's host kept.
+        tiles: labels whose processes asked for matrix tiles (AMX) and may use them.
         left_out: reasons per engine or label.
         notes: what a reader of the result must know.
     """
@@ -70,6 +74,7 @@ class Contest:
     versions: dict[str, str] = field(default_factory=dict)
     first_tokens: dict[str, int] = field(default_factory=dict)
     stolen: dict[str, list[float]] = field(default_factory=dict)
+    tiles: dict[str, bool] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -116,20 +121,41 @@ class Contest:
             self.say(f"{phase}: {label} ({place} of {len(self.running)})")
             before = machine.read_stat()
             try:
-                self.process(label, ())
-                start_s, started = self.process(label, ())
-                _, measured = self.process(label, shapes)
+                start_s, started, measured = self._turn(label, shapes)
             except LeftOut as error:
                 self.leave_out(label, str(error))
                 continue
             self.versions[report.engine_of(label)] = measured["version"]
             self.first_tokens[label] = started["first_token"]
+            self.tiles[label] = measured["has_tiles"]
             if keep:
                 self.note_stolen(number, label, machine.stolen_share(before, machine.read_stat()))
                 samples = self.samples.setdefault(label, {name: [] for name in NAMES})
                 samples[START].append(start_s)
                 for name, values in measured["samples"].items():
                     samples[name] += values
+
+    def _turn(self, label: str, shapes: tuple[Shape, ...]) -> tuple[float, Any, Any]:
+        """Return the seconds of a start, its result, and what was measured.
+
+        An engine that a signal ends is tried compiled without matrix tiles, where that can be.
+        """
+        try:
+            self.process(label, ())
+            start_s, started = self.process(label, ())
+            return start_s, started, self.process(label, shapes)[1]
+        except Crashed as error:
+            engine, _, _ = self.running[label]
+            other = without_tiles(engine)
+            if other is None:
+                raise
+            self.notes.append(f"{label}: {error}; compiled again without matrix tiles (AMX)")
+            self.say(self.notes[-1])
+        install(other)
+        for known, (engine, model, form) in self.running.items():
+            if engine.name == other.name:
+                self.running[known] = (other, model, form)
+        return self._turn(label, shapes)
 
     def note_stolen(self, number: int, label: str, share: float) -> None:
         """Keep which share of its time the machine's host took from a label in a round."""
@@ -167,7 +193,8 @@ class Contest:
             limit.start()
             try:
                 assert process.stdout is not None
-                line = process.stdout.readline()
+                with process.stdout as results:
+                    line = results.readline()
                 took_s = time.perf_counter() - start_s
                 process.wait()
             finally:
@@ -175,6 +202,9 @@ class Contest:
                 process.kill()
                 process.wait()
         if not line:
+            if process.returncode < 0:
+                name = signal.Signals(-process.returncode).name
+                raise Crashed(f"{name} ended its process: {last_line(log)}")
             raise LeftOut(last_line(log))
         result: dict[str, Any] = json.loads(line)
         return took_s, result
@@ -222,6 +252,7 @@ def document(contest: Contest, model: str, rounds: int) -> dict[str, Any]:
         "machine": machine.description(),
         "versions": contest.versions,
         "first_tokens": contest.first_tokens,
+        "tiles": contest.tiles,
         "stolen": contest.stolen,
         "left_out": contest.left_out,
         "notes": contest.notes,

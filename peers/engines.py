@@ -9,16 +9,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv-peers"
 
 
+# They win over -march=native, wherever they stand.
+_NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
 class LeftOut(Exception):
     """A peer cannot take part; the message says why and what to do about it."""
+
+
+class Crashed(LeftOut):
+    """A signal ended a peer's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Engine:
         packages: what pip installs, pinned; nothing for the environment that runs this.
         unwanted: packages that come along and break it; uninstalled again.
         hint: what to do when it cannot be installed.
+        build: variables of an installation, where it is compiled.
     """
 
     name: str
@@ -59,6 +68,7 @@ class Engine:
     packages: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
     hint: str = ""
+    build: tuple[tuple[str, str], ...] = ()
 
     @property
     def python(self) -> Path:
@@ -119,7 +129,8 @@ def install(engine: Engine) -> bool:
     Raises:
         LeftOut: pip cannot install it here.
     """
-    recipe = "\n".join((*engine.packages, *engine.unwanted))
+    build = dict(engine.build)
+    recipe = "\n".join((*engine.packages, *engine.unwanted, *map("=".join, engine.build)))
     marker = HOME / engine.name / "ready"
     if not engine.packages or (marker.is_file() and marker.read_text() == recipe):
         return False
@@ -132,7 +143,9 @@ def install(engine: Engine) -> bool:
     ]
     try:
         run([sys.executable, "-m", "venv", "--clear", str(HOME / engine.name)], engine.name)
-        run([*pip, "install", *engine.packages], engine.name)
+        # What pip keeps was compiled in another way.
+        fresh = ["--no-cache-dir"] if build else []
+        run([*pip, "install", *fresh, *engine.packages], engine.name, build)
         if engine.unwanted:
             run([*pip, "uninstall", "--yes", *engine.unwanted], engine.name)
     except LeftOut as error:
@@ -191,7 +204,15 @@ def log_path(name: str) -> Path:
     return directory / f"{name.replace(' ', '-')}.txt"
 
 
-def run(command: Sequence[str | Path], log: str) -> None:
+def without_tiles(engine: Engine) -> Engine | None:
+    """Return an engine as it is compiled without matrix tiles; None where that is not possible."""
+    if engine.name != "llama.cpp" or engine.build:
+        return None
+    flags = f"-DCMAKE_C_FLAGS='{_NO_TILES}' -DCMAKE_CXX_FLAGS='{_NO_TILES}'"
+    return replace(engine, build=(("CMAKE_ARGS", flags),))
+
+
+def run(command: Sequence[str | Path], log: str, variables: Mapping[str, str] = {}) -> None:
     """Run ``command`` in the repository with its output in a log.
 
     Raises:
@@ -200,8 +221,9 @@ def run(command: Sequence[str | Path], log: str) -> None:
     path = log_path(log)
     with path.open("w") as file:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT, check=False
-        )
+            command, cwd=ROOT, env=environment() | dict(variables), stdout=file,
+            stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
     if done.returncode:
         raise LeftOut(last_line(path))
 

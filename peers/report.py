@@ -117,8 +117,10 @@ def rows(document: Mapping[str, Any]) -> list[list[str]]:
     """Return the table as text cells, its heading first: medians, spreads, then the ratios."""
     summary: Summary = document["results"]
     table = [["", *NAMES]]
+    tiles = document.get("tiles", {})  # results before 27 November 2026 have none
     for label, shapes in summary.items():
-        table.append([label, *(_cell(shapes.get(name)) for name in NAMES)])
+        name = f"{label}, AMX" if tiles.get(label) else label
+        table.append([name, *(_cell(shapes.get(name)) for name in NAMES)])
     table.append(["best peer", *(document["best_peer"][name] or "-" for name in NAMES)])
     values = (document["ratios"][name] for name in NAMES)
     table.append(["ratio", *("-" if value is None else f"{value:.2f}" for value in values)])

@@ -7,8 +7,10 @@ engine itself prints on standard output is sent to standard error.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import random
 import sys
 import time
@@ -24,6 +26,8 @@ Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 Engine = Callable[[Shape], Generate]
 
 _WARM_UP_TOKENS = 4
+# Of x86-64 Linux: the system call, what it is asked for, and the state that tiles are.
+_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1022, 18
 
 
 def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> None:
@@ -46,9 +50,24 @@ def main(open_engine: Callable[[Job], Engine], version: Callable[[], str]) -> No
         shape = Shape("start", "prefill", 1, START_TOKENS, 1)
         prompt = prompts(shape, job.vocab_size, random.Random(START_TOKENS))
         result["first_token"] = engine(shape)(prompt, 1)[0][0]
+    result["has_tiles"] = has_tiles()
     print(json.dumps(result), file=result_line, flush=True)
     # Some engines hang or complain while their parts are taken down; nothing is left to be lost.
     os._exit(0)
+
+
+def has_tiles() -> bool:
+    """Return whether this process asked Linux for matrix tiles (AMX), and got them.
+
+    Nobody may use them without, and who does not want to use them does not ask.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    granted = ctypes.c_uint64(0)
+    call = ctypes.CDLL(None).syscall
+    words = _ARCH_PRCTL, _ARCH_GET_XCOMP_PERM
+    failed = call(*map(ctypes.c_long, words), ctypes.byref(granted))  # Linux before 5.16
+    return not failed and bool(granted.value >> _XFEATURE_XTILEDATA & 1)
 
 
 def measure(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from peers.shapes import NAMES, SHAPES, Job, Shape, prompts, quick_shapes
 
 from peers import __main__ as peers
 from peers import agreement, embeddings, engines, machine, report
+from ridgeline.machine import tiles_refusal
 
 # --- from samples to ratios --------------------------------------------------------------------
 
@@ -168,6 +171,7 @@ def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- the whole, with engines that only pretend ---------------------------------------------------
 
+PROCESS = peers.Contest.process
 _SPEEDS = {
     "ridgeline file": 200.0,
     "ridgeline int8-row": 190.0,
@@ -188,7 +192,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         order.append(label)
         speed = _SPEEDS[label]
         samples = {shape.name: [speed] for shape in shapes}
-        return 50 / speed + cold_s, {"version": "1", "first_token": 5, "samples": samples}
+        result = {"version": "1", "first_token": 5, "has_tiles": label == "good fast"}
+        return 50 / speed + cold_s, result | {"samples": samples}
 
     def install(engine: Engine) -> bool:
         if engine.name == "absent":
@@ -218,7 +223,8 @@ def test_the_last_line_is_the_result(pretend: list[str], capsys: Any) -> None:
         "absent": "cannot be installed: no such package",
         "good broken": "it crashed",
     }
-    assert any(line.startswith("ridgeline file") and "200 (200-200)" in line for line in output)
+    assert any(line.startswith("ridgeline file ") and "200 (200-200)" in line for line in output)
+    assert any(line.startswith("good fast, AMX ") and "100 (100-100)" in line for line in output)
     assert "Left out: good broken: it crashed" in output
 
 
@@ -290,6 +296,54 @@ def test_a_command_that_fails_says_its_last_line(
         engines.run(["sh", "-c", "echo begin; echo no wheel >&2; exit 3"], "it")
 
 
+def test_a_signal_is_named_and_llama_cpp_is_compiled_without_tiles(
+    pretend: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """Its process ends itself as long as the build has tiles; another's failure stays one."""
+    installed: list[Engine] = []
+    monkeypatch.setattr(peers, "install", installed.append)
+    monkeypatch.setattr(engines, "ROOT", tmp_path)
+    monkeypatch.setattr(engines, "HOME", tmp_path)
+    works, started = peers.Contest.process, PROCESS
+
+    def process(contest: Any, label: str, shapes: tuple[Shape, ...]) -> tuple[float, Any]:
+        engine, _, _ = contest.running[label]
+        if engine.name == "ridgeline" or engine.build:
+            return works(contest, label.replace("llama.cpp Q4_0", "good fast"), shapes)
+        return started(contest, label, shapes)
+
+    for name in ("llama.cpp", "other"):
+        program = tmp_path / name / "bin" / "python"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho Illegal >&2\nkill -ILL $$\n")
+        program.chmod(0o755)
+    llama = Engine("llama.cpp", "llamacpp", (Format("Q4_0"),), ("it",))
+    other = Engine("other", "other", (Format("f"),), ("it",))
+    monkeypatch.setattr(peers, "chosen", lambda without: [llama, other])
+    monkeypatch.setattr(peers.Contest, "process", process)
+    peers.main(["--repeats", "1"])
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    why = "SIGILL ended its process: Illegal (more in logs/"
+    assert result["left_out"] == {"other f": f"{why}other-f.txt)"}
+    assert result["notes"] == [
+        f"llama.cpp Q4_0: {why}llama.cpp-Q4_0.txt); compiled again without matrix tiles (AMX)"
+    ]
+    assert result["results"]["llama.cpp Q4_0"]["prefill_512"]["median"] == 100
+    assert [bool(engine.build) for engine in installed if engine.name == "llama.cpp"] == [
+        False,
+        True,
+    ]
+
+
+def test_a_process_without_a_grant_has_no_tiles() -> None:
+    granted = not tiles_refusal()
+    ask = "from peers.drivers.measure import has_tiles; print(has_tiles())"
+    own = "from ridgeline.machine import tiles_refusal; tiles_refusal()"
+    for first, wanted in (("pass", False), (own, granted)):
+        command = [sys.executable, "-c", f"{first}\n{ask}"]
+        assert subprocess.check_output(command, cwd=engines.ROOT, text=True).strip() == str(wanted)
+
+
 # --- the page ----------------------------------------------------------------------------------
 
 
@@ -307,7 +361,7 @@ def test_a_result_replaces_the_one_that_the_page_had(
     assert once.startswith("# Top\n")
     assert once.endswith("<!-- result: end -->\nBottom\n")
     assert "old" not in once
-    assert "| good fast | 100 (100-100) |" in once
+    assert "| good fast, AMX | 100 (100-100) |" in once
     assert "- absent: cannot be installed: no such package" in once
     with pytest.raises(ValueError, match="the page needs"):
         report.insert("no marks", {})
