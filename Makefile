@@ -33,7 +33,7 @@ help:
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
-	@echo "make test-clients run programs that others wrote against a server       (CLIENT=openai)"
+	@echo "make test-clients run programs that others wrote against a server       (CLIENT=openai, agents, python)"
 	@echo "make clean        remove environments and caches, never models"
 
 setup: .venv/ready

@@ -2,7 +2,8 @@
 
 Each client has an environment of its own, which uv makes, with the versions below. Its checks are
 ``check_NAME.py``, or ``check_NAME.mjs`` for Node. Status 1 if any check fails. What cannot be run
-on this machine is skipped, with the reason; docs/clients.md says what each of them covers.
+on this machine is skipped, with the reason; docs/clients.md says what each of them covers. The
+name ``python`` stands for all of ``PYTHON``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,21 @@ PYTEST = "pytest==9.0.1"
 MODEL = "smollm2"
 MODELS = {"agents": agents.MODEL}  # where it is another one
 VLLM = next(peer for peer in PEERS if peer.name == "vllm")
+PYTHON = {  # frameworks over the clients below, together as CLIENT=python
+    "outlines": ["outlines==1.3.3", "openai==3.57.0", "ollama==0.6.3"],
+    "guidance": ["guidance==0.3.1", "openai==3.57.0"],
+    "langgraph": ["langgraph==1.2.24", "langchain-openai==1.7.4"],
+    "smolagents": ["smolagents[openai]==1.26.0"],
+    "magentic": ["magentic==0.41.1"],
+    "haystack": ["haystack-ai==3.4.1"],
+    "dspy": ["dspy==3.4.1"],
+    "agno": ["agno==3.1.10", "openai==3.57.0", "ollama==0.6.3", "anthropic==2.14.0"],
+    "autogen": ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
+    "semantic_kernel": ["semantic-kernel==1.45.0"],
+    "gradio": ["gradio==6.31.0", "openai==3.57.0"],
+    "crewai": ["crewai==1.15.30"],
+    "mem0": ["mem0ai==2.2.1"],
+}
 PACKAGES = {  # what each client's environment has
     "openai": ["openai==3.54.0"],
     "anthropic": ["anthropic==2.12.0"],
@@ -54,6 +70,7 @@ PACKAGES = {  # what each client's environment has
         str(ROOT),
     ],
     "triton": ["tritonclient[grpc,http]==2.73.0", f"{ROOT}[grpc]"],
+    **PYTHON,
     "agents": [],  # npm has them; each is skipped alone if it cannot be installed
     "vllm": [],  # its environment is that of the peers: pip knows where its torch is
     "prometheus": [],
@@ -132,8 +149,10 @@ def missing(name: str) -> str:
 def main(names: list[str]) -> int:
     """Run the checks of all clients, or of those that are named."""
     results, skipped, known = {}, {}, [*PACKAGES, "node"]
+    if names == ["python"]:
+        names = [*PYTHON]
     if unknown := [name for name in names if name not in known]:
-        print(f"there are no checks of {unknown[0]}: the clients are {', '.join(known)}")
+        print(f"there are no checks of {unknown[0]}: the clients are python, {', '.join(known)}")
         return 2
     for name in names or known:
         print(f"==> {name}", flush=True)

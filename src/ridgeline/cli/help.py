@@ -14,7 +14,7 @@ SECTIONS = {
         "dtype", "backend", "threads", "max_model_len", "speculative_config",
         "enable_contrastive_search", "served_model_name", "any_model_name", "models_dir",
         "keep_alive", "models_memory", "guard", "chat_template", "tool_call_parser",
-        "reasoning_parser",
+        "reasoning_parser", "override_generation_config",
     ),
     "Adapters": (
         "lora", "enable_lora", "max_lora_rank", "lora_memory", "allow_lora_loading",

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from ridgeline.models import RECOMMENDED
 from ridgeline.models.families import architecture, model_from_config
 from ridgeline.models.identity.contents import Contents
 from ridgeline.models.quantized import read_quantized
@@ -35,7 +36,6 @@ _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published tokenizer.json has half
 _MAX_TEMPLATE_BYTES = 1 << 20
 _INDEX = "model.safetensors.index.json"
 _NUMBERS = ".position_ids"
-_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def load_directory(path: Path) -> Checkpoint:
@@ -320,7 +320,7 @@ def _chat_template(folder: Folder, inline: Any) -> str | None:
 
 
 def _sampling_defaults(generation: dict[str, Any], path: Path) -> dict[str, float | int]:
-    defaults = {key: generation[key] for key in _DEFAULTS if generation.get(key) is not None}
+    defaults = {key: generation[key] for key in RECOMMENDED if generation.get(key) is not None}
     for key, value in defaults.items():
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ModelFileError(

@@ -89,6 +89,7 @@ class Answering:
         rules = self.rules = self._rules_of(options, keys, has)
         if options.chat_template:
             llm.text.use_chat_template(options.chat_template)
+        llm.text.generation_defaults |= options.sampling
         llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
         llm.text.limit_grammars(
             max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -234,6 +235,16 @@ def test_a_template_that_takes_long_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(ValueError, match=r"takes more than 0.3 s"):
                 chat.render_ids([{"role": "user", "content": "boom"}] * 3000)
             assert chat.render_text(HELLO) == "fine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process's computing is limited")
+def test_a_template_is_ended_by_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.text.template.renderer._MAX_RENDERING_S", 600)
+    chat = template(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="2 s of computing"):
+        chat.render_text(HELLO)
 
 
 def process_of(chat: ChatTemplate) -> subprocess.Popen[bytes] | None:

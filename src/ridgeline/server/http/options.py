@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.api.text_side import REASONING_PARSERS
 from ridgeline.decoding.messages.tools import format_named
+from ridgeline.decoding.search import with_recommended
 from ridgeline.engine_setup.options import flag_field, parse_bytes
+from ridgeline.models import RECOMMENDED
 
 _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -155,6 +158,11 @@ class ServeOptions:
     chat_template: Path | None = flag_field(
         None, "File with a chat template (jinja2), in place of the model's own."
     )
+    override_generation_config: str | None = flag_field(
+        None,
+        "Sampling of requests that leave it open, in place of the model's own: JSON, such as "
+        '{"temperature": 0.7}.',
+    )
     tool_call_parser: str = flag_field(
         "auto",
         "How the model writes tool calls: gemma4, hermes, llama3_json, mistral, "
@@ -187,8 +195,21 @@ class ServeOptions:
     log_format: Literal["text", "json"] = flag_field("text", "Format of log lines.")
     log_content: bool = flag_field(False, "Log prompts and answers too.")
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What ``override_generation_config`` says. Raises ValueError."""
+        try:
+            given = json.loads(self.override_generation_config or "{}")
+            if not isinstance(given, dict) or given.keys() - set(RECOMMENDED):
+                raise ValueError(f"write a JSON object with some of {', '.join(RECOMMENDED)}")
+            with_recommended(given)
+        except ValueError as error:
+            raise ValueError(f"--override-generation-config: {error}") from None
+        return given
+
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
+        _ = self.sampling
         for name in ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests"):
             _positive(name, getattr(self, name))
         for name in ("max_grammar_bytes", "grammar_timeout"):

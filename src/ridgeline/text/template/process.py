@@ -23,7 +23,7 @@ from ridgeline.text import limited
 
 _MAX_PROCESS_BYTES = 1 << 30
 _MAX_RENDERED_CHARS = 1 << 24
-_MAX_CPU_S = 5  # more than the parent's own limit
+_MAX_CPU_S = 1  # at most another one: limits are whole seconds
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import pytest
 from ridgeline import SamplingParams
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.dialects.openai.samplers import _IN_ORDER, NAMES
+from ridgeline.server.http.options import ServeOptions
 from tests.api.test_llm import HELLO
 from tests.server.serving import Served, serving
 
@@ -282,6 +283,31 @@ def test_the_chances_of_the_draw_are_shown_on_request(served: Served) -> None:
     greedy = served.call("/completion", ask | {"post_sampling_probs": True, "temperature": 0})[1]
     for one in greedy["completion_probabilities"]:
         assert (one["prob"], len(one["top_probs"])) == (1.0, 1)
+
+
+def test_a_flag_says_how_requests_are_sampled_that_leave_it_open(model: Path) -> None:
+    wanted = {"top_k": 2, "temperature": 100}
+    with serving(model, override_generation_config=json.dumps(wanted)) as served:
+        shown = served.call("/props")[1]["default_generation_settings"]["params"]
+        assert wanted.items() <= shown.items()
+        ask = {"prompt": "hello", "n_predict": 4, "n_probs": 20, "post_sampling_probs": True}
+        sizes = [
+            len(one["top_probs"])
+            for one in served.call("/completion", ask)[1]["completion_probabilities"]
+        ]
+        assert sizes == [2] * len(sizes)
+        greedy = served.call("/completion", ask | {"temperature": 0})[1]
+        assert all(len(one["top_probs"]) == 1 for one in greedy["completion_probabilities"])
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [("x", "Expecting value"), ("[1]", "JSON object"), ('{"n": 2}', "some of temperature"),
+     ('{"top_p": 2}', "top_p is 2")],
+)  # fmt: skip
+def test_a_flag_of_sampling_is_checked_before_anything_is_loaded(value: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^--override-generation-config: .*{problem}"):
+        ServeOptions(override_generation_config=value)
 
 
 def test_a_prompt_may_stand_in_an_object(served: Served) -> None:
