@@ -1,1 +1,1 @@
-"""Receipts: what an answer is a function of, signed, and computed again by whoever doubts it."""
+"""Receipts: what an answer is a function of, signed, and computed again by its reader."""

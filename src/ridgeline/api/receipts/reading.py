@@ -1,7 +1,7 @@
-"""A receipt as somebody gives it, read again.
+"""A receipt, read from a file.
 
-It comes from anybody, so each field is checked, and one that is not known is an error: what nobody
-looks at must not look proved.
+Anybody may have written it, so each field is checked. One that is not known is an error: what is
+not checked must not look proved.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
         num: how many there are.
         ids: themselves, None where they are not told.
         sha256: of the salt and the ids; empty where they are told.
-        salt: random, in hex, so that nobody can find short texts by trying.
+        salt: random, in hex, against finding short texts by trying them all.
     """
 
     num: int

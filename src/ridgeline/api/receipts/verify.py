@@ -1,7 +1,7 @@
 """A receipt is computed again: equal, or where it first differs.
 
-The answer's own tokens are the drafts, so many are checked in a step; the engine's own rule decides
-each of them.
+The answer's own tokens are the drafts, so a step checks several; the engine's own rule decides each
+of them.
 """
 
 from __future__ import annotations

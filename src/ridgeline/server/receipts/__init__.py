@@ -1,1 +1,1 @@
-"""Receipts of a server's answers: imported when somebody asks for one."""
+"""Receipts of a server's answers: imported when a request asks for one."""

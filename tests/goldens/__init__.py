@@ -1,0 +1,1 @@
+"""Receipts of small models, which later versions must compute to the bit."""
