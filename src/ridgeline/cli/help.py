@@ -27,7 +27,10 @@ SECTIONS = {
         "host", "port", "uds", "root_path", "page", "ssl_certfile", "ssl_keyfile",
         "ssl_keyfile_password",
     ),
-    "Fleet": ("replicas", "join", "fleet_key_file", "fleet_ca", "fleet_plain", "silence_timeout"),
+    "Fleet": (
+        "replicas", "place", "ray", "target_requests", "join", "fleet_key_file", "fleet_ca",
+        "fleet_plain", "silence_timeout",
+    ),
     "Access": (
         "allowed_host", "cors_origin", "api_key", "api_key_file", "admin_api_key",
         "isolate_keys", "max_requests_per_minute", "max_tokens_per_minute",

@@ -256,8 +256,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
     """
     names = model or []
     _check_fleet(names, serving)
-    is_router = serving.replicas > 1 or (serving.fleet_key_file and not serving.join)
-    if len(names) != 1 or serving.models_dir or is_router:
+    if len(names) != 1 or serving.models_dir or serving.is_router:
         _serve_several(names, serving, options)
         return
     (name,) = names
@@ -276,7 +275,7 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
 def _check_fleet(names: list[str], serving: ServeOptions) -> None:
     """Check what goes with servers of other machines."""
     is_one = len(names) == 1 and not serving.models_dir
-    if serving.join and (not is_one or serving.replicas > 1):
+    if serving.join and (not is_one or serving.num_replicas > 1):
         raise UsageError("--join is for one server of one model: leave out --replicas")
     if serving.join and (serving.uds or serving.grpc_port is not None):
         raise UsageError("a server with --join listens nowhere: its router has the address")
@@ -299,9 +298,9 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
             way_out = "serve that model alone, without --replicas"
             raise UsageError(f"{flag} works with one server of one model only: {way_out}")
     for flag, value in (("--kv-disk", options.kv_disk), ("--rules", serving.rules)):
-        if value and serving.replicas > 1:  # each server would write and count by itself
+        if value and serving.num_replicas > 1:  # each server would write and count by itself
             raise UsageError(f"{flag} works with one server of a model only: leave out --replicas")
-    if serving.replicas > 1 and options.backend == "cuda":
+    if serving.num_replicas > 1 and options.backend == "cuda" and serving.place == "here":
         raise UsageError("--replicas divides the processor's cores: a GPU has one server")
     from ridgeline.fleet.main import route
 

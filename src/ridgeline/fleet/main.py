@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,13 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.fleet.app import Router, new_app
 from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue
+from ridgeline.fleet.places.ray_place import RayCluster, RayServers, command_of, connected
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.joined import Door, JoinedServer
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import as_variables
 from ridgeline.machine import raise_file_limit
+from ridgeline.routing.scaling import Scaling
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
@@ -50,8 +53,13 @@ class RunningFleet:
         keys: Keys,
         log: LogWriter,
         audit: AuditLog | None = None,
+        cluster: RayCluster | None = None,
     ) -> None:
-        """Put a router together; ``audit`` gets the lines of requests that no model answers."""
+        """Put a router together; ``audit`` gets the lines of requests that no model answers.
+
+        With a ``cluster`` all servers are started there, and none by this process.
+        """
+        self._engine, self._cluster, self._ready_line = engine, cluster, ""
         self.keys, self._log, self._options = keys, log, options
         key_file = options.fleet_key_file
         self._fleet_key = read_key(key_file) if key_file else b""
@@ -62,7 +70,7 @@ class RunningFleet:
         self.pool = Pool(
             engine,
             as_variables(engine, options),
-            num_servers=options.replicas,
+            num_servers=0 if cluster else options.num_replicas,
             keep_alive_s=default_s if options.keep_alive_s is None else options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
             step_timeout_s=options.step_timeout,
@@ -104,18 +112,42 @@ class RunningFleet:
 
         Raises OSError or ValueError if the only model cannot be loaded.
         """
-        await self.pool.prepare()
+        placing: AbstractAsyncContextManager[None] = nullcontext()
         if self._is_of_one:
             ((name, model),) = self._catalogue.models().items()
-            announce = _loaded(await self.pool.load(name, model), url)
+            if self._cluster is None:
+                await self.pool.prepare()
+            slot = await self.pool.load(name, model)
+            announce = _loaded(slot, url)
+            if self._cluster is not None:
+                placing = self._placing(self._cluster, slot, listener)
         else:
+            await self.pool.prepare()
             announce = _loaded_later(list(self._catalogue.models()), url)
         settle()
         if self._batches:
             self._batches.start()
-        async with grpc_beside(self.server.gate, self._options) as also:
-            self.server.on_started = lambda: print(f"{announce}{also}", flush=True)
+        async with grpc_beside(self.server.gate, self._options) as also, placing:
+            self._ready_line = f"{announce}{also}"
+            if self._cluster is None:
+                self.server.on_started = self._say_ready
             await self.server.serve_on(listener)
+
+    def _placing(
+        self, cluster: RayCluster, slot: Slot, listener: socket.socket
+    ) -> AbstractAsyncContextManager[None]:
+        """Have the model's servers started elsewhere for as long as the block lasts."""
+        options, port = self._options, listener.getsockname()[1]
+        url = cluster.url_for_servers(options.host, port, is_safe=bool(options.ssl_certfile))
+        scaling = Scaling(*options.replica_range, options.target_requests)
+        order = partial(command_of, slot.name, slot.model, self._engine, options, url)
+        return RayServers(cluster, scaling, self._log.line).keeping(slot, order, self.stop)
+
+    def _say_ready(self) -> None:
+        """Say once that requests can come."""
+        if self._ready_line:
+            print(self._ready_line, flush=True)
+        self._ready_line = ""
 
     def stop(self) -> None:
         """Take no more requests, and end when the running ones have; called again, end at once."""
@@ -136,6 +168,7 @@ class RunningFleet:
         if told["keys"] != self.keys.proof(self._fleet_key):
             raise NotTaken("its API keys are not those of this router: give it the same ones")
         await self.pool.join(slot, server)
+        self._say_ready()
 
     async def _stop(self) -> None:
         if self._batches:
@@ -171,14 +204,15 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     raise_file_limit()
     with (
         unbound(listener),
-        audit_log(options, _ROUTER) if options.audit else contextlib.nullcontext() as audit,
+        audit_log(options, _ROUTER) if options.audit else nullcontext() as audit,
+        connected(options.ray) if options.place == "ray" else nullcontext() as cluster,
         contextlib.closing(LogWriter(standard_error())) as log,
     ):
         log.take_logging()
-        for model in models:
+        for model in models if cluster is None else ():
             locate(model)  # pulled now, not while a request waits
         with asyncio.Runner() as runner:
-            runner.run(_main(catalogue, engine, options, keys, listener, log, audit))
+            runner.run(_main(catalogue, engine, options, keys, listener, log, audit, cluster))
 
 
 async def _main(
@@ -189,8 +223,9 @@ async def _main(
     listener: socket.socket,
     log: LogWriter,
     audit: AuditLog | None,
+    cluster: RayCluster | None,
 ) -> None:
-    running = RunningFleet(catalogue, engine, options, keys, log, audit)
+    running = RunningFleet(catalogue, engine, options, keys, log, audit, cluster)
     obey_signals(running.stop, running.reload_keys)
     if not options.uds and options.host not in LOOPBACK and not keys.are_needed:
         say(f"warning: anyone who can reach {options.host} can use this server: set --api-key")
@@ -211,14 +246,13 @@ def _check_links(options: ServeOptions) -> None:
 
 def _loaded(slot: Slot, url: str) -> str:
     """Say that a model is ready, and what each of its servers got."""
-    assert slot.plan is not None
+    begin = f"{slot.name} is ready at {url} (OpenAI API: {url}/v1): "
+    if slot.plan is None:
+        return begin + "servers are started where there is room"
     config = slot.plan.config
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     servers = "1 server" if slot.num_wanted == 1 else f"{slot.num_wanted} servers, each"
-    return (
-        f"{slot.name} is ready at {url} (OpenAI API: {url}/v1): {servers} with {threads} and "
-        f"{config.kv_bytes / 2**20:,.0f} MiB of KV cache"
-    )
+    return begin + f"{servers} with {threads} and {config.kv_bytes / 2**20:,.0f} MiB of KV cache"
 
 
 def _loaded_later(names: Sequence[str], url: str) -> str:

@@ -85,7 +85,7 @@ class _Own:
             "ridgeline_fleet_replicas", "Servers of a model.", labels=[*named, "state"]
         )
         for slot in self._slots:
-            wanted.add_metric([slot.name], slot.num_wanted)
+            wanted.add_metric([slot.name], slot.num_wanted + slot.num_placed)
             states = slot.states()
             for state in STATES:
                 servers.add_metric([slot.name, state], list(states.values()).count(state))

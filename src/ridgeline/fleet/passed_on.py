@@ -176,7 +176,7 @@ class PassedOn(Response):
             await self._pool.forget_dead(slot, worker)
             self._judge(attempt, worker.has_failed, str(error) or type(error).__name__)
         except LetGo as error:
-            self._judge(attempt, True, str(error))
+            self._judge(attempt, bool(worker.trouble), str(error))
         finally:
             attempt.end()
         slot.moved[worker.number] += 1

@@ -20,7 +20,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.fleet.servers.folder import SocketFolder
 from ridgeline.fleet.servers.joined import JoinedServer
-from ridgeline.fleet.servers.same import check_same
+from ridgeline.fleet.servers.same import take_same
 from ridgeline.fleet.servers.slot import ServersPlan, Slot, own_log, shared_by_servers
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
 from ridgeline.machine import available_bytes, memory_of, usable_cpus
@@ -186,7 +186,7 @@ class Pool:
         slot = self._slot(name, model)
         self._tend(slot)
         starts = list(slot.starting.values())
-        await asyncio.wait(starts)
+        await asyncio.gather(*starts, return_exceptions=True)  # none, if others have it placed
         for start in starts:
             if start.cancelled():
                 raise ValueError("it was told to stop before the model was loaded")
@@ -340,14 +340,7 @@ class Pool:
         path = self._folder.path / f"{self._num_started}.sock"
         await server.listen(path)
         worker = Worker(server, path, 0, server.tunnel_key)
-        try:
-            await check_same(slot, worker, server)
-        except BaseException as error:
-            server.refuse(str(error))
-            await worker.stop()
-            raise
-        worker.number = slot.free_number()
-        slot.take(worker)
+        await take_same(slot, worker, server)
         self._write(f"{slot.called(worker)} is {server.node}, process {server.pid}")
         slot.note(worker, f"has joined ({server.node})")
         self._watch(slot, worker)
@@ -460,7 +453,7 @@ class Pool:
                 await worker.look()
             if slot.has_lost(worker, self._silence_timeout_s) and (num := worker.let_go()):
                 slot.moved[worker.number] += num
-                slot.note(worker, f"{worker.trouble}: {num} requests go to others")
+                slot.note(worker, f"{worker.trouble or 'leaves'}: {num} requests go to others")
         worker.end_hung()
 
     async def _forget(self, slot: Slot, worker: Worker) -> None:

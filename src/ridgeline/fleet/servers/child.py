@@ -15,12 +15,12 @@ class ChildProcess:
 
     Attributes:
         pid: its number.
-        node: its machine, which is this one.
+        node: its machine, which is this one; ``place``: nothing, for the same reason.
         is_leaving: whether it has said that it will end; it does not say so.
         wait: waits until it has ended.
     """
 
-    node, is_leaving = "", False
+    node, place, is_leaving = "", "", False
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         """Take a process that has been started."""

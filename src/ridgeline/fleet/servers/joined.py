@@ -36,6 +36,7 @@ class JoinedServer:
 
     Attributes:
         id: what it calls itself; ``node``: its machine; ``pid``: its number there.
+        place: what it was told by who has started it; empty if nobody has.
         facts: what it says of itself.
         tunnel_key: by which it knows requests of this router.
         returncode: None while it is there.
@@ -53,6 +54,7 @@ class JoinedServer:
         self._link, self.facts = link, said
         self.tunnel_key = derived(key, said["id"])
         self.id, self.node, self.pid = said["id"], said["node"][:64], said["pid"]
+        self.place = str(said.get("place", ""))
         self.returncode: int | None = None
         self.is_leaving = False
         self._ended = asyncio.Event()

@@ -62,7 +62,8 @@ class Slot:
         name: what requests call it.
         model: what people type.
         keep_alive_s: how long it stays after its last request; below 0 for ever.
-        num_wanted: how many servers it has while it is loaded.
+        num_wanted: how many servers of this machine it has while it is loaded.
+        num_placed: and of other machines, where they are started for it.
         plan: how they are loaded; None while none is.
         workers: those that run, by number, from 1.
         starting: those that are being started, by number.
@@ -72,6 +73,7 @@ class Slot:
         used_s: when the last request ended, on the loop's clock.
         is_asleep: whether its servers have given their memory back.
         waking: makes room for them again.
+        joining: held while a server of another machine is compared with those that are here.
         counts: of streams and requests that changed servers, and of what became of servers.
         moved: requests that each server lost to others, by number; ``deaths``: its ends.
         missing: those that have ended and were not started again yet.
@@ -82,6 +84,7 @@ class Slot:
     model: str
     keep_alive_s: float
     num_wanted: int
+    num_placed: int = 0
     plan: ServersPlan | None = None
     workers: dict[int, Worker] = field(default_factory=dict)
     starting: dict[int, asyncio.Task[Worker]] = field(default_factory=dict)
@@ -91,6 +94,7 @@ class Slot:
     used_s: float = 0.0
     is_asleep: bool = False
     waking: asyncio.Task[None] | None = None
+    joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     counts: Counter[str] = field(default_factory=Counter)
     moved: Counter[int] = field(default_factory=Counter)
@@ -136,7 +140,7 @@ class Slot:
     @property
     def are_several(self) -> bool:
         """Whether servers have to be told apart."""
-        return max([self.num_wanted, *self.workers]) > 1
+        return max([self.num_wanted, self.num_placed, *self.workers]) > 1
 
     def free_number(self) -> int:
         """Return a number for a server of another machine."""
@@ -168,8 +172,10 @@ class Slot:
         return able[self.where.best(prompt, able)] if able else None
 
     def has_lost(self, worker: Worker, silence_s: float) -> bool:
-        """Whether a server is silent for so long, and another one answers."""
+        """Whether a server is silent for so long, or is leaving, and another one answers."""
         others = [one for one in self.workers.values() if one is not worker and one.takes_requests]
+        if worker.leaves:
+            return bool(others)
         return worker.is_silent(silence_s) and not all(one.is_silent(silence_s) for one in others)
 
     def states(self) -> dict[int, str]:
@@ -190,7 +196,7 @@ class Slot:
         config = self.plan.config if self.plan else None
         return {
             "state": self.state,
-            "wanted": self.num_wanted,
+            "wanted": self.num_wanted + self.num_placed,
             "threads": config.threads if config else None,
             "kv_cache_bytes": config.kv_bytes if config else None,
             "resident_bytes": self.resident_bytes,

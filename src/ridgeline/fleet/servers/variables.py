@@ -12,6 +12,7 @@ _OF_ROUTER = (  # flags that are not for its models, which only it can reach
     *("shutdown_timeout",),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
     *("models_dir", "models_memory", "keep_alive", "replicas", "silence_timeout"),
+    *("place", "ray", "target_requests"),
     *("join", "fleet_key_file", "fleet_ca", "fleet_plain"),
     *("max_requests_per_minute", "max_concurrent_requests"),  # counted over all models
 )
@@ -24,7 +25,9 @@ def as_variables(engine: Options, serving: ServeOptions) -> dict[str, str]:
         for flag in fields(options):
             value = getattr(options, flag.name)
             if flag.name == "max_tokens_per_minute" and value is not None:
-                value = max(1, value // serving.replicas)  # a server without its part asks the next
+                value = max(
+                    1, value // serving.num_replicas
+                )  # a server without its part asks the next
             if flag.name not in _OF_ROUTER and value not in (None, flag.default):
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 variables[f"RIDGELINE_{flag.name.upper()}"] = text

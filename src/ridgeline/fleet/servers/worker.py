@@ -31,7 +31,7 @@ from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 STATUS_S = 1.0  # in which a process says how it is
 _LOOK_S = 0.01  # from one look whether it sleeps to the next
 _END_S = 5.0  # that a process gets to end by itself
-_FACTS = ("digest", "system_fingerprint")
+_FACTS = ("digest", "system_fingerprint", "max_model_len")
 _SILENT_S = 3.0  # after which it takes no more requests
 
 
@@ -40,7 +40,7 @@ class StartError(Exception):
 
 
 class LetGo(Exception):
-    """A server does not answer, and another one is there."""
+    """A server does not answer, or is about to leave, and another one is there."""
 
 
 async def spare_process() -> asyncio.subprocess.Process:
@@ -223,8 +223,13 @@ class Worker:
     @property
     def takes_requests(self) -> bool:
         """Whether it could still answer a request."""
-        is_leaving = self.is_leaving or self._process.is_leaving
+        is_leaving = self.is_leaving or self.leaves
         return not (self._is_lost or is_leaving) and self._silent_s() < _SILENT_S
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has said that it will end, and goes on until its requests have gone."""
+        return self._process.is_leaving
 
     def is_silent(self, timeout_s: float) -> bool:
         """Whether it has not answered for so long.
@@ -268,6 +273,11 @@ class Worker:
     def node(self) -> str:
         """The machine that it runs on; empty for this one."""
         return self._process.node
+
+    @property
+    def place(self) -> str:
+        """What it was told by who has started it elsewhere; empty if nobody has."""
+        return self._process.place
 
     @property
     def is_there(self) -> bool:

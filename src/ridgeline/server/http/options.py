@@ -40,8 +40,21 @@ class ServeOptions:
         None,
         "Folder of models to serve: .gguf files and model directories, each under its own name.",
     )
-    replicas: int = flag_field(
-        1, "Servers of each model on this machine; they share its cores, its memory and the load."
+    replicas: str = flag_field(
+        "1",
+        "Servers of each model on this machine; they share its cores, its memory and the load. "
+        "With --place a range such as 1..16 follows the load.",
+    )
+    place: Literal["here", "ray"] = flag_field(
+        "here", "Where servers are started: ray finds machines for them. Needs --fleet-key-file."
+    )
+    ray: str | None = flag_field(
+        None,
+        "Ray's head, such as 10.0.0.1:6379. Default: RAY_ADDRESS, Ray on this machine, or a new "
+        "one here.",
+    )
+    target_requests: int = flag_field(
+        8, "Requests at a time for which one more server is wanted, with a range of --replicas."
     )
     silence_timeout: float = flag_field(
         5.0, "Seconds of silence after which the requests of a server go to another one."
@@ -219,8 +232,9 @@ class ServeOptions:
         for name in ("max_stop", "max_logprobs", "max_temperature", "max_logit_bias"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
-        for name in ("stall_timeout", "step_timeout", "silence_timeout", "replicas"):
+        for name in ("stall_timeout", "step_timeout", "silence_timeout", "target_requests"):
             _positive(name, getattr(self, name))
+        self._check_places()
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
             raise ValueError(f"--root-path is {self.root_path!r}: write it as /llm or /a/b")
         if (self.ssl_keyfile or self.ssl_keyfile_password) and not self.ssl_certfile:
@@ -257,6 +271,46 @@ class ServeOptions:
         for name in ("audit_key", "audit_strict"):
             if getattr(self, name) and self.audit is None:
                 raise ValueError(f"--{name.replace('_', '-')} needs --audit and a folder")
+
+    def _check_places(self) -> None:
+        least, most = self.replica_range
+        is_here = self.place == "here"
+        if least < most and is_here:
+            raise ValueError(
+                f"--replicas {self.replicas} needs --place ray: here all servers are started at "
+                f"once, such as --replicas {most}"
+            )
+        if is_here and self.ray is not None:
+            raise ValueError("--ray says where servers are placed: say --place ray too")
+        if not is_here and self.fleet_key_file is None:
+            raise ValueError(
+                "--place ray needs --fleet-key-file: a file with the fleet's key, which has the "
+                "same path on each machine"
+            )
+        if not is_here and (self.join or self.uds):
+            raise ValueError("--place ray is for a router with an address: leave out --join, --uds")
+
+    @property
+    def replica_range(self) -> tuple[int, int]:
+        """``replicas`` as the least and the most. Raises ValueError."""
+        found = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", self.replicas.strip())
+        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= least <= most:
+            raise ValueError(
+                f"--replicas is {self.replicas!r}: write a number from 1, or from the fewest to "
+                "the most, such as 1..16"
+            )
+        return least, most
+
+    @property
+    def num_replicas(self) -> int:
+        """``replicas`` as a number: the most."""
+        return self.replica_range[1]
+
+    @property
+    def is_router(self) -> bool:
+        """Whether servers of one model need a router before them."""
+        return self.num_replicas > 1 or (self.fleet_key_file is not None and not self.join)
 
     @property
     def max_body_bytes(self) -> int:

@@ -38,6 +38,7 @@ from ridgeline.server.tunnel.proof import (
 _REST_S = 1.0  # from one search for a router that is gone to the next
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_LINKS = 4096  # that a router may want at once
+PLACED_AS = "RIDGELINE_PLACED_AS"  # a variable, and no flag: by it who starts servers knows them
 
 
 class RouterAddress:
@@ -176,7 +177,7 @@ class Joining:
     def _hello(self, name: str) -> dict[str, Any]:
         hello = {"kind": "server", "id": self._id, "model": name, "version": __version__}
         hello |= {"node": socket.gethostname(), "keys": self._keys.proof(self._key)}
-        return hello | {"pid": os.getpid()}
+        return hello | {"pid": os.getpid(), "place": os.environ.get(PLACED_AS, "")}
 
     def leave(self) -> None:
         """Get no more requests; those that run may end."""

@@ -1,0 +1,1 @@
+"""Where servers of other machines come from, if a router has them started."""
