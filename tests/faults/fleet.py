@@ -22,6 +22,8 @@ from tests.fleet.test_router import Routed, routing
 from tests.server.serving import eventually
 
 _AT_ONCE, _PER_FAULT = 8, 10
+_LONG_S = 600.0  # of a machine that does something else meanwhile
+_PATIENT = ("--receive-timeout", "600")
 _MEASURED = re.compile(  # by clocks and caches, and so no part of the answer
     r'("(?:created|created_at|completed_at|cached_tokens|cache_read_input_tokens|input_tokens'
     r'|[a-z_]*duration)": ?)("[^"]*"|\d+)'
@@ -88,43 +90,60 @@ def _place(event: str) -> int:
     return int(found[1]) if found else 1 << 30
 
 
-def _servers(routed: Routed) -> list[dict[str, Any]]:
+def servers(routed: Routed) -> list[dict[str, Any]]:
+    """Return the servers of the one model."""
     ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
     return list(found["replicas"])
 
 
-def _are_ready(routed: Routed) -> bool:
-    return all(one["state"] == "ready" for one in _servers(routed))
+def are_ready(routed: Routed) -> bool:
+    """Whether all of them are."""
+    return all(one["state"] == "ready" for one in servers(routed))
+
+
+def served_alone(model: Path, folder: Path) -> Path:
+    """Return the model under a name that all rows use."""
+    (served := folder / "model").symlink_to(model)
+    return served
 
 
 @contextmanager
-def _fleet(model: Path, *flags: str) -> Iterator[Routed]:
-    """Run two servers of a model; at the end nothing is counted as running, and none diverged."""
+def two_servers(model: Path, *flags: str, key: str = "") -> Iterator[Routed]:
+    """Run two servers of a model; at the end nothing is counted as running, and none diverged.
+
+    ``key`` is an operator's, if keys are needed.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        served = Path(folder) / "model"
-        served.symlink_to(model)
-        with routing(served, Path(folder) / "log", "--replicas", "2", *flags) as routed:
+        served = served_alone(model, Path(folder))
+        with routing(served, Path(folder) / "log", "--replicas", "2", *_PATIENT, *flags) as routed:
+            routed.key = key
             yield routed
-            eventually(lambda: _are_ready(routed))
-            assert all(one["running"] == 0 for one in _servers(routed)), _servers(routed)
-            ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
-            assert found["diverged"] == 0
-            assert "Traceback" not in routed.log, routed.log
+            check_rest(routed)
 
 
-def _under_load(
-    model: Path, count: int, rng: random.Random, harm: Callable[[Routed], None], *flags: str
+def check_rest(routed: Routed) -> None:
+    """Raise AssertionError unless all is as if nothing had happened."""
+    eventually(lambda: are_ready(routed), _LONG_S)
+    assert all(one["running"] == 0 for one in servers(routed)), servers(routed)
+    ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
+    assert found["diverged"] == 0
+    assert "Traceback" not in routed.log, routed.log
+
+
+def under_load(
+    routed: Routed, count: int, rng: random.Random, harm: Callable[[Routed], None]
 ) -> int:
     """Harm servers so often under ten requests each time; return how many had brought something.
 
     Raises AssertionError unless all answers are what they are when nothing happens.
     """
-    with _fleet(model, *flags) as routed, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         wishes = [_wish(rng, number) for number in range(_PER_FAULT * count)]
         wanted = list(pool.map(lambda wish: _answer(routed, wish), wishes))
-        assert all(status == 200 for status, _ in wanted), wanted
+        refused = [answer for answer in wanted if answer[0] != 200]
+        assert not refused, refused[0]
         for begin in range(0, len(wishes), _PER_FAULT):
-            eventually(lambda: _are_ready(routed))
+            eventually(lambda: are_ready(routed), _LONG_S)
             some = wishes[begin : begin + _PER_FAULT]
             answers = [pool.submit(_answer, routed, wish) for wish in some]
             time.sleep(rng.random() * 0.3)
@@ -135,8 +154,15 @@ def _under_load(
         return int(found["resumed"] + found["again"])
 
 
+def _under_load(
+    model: Path, count: int, rng: random.Random, harm: Callable[[Routed], None], *flags: str
+) -> int:
+    with two_servers(model, *flags) as routed:
+        return under_load(routed, count, rng, harm)
+
+
 def _pids(routed: Routed) -> list[int]:
-    return [one["pid"] for one in _servers(routed) if "pid" in one]
+    return [one["pid"] for one in servers(routed) if "pid" in one]
 
 
 def f01(model: Path, count: int, rng: random.Random) -> str:
@@ -157,7 +183,7 @@ def f02(model: Path, count: int, rng: random.Random) -> str:
         pid = rng.choice(_pids(routed))
         os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: not _are_ready(routed))
+            eventually(lambda: not are_ready(routed), _LONG_S)
             time.sleep(2)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -186,7 +212,7 @@ def f19(model: Path, count: int, rng: random.Random) -> str:
         {"prompt": "one " * 5000},
         {},
     ]
-    with _fleet(model, "--max-queued-requests", "1", "--max-num-seqs", "1") as routed:
+    with two_servers(model, "--max-queued-requests", "1", "--max-num-seqs", "1") as routed:
         wish = {"prompt": "one two", "max_tokens": 60, "ignore_eos": True}
         statuses: dict[int, int] = {}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -197,6 +223,6 @@ def f19(model: Path, count: int, rng: random.Random) -> str:
                 statuses[status] = statuses.get(status, 0) + 1
         assert statuses.keys() <= {200, 400, 429, 503}, statuses
         assert statuses[400]
-        assert [one["deaths"] for one in _servers(routed)] == [0, 0]
+        assert [one["deaths"] for one in servers(routed)] == [0, 0]
         assert routed.call("/v1/completions", wish)[0] == 200
     return f"{count} requests, of which {statuses[400]} were wrong: no server was called dead"

@@ -96,3 +96,12 @@ def test_a_folder_without_permission_is_no_model(tmp_path: Path) -> None:
     folder(tmp_path, "m.gguf", "lost+found/config.json")
     (tmp_path / "lost+found").chmod(0)
     assert list(Catalogue([], tmp_path).models()) == ["m"]
+
+
+def test_one_model_has_all_its_names() -> None:
+    catalogue = Catalogue(["smollm2"], None, ["main", "other"])
+    assert catalogue.models() == {"main": "smollm2"}
+    assert [catalogue.find(name) for name in ("main", "other", "other:latest", "smollm2")] == [
+        *["main"] * 3,
+        None,
+    ]

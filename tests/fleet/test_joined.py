@@ -16,15 +16,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from selenium.webdriver import Chrome
 from typer.testing import CliRunner
 
+from ridgeline.cli.commands.fleet import fleet as show_fleet
 from ridgeline.cli.main import app
 from ridgeline.server.tunnel.proof import PATH, PROTOCOL
-from tests.fleet.test_replicas import WISH, Answers, streamed, table
+from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
 from tests.fleet.test_router import PATIENCE_S, Routed, routing
+from tests.fleet.wire import wire
 from tests.server.http.test_listening import pems  # noqa: F401
+from tests.server.page.browsing import find, keep, texts
 from tests.server.serving import eventually
 
+LIAR = "TEST_FINGERPRINT"
+LIES = f"""
+import os
+from ridgeline.api import identity
+identity.fingerprint = lambda facts: os.environ["{LIAR}"]
+from ridgeline.cli.main import main
+main()
+"""
 SMALL = ("--kv-cache-memory", "1MiB", "--threads", "1")
 
 
@@ -40,19 +52,25 @@ def routed(
     folder: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Routed]:
     log = tmp_path_factory.mktemp("log") / "log"
-    with routing(folder / "a", log, "--fleet-key-file", str(key_file)) as running:
+    flags = ("--fleet-key-file", str(key_file), "--silence-timeout", "2")
+    with routing(folder / "a", log, *flags) as running:
         yield running
 
 
 @contextmanager
 def joined(
-    model: Path, key_file: Path, url: str, *flags: str, waits: bool = True
+    model: Path, key_file: Path, url: str, *flags: str, waits: bool = True, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a server that joins the router at ``url``; the block begins when it has."""
-    command = [sys.executable, "-m", "ridgeline", "serve", str(model), "--join", url]
+    program = ["-c", LIES] if LIAR in variables else ["-m", "ridgeline"]
+    command = [sys.executable, *program, "serve", str(model), "--join", url]
     command += ["--fleet-key-file", str(key_file), *SMALL, *flags]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
     ) as process:
         try:
             if waits:
@@ -75,19 +93,33 @@ def names(routed: Routed) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(routed: Routed) -> Answers:
     """The answers to ``WISH`` of a server that nothing happens to."""
-    choices = routed.call("/v1/completions", WISH | {"stream": False})[1]["choices"]
-    return {one["index"]: (one["text"], one["logprobs"]["token_logprobs"]) for one in choices}
+    return answered(routed, WISH)
 
 
 def test_a_stream_goes_on_when_a_server_of_another_machine_is_killed(
-    routed: Routed, folder: Path, key_file: Path, whole: Answers
+    routed: Routed,
+    folder: Path,
+    key_file: Path,
+    whole: Answers,
+    browser: Chrome,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And when this machine's own is: the answer is the same to the bit, both ways."""
+    """The answer is the same to the bit; page and table say which machine that was."""
     with joined(folder / "a", key_file, url_of(routed)) as process:
         own, other = table(routed)["replicas"]
         assert (own["node"], other["node"]) == ("", socket.gethostname())
         assert other["pid"] == process.pid
         assert own["fingerprint"] == other["fingerprint"]
+        show_fleet(url_of(routed))
+        head, titles, *servers = capsys.readouterr().out.splitlines()
+        assert head.startswith("a: 2 of 2 servers")
+        assert "machine" in titles
+        assert [" this one " in servers[0], f" {other['node']} " in servers[1]] == [True, True]
+        browser.get(url_of(routed))
+        keep(browser)
+        eventually(lambda: find(browser, "#servers-note").text == "2 of 2 ready")
+        shown = [one.split() for one in texts(browser, "#servers-rows tr")]
+        assert [one[5:] for one in shown] == [["this", "one"], [other["node"]]]
         before = table(routed)["resumed"]
         os.kill(own["pid"], signal.SIGSTOP)  # so that the other one gets it
         try:
@@ -104,13 +136,52 @@ def test_a_stream_goes_on_when_a_server_of_another_machine_is_killed(
         assert table(routed)["resumed"] == before + 1
         assert table(routed)["diverged"] == 0
     eventually(lambda: names(routed) == [""])
-    assert "is gone: its link has ended" in str(table(routed)["events"])
+    gone = f"is gone: its link has ended ({other['node']})"
+    assert gone in str(table(routed)["events"])
+    eventually(lambda: gone in "".join(texts(browser, "#servers-events li")))
+    assert "1 stream went on elsewhere" in find(browser, "#servers-facts").text
+    browser.get("about:blank")
+
+
+def test_a_link_that_goes_dead_without_an_end_loses_its_streams_and_no_byte(
+    routed: Routed, folder: Path, key_file: Path, whole: Answers
+) -> None:
+    """As when packets are dropped on the way; what was on the way comes to nobody."""
+    own = table(routed)["replicas"][0]["pid"]
+    before = table(routed)
+    with (
+        wire(routed.port) as between,
+        joined(folder / "a", key_file, f"http://127.0.0.1:{between.port}") as process,
+    ):
+
+        def break_off(pid: int) -> None:
+            assert pid == process.pid
+            between.stand_still()
+            os.kill(own, signal.SIGCONT)
+
+        os.kill(own, signal.SIGSTOP)  # so that the other one gets it
+        try:
+            eventually(lambda: table(routed)["replicas"][0]["state"] == "silent")
+            assert streamed(routed, break_off, are_ready=False) == whole
+        finally:
+            os.kill(own, signal.SIGCONT)
+        states = {one["pid"]: one["state"] for one in table(routed)["replicas"]}
+        assert states == {own: "ready", process.pid: "silent"}
+        assert table(routed)["resumed"] == before["resumed"] + 1
+        between.move()
+        eventually(lambda: len(names(routed)) == 2)
+        assert process.poll() is None, "it has requests again, and was not ended"
+        assert table(routed)["diverged"] == 0
+    eventually(lambda: names(routed) == [""])
 
 
 def test_who_does_not_belong_is_refused_in_words(
     routed: Routed, folder: Path, key_file: Path, tmp_path: Path
 ) -> None:
-    """Another key, other answers, another name, other API keys; and what is no router."""
+    """Another key, other answers, another name, other API keys; and what is no router.
+
+    One lies about what it computes.
+    """
     (other_key := tmp_path / "key").write_text("f" * 64)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url, a = url_of(routed), folder / "a"
@@ -120,12 +191,18 @@ def test_who_does_not_belong_is_refused_in_words(
             (folder / "b", key_file, url, ("--served-model-name", "a"), "would not be the same"),
             (folder / "b", key_file, url, (), "it serves 'b', and this router 'a'"),
             (a, key_file, url, ("--api-key", "k"), "its API keys are not those of this router"),
+            (folder / "b", key_file, url, (LIAR,), "it computes other numbers"),
             (a, key_file, nobody, (), "it is no router with --fleet-key-file"),
         ]
 
         def refused(case: tuple[Path, Path, str, tuple[str, ...], str]) -> None:
             model, key, url, flags, why = case
-            with joined(model, key, url, *flags, waits=False) as process:
+            told = {}
+            if LIAR in flags:
+                served = routed.call("/v1/models")[1]["data"][0]
+                told = {LIAR: served["system_fingerprint"]}
+                flags = ("--served-model-name", "a")
+            with joined(model, key, url, *flags, waits=False, **told) as process:
                 said, words = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 1
             assert said == ""

@@ -40,20 +40,22 @@ class Routed:
     """A running router."""
 
     tls: ssl.SSLContext | None = None
+    key = ""  # of requests that bring none
 
     def __init__(self, process: subprocess.Popen[str], port: int, log: Path, said: str) -> None:
-        self.process, self.port, self._log, self.said = process, port, log, said
+        self.process, self.port, self.log_file, self.said = process, port, log, said
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self.log_file.read_text()
 
     def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         if self.tls:
             connection = http.client.HTTPSConnection("localhost", self.port, context=self.tls)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        given = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
+        own = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        given = JSON | own | {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET" if data is None else "POST", path, data, given)
         response = connection.getresponse()
         text = response.read()
@@ -464,13 +466,9 @@ def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_for_one_model_alone_is_refused(tmp_path: Path) -> None:
     for flags, words in (
-        (("a", "b", "--trace", "t"), "--trace works with one server of one model only"),
-        (
-            ("a", "b", "--served-model-name", "t"),
-            "--served-model-name works with one server of one model only",
-        ),
-        (("a", "--replicas", "2", "--rules", "r"), "--rules works with one server of a model only"),
-        (("a", "--replicas", "2", "--kv-disk", "d:1GiB"), "--kv-disk works with one server of a"),
+        (("a", "b", "--lora", "l=p"), "--lora works with one model only"),
+        (("a", "b", "--served-model-name", "t"), "--served-model-name works with one model only"),
+        (("a", "--replicas", "2", "--guard", "g"), "--guard works with one server of one model"),
         (("a", "--replicas", "0"), "--replicas is 0: it must be above 0"),
         ((), "name a model, or several"),
         (("--models-dir", str(tmp_path)), "there is no model in --models-dir"),

@@ -256,11 +256,11 @@ def serve_command(model: Models = None, *, serving: ServeOptions, options: Optio
     """
     names = model or []
     _check_fleet(names, serving)
+    options = replace(options, enable_lora=options.enable_lora or bool(serving.allow_lora_loading))
     if len(names) != 1 or serving.models_dir or serving.is_router:
         _serve_several(names, serving, options)
         return
     (name,) = names
-    options = replace(options, enable_lora=options.enable_lora or bool(serving.allow_lora_loading))
     from ridgeline.server.main import serve  # its web framework would slow every other command
 
     @contextmanager
@@ -287,19 +287,17 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     """Check what goes with several models or servers, and serve them."""
     if not names and not serving.models_dir:
         raise UsageError("name a model, or several, or a folder of them with --models-dir")
+    is_one = len(names) == 1 and not serving.models_dir
     for flag, value in (
-        ("--trace", options.trace),
         ("--served-model-name", serving.served_model_name),
         ("--lora", options.lora),
         ("--allow-lora-loading", serving.allow_lora_loading),
-        ("--guard", serving.guard),
     ):
-        if value:
-            way_out = "serve that model alone, without --replicas"
-            raise UsageError(f"{flag} works with one server of one model only: {way_out}")
-    for flag, value in (("--kv-disk", options.kv_disk), ("--rules", serving.rules)):
-        if value and serving.num_replicas > 1:  # each server would write and count by itself
-            raise UsageError(f"{flag} works with one server of a model only: leave out --replicas")
+        if value and not is_one:
+            raise UsageError(f"{flag} works with one model only: serve that model alone")
+    if serving.guard:
+        way_out = "serve that model alone, without --replicas"
+        raise UsageError(f"--guard works with one server of one model only: {way_out}")
     if serving.num_replicas > 1 and options.backend == "cuda" and serving.place == "here":
         raise UsageError("--replicas divides the processor's cores: a GPU has one server")
     from ridgeline.fleet.main import route

@@ -23,6 +23,7 @@ from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.metrics import metrics_of
 from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool
+from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import STATUS_S, Worker
 from ridgeline.fleet.triton import add_triton
@@ -71,6 +72,13 @@ POSTS = (  # their bodies name a model
     "/api/embed",
     "/api/embeddings",
 )
+_FREE = frozenset(  # of these: no model computes for them
+    {
+        *("/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-template"),
+        *("/v1/chat/completions/input_tokens", "/tokenize", "/detokenize", "/api/show"),
+    }
+)
+_BYTES_OF_TOKEN = 4  # of a body, about: the server that reads it counts
 _JSON = {"content-type": "application/json"}
 _LONG_BYTES = 1 << 16  # of a body whose keys a thread makes
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
@@ -103,11 +111,16 @@ class Router:
 
     def listing(self, is_operator: bool) -> list[dict[str, Any]]:
         """Return all models as ``/v1/models`` shows them."""
-        return [self.shown(name, is_operator) for name in self.catalogue.models()]
+        entries = [self.shown(name, is_operator) for name in self.catalogue.models()]
+        further = [*self.catalogue.other_names, *self.pool.adapters.names]
+        return [*entries, *(self.shown(name, is_operator) for name in further)]
 
     def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
-        """Return a model as ``/v1/models`` shows it; only operators see how much it is used."""
-        slot = self.pool.slots.get(name)
+        """Return a model, or an adapter, as ``/v1/models`` shows it.
+
+        Only operators see how much it is used.
+        """
+        slot = self.pool.slots.get(self.chosen(name)[0])
         worker = slot.first if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
         status["num_servers"] = len(slot.workers) if slot else 0
@@ -122,14 +135,14 @@ class Router:
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
         if slot and slot.plan and worker:
             shown["max_model_len"] = slot.plan.config.max_model_len
-            shown |= worker.facts or {}
+            shown |= worker.facts.get(name, {})
         return shown | {"status": status}
 
     async def learn(self, key: Mapping[str, str]) -> None:
         """Ask servers that are new what they are called by their contents."""
         slots = list(self.pool.slots.values())
-        servers = [(slot.name, one) for slot in slots for one in slot.workers.values()]
-        await asyncio.gather(*(worker.learn(name, key) for name, worker in servers))
+        servers = [one for slot in slots for one in slot.workers.values()]
+        await asyncio.gather(*(worker.learn(key) for worker in servers))
 
     def summary(self, name: str) -> Summary | None:
         """Return the facts of a model, None if it cannot be read."""
@@ -172,7 +185,8 @@ class Router:
         if not isinstance(name, str) or not name:
             message = f"model is missing: name one of {known}"
             raise ApiError(400, message, param="model", code="missing_parameter")
-        known_name = self.catalogue.find(name)
+        is_adapter = name in self.pool.adapters.names
+        known_name = next(iter(models), None) if is_adapter else self.catalogue.find(name)
         if known_name is None and self._takes_any_name and models:
             known_name = self.last_used()
         if known_name is None:
@@ -204,6 +218,8 @@ class Router:
         if self.pool.num_servers == 1 and not any(slot.are_several for slot in slots):
             return NOTHING
         salt = request.state.tenant if self._isolates_keys else ""
+        if (name := fields.get("model")) in self.pool.adapters.names:
+            salt += f" {name}"
         if len(body) < _LONG_BYTES:
             return prompt_of(fields, salt)
         work: WorkTurns = request.app.state.work
@@ -258,7 +274,13 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         name, model = router.chosen(fields.get("model"))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
-        return PassedOn(router.pool, use, body, prompt=await router.prompt(request, body, fields))
+        return PassedOn(
+            router.pool,
+            use,
+            body,
+            prompt=await router.prompt(request, body, fields),
+            num_tokens=0 if request.url.path in _FREE else 1 + len(body) // _BYTES_OF_TOKEN,
+        )
 
     async def get(request: Request) -> Response:
         """Pass on a request that names its model in its query; by default the model last used."""
@@ -271,12 +293,29 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
             raise ApiError(503, "the server is stopping", code="stopping")
         name, model = router.chosen(request.path_params["model"])
         body, use = await request.body(), partial(router.pool.use, name, model)
-        return PassedOn(router.pool, use, body)
+        num_tokens = len(body) // _BYTES_OF_TOKEN
+        return PassedOn(router.pool, use, body, num_tokens=num_tokens)
 
     async def live(request: Request) -> Response:
         """Pass on what a server says of itself; looking neither loads nor keeps its model."""
         slot, worker = await router.asked(request)
         return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
+
+    add_triton(app, router, named)
+    for path in POSTS:
+        app.router.routes.append(Route(path, post, methods=["POST"]))
+    for path in ("/openapi.json", "/tokenizer_info", "/props"):
+        app.router.routes.append(Route(path, get, methods=["GET"]))
+    for path in ("/v1/live", "/v1/memory"):
+        app.router.routes.append(Route(path, live, methods=["GET"]))
+    _add_of_all_servers(app, router)
+    if has_page:
+        app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
+    return app
+
+
+def _add_of_all_servers(app: FastAPI, router: Router) -> None:
+    """Add what is for all servers of a model, or for one that has to be found."""
 
     async def sleep(request: Request) -> Response:
         """Pass on to all servers of a model what lets them sleep, or wakes them."""
@@ -290,6 +329,24 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
                     await one.client.post(path, content=body or b"{}", headers=headers)
         return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), body, only=worker)
 
+    async def adapters(request: Request) -> Response:
+        """Load or unload an adapter on all servers of the model."""
+        check_operator(request.state)
+        fields = await in_turn(request.app.state.work, _FIELDS, await request.body())
+        slot, worker = await router.asked(request)
+        others = [one for one in slot.workers.values() if one is not worker]
+        path = request.url.path
+        try:
+            await router.pool.adapters.change(path, fields, [worker, *others])
+        except NotLoaded as error:
+            answer = error.answer
+            if answer is None:
+                raise router.pool.refusal(slot) from None
+            return Response(answer.content, answer.status_code, media_type="application/json")
+        done = "added" if path == LOAD else "removed"
+        name = fields["lora_name"]
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")
+
     async def explain(request: Request) -> Response:
         """Pass on what the server says that answered a request."""
         slot, worker = await router.asked(request)
@@ -301,19 +358,11 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
                 worker = one if answer.is_success else worker
         return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
 
-    add_triton(app, router, named)
-    for path in POSTS:
-        app.router.routes.append(Route(path, post, methods=["POST"]))
-    for path in ("/openapi.json", "/tokenizer_info", "/props"):
-        app.router.routes.append(Route(path, get, methods=["GET"]))
-    for path in ("/v1/live", "/v1/memory"):
-        app.router.routes.append(Route(path, live, methods=["GET"]))
+    for path in (LOAD, UNLOAD):
+        app.router.routes.append(Route(path, adapters, methods=["POST"]))
     for path in ("/v1/sleep", "/v1/wake"):
         app.router.routes.append(Route(path, sleep, methods=["POST"]))
     app.router.routes.append(Route("/v1/requests/{name}/explain", explain, methods=["GET"]))
-    if has_page:
-        app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
-    return app
 
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
@@ -343,7 +392,8 @@ def _add_status(app: FastAPI, router: Router) -> None:
         known_name, _ = router.chosen(name)
         await router.pool.look()
         await router.learn(_key(request))
-        return router.shown(known_name, request.state.is_operator)
+        shown = name if name in router.pool.adapters.names else known_name
+        return router.shown(shown, request.state.is_operator)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -351,11 +401,9 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
         It also says which audit logs have lost lines.
         """
-        hung = await router.pool.look()
-        lost = router.audit_losses()
-        return (
-            {"status": "ok"} | ({"hung": hung} if hung else {}) | ({"audit": lost} if lost else {})
-        )
+        hung, lost = await router.pool.look(), router.audit_losses()
+        of_audit = {"audit": lost} if lost else {}
+        return {"status": "ok"} | ({"hung": hung} if hung else {}) | of_audit
 
     @app.get("/ready")
     async def ready() -> Response:

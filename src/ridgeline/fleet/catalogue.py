@@ -18,8 +18,12 @@ class Catalogue:
         once.
     """
 
-    def __init__(self, models: Sequence[str], folder: Path | None) -> None:
+    def __init__(
+        self, models: Sequence[str], folder: Path | None, names: Sequence[str] = ()
+    ) -> None:
         """Take models as people type them, and the folder of ``--models-dir``.
+
+        The one model has the ``names``, if there are any; answers have the first.
 
         Raises ValueError if two have one name, or if there is none, and OSError if the folder
         cannot be read.
@@ -27,10 +31,10 @@ class Catalogue:
         self.write: Callable[[str], object] = lambda line: None
         self._named, self._known = dict[str, str](), dict[str, str]()
         for model in models:
-            name = Path(model).name
+            name = names[0] if names else Path(model).name
             if (first := self._named.setdefault(name, model)) != model:
                 raise ValueError(_two(name, first, model))
-        self._folder = folder
+        self._other_names, self._folder = names[1:], folder
         if folder is not None and not folder.is_dir():
             raise ValueError(f"--models-dir {folder} is not a folder")
         self._known, problems = self._named_and_found(_models_in(folder))
@@ -71,10 +75,18 @@ class Catalogue:
                 problems.append(_two(name, first, model))
         return models, problems
 
+    @property
+    def other_names(self) -> Sequence[str]:
+        """Further names of the one model."""
+        return self._other_names
+
     def find(self, name: str) -> str | None:
         """Return the name that a request means: ``:latest``, which Ollama adds, says nothing."""
         known = self.models()
-        return next((one for one in (name, name.removesuffix(":latest")) if one in known), None)
+        names = name, name.removesuffix(":latest")
+        if not {*self._other_names}.isdisjoint(names):
+            return next(iter(known), None)
+        return next((one for one in names if one in known), None)
 
 
 def _two(name: str, first: str, second: str) -> str:

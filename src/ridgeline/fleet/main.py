@@ -21,7 +21,7 @@ from ridgeline.fleet.places.ray_place import RayCluster, RayServers, command_of,
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.joined import Door, JoinedServer
 from ridgeline.fleet.servers.slot import Slot
-from ridgeline.fleet.servers.variables import as_variables
+from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.machine import raise_file_limit
 from ridgeline.routing.scaling import Scaling
 from ridgeline.server.http.keys import Keys
@@ -37,6 +37,7 @@ from ridgeline.shared_key import read_key
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog
+    from ridgeline.server.rules.file import RulesFile
 
 _ROUTER = "router"  # the folder of its own audit log
 _KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # unless it is said: of several models, and of one
@@ -67,9 +68,17 @@ class RunningFleet:
         catalogue.write = log.line
         self._is_of_one = len(catalogue.models()) == 1 and not options.models_dir
         default_s = _FOR_EVER if self._is_of_one else _KEEP_ALIVE_S
+        self._rules = self._read_rules()
+        limits = Limits(
+            options.max_requests_per_minute,
+            options.max_tokens_per_minute,
+            options.max_concurrent_requests,
+            own=lambda label: self._rules.of(label).limits if self._rules else {},
+        )
         self.pool = Pool(
             engine,
-            as_variables(engine, options),
+            ServerFlags(engine, options),
+            limits,
             num_servers=0 if cluster else options.num_replicas,
             keep_alive_s=default_s if options.keep_alive_s is None else options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
@@ -90,10 +99,6 @@ class RunningFleet:
         app = new_app(self.router, has_page=options.page)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))
         self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
-        limits = Limits(
-            max_requests_per_minute=options.max_requests_per_minute,
-            max_concurrent_requests=options.max_concurrent_requests,
-        )
         self.server = WebServer(
             app,
             app.routes,
@@ -179,13 +184,22 @@ class RunningFleet:
         self.server.ended.set()
 
     def reload_keys(self) -> None:
-        """Read the file of keys again, here and in all models."""
+        """Read the files of keys and rules again, here and in all models."""
         try:
             self.keys.reload()
+            self._rules = self._read_rules()
             self.pool.reload_keys()
             self._log.line("the keys were read again")
         except (OSError, ValueError) as error:
             self._log.line(f"the keys stay as they are: {error}")
+
+    def _read_rules(self) -> RulesFile | None:
+        """Return the rules, whose limits are counted here. Raises OSError or ValueError."""
+        if self._options.rules is None:
+            return None
+        from ridgeline.server.rules.file import read_rules  # a router without is spared this
+
+        return read_rules(self._options.rules, self.keys.labels)
 
 
 def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None:
@@ -197,7 +211,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     certificate_settings(options)
     check_grpc_port(options)
     _check_links(options)
-    catalogue = Catalogue(models, options.models_dir)
+    catalogue = Catalogue(models, options.models_dir, options.served_model_name or ())
     if options.audit:
         from ridgeline.server.audit.opened import audit_log  # a router without is spared this
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)

@@ -29,14 +29,16 @@ from ridgeline.routing.prompt import NOTHING, PromptKeys
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.tunnel.frames import Frames
-from ridgeline.server.tunnel.journal import is_diverged
-from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
+from ridgeline.server.tunnel.journal import is_diverged, spent_in
+from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
 
 _MAX_FAILED = 8  # attempts in a row that brought nothing, whatever ended them
 _REST_S = 0.1  # until a server is asked again, or a suspect looks up
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
-_OURS = frozenset({b"date", b"x-request-id", HEADER, FINGERPRINT})  # the gate sets the first two
+_OURS = frozenset(
+    {b"date", b"x-request-id", HEADER, FINGERPRINT, SPENT}
+)  # the gate sets the first two
 
 
 class _Refused(Exception):
@@ -88,6 +90,7 @@ class PassedOn(Response):
         *,
         prompt: PromptKeys = NOTHING,
         only: Worker | None = None,
+        num_tokens: int = 0,
     ) -> None:
         """Pass a request with this body on to a server of the model that ``use`` keeps loaded.
 
@@ -97,6 +100,7 @@ class PassedOn(Response):
             body: as the client sent it.
             prompt: what is to be read of it, which says where it is best read.
             only: the one server that can answer.
+            num_tokens: about how many tokens its key needs; the server says how many it were.
         """
         super().__init__()
         self._pool, self._use, self._body = pool, use, body
@@ -106,6 +110,8 @@ class PassedOn(Response):
         self._perhaps_ended: Worker | None = None  # by this request
         self._num_failed = 0
         self._avoided = set[Worker]()
+        self._num_tokens = num_tokens
+        self._release: Callable[[], None] = lambda: None
 
     @property
     def _is_suspect(self) -> bool:
@@ -135,19 +141,27 @@ class PassedOn(Response):
 
     async def _run(self, scope: Scope, send: Send) -> None:
         """Answer; try again, and go on, when a server or a connection has ended."""
-        async with self._use() as slot:
-            while True:
-                worker = self._only or await self._pool.server(
-                    slot, self._prompt, self._avoided, is_patient=self._has_begun
-                )
-                is_trial = await self._has_trial(worker)
-                if is_trial and slot.workers.get(worker.number) is not worker:
-                    worker.trial.release()
-                    continue
-                attempt = _Attempt(slot, worker, None if self._only else self._prompt, is_trial)
-                if await self._is_answered(attempt, scope, send):
-                    slot.num_failed = 0
-                    return
+        if self._num_tokens:
+            self._release = self._pool.limits.reserve(scope["state"]["tenant"], self._num_tokens)
+        try:
+            async with self._use() as slot:
+                while not await self._is_tried(slot, scope, send):
+                    pass
+                slot.num_failed = 0
+        finally:
+            self._release()
+
+    async def _is_tried(self, slot: Slot, scope: Scope, send: Send) -> bool:
+        """Let one server answer; return whether it has."""
+        worker = self._only or await self._pool.server(
+            slot, self._prompt, self._avoided, is_patient=self._has_begun
+        )
+        is_trial = await self._has_trial(worker)
+        if is_trial and slot.workers.get(worker.number) is not worker:
+            worker.trial.release()
+            return False
+        attempt = _Attempt(slot, worker, None if self._only else self._prompt, is_trial)
+        return await self._is_answered(attempt, scope, send)
 
     async def _has_trial(self, worker: Worker) -> bool:
         """Wait for the trial of a server; return False if there is no suspicion, or no more."""
@@ -222,9 +236,12 @@ class PassedOn(Response):
         is_framed, slot = HEADER.decode() in answer.headers, attempt.slot
         if answer.status_code in _REFUSALS and await self._may_go_elsewhere(attempt):
             raise _Refused
+        self._charge(attempt.worker, scope, int(answer.headers.get(SPENT.decode(), 0)))
         if self._has_begun and not is_framed:
             raise httpx2.RemoteProtocolError(f"it answers {answer.status_code}, and does not go on")
-        pieces = self._unframed(attempt, answer.aiter_raw()) if is_framed else answer.aiter_raw()
+        pieces = (
+            self._unframed(attempt, scope, answer.aiter_raw()) if is_framed else answer.aiter_raw()
+        )
         if self._has_begun:
             slot.counts["resumed"] += 1
             slot.counts["resumed_tokens"] += max(0, self._journal.count(b"\n") - 1)
@@ -241,6 +258,12 @@ class PassedOn(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
+    def _charge(self, worker: Worker, scope: Scope, spent: int) -> None:
+        """Count what a server says that this key has spent there; nothing is held back any more."""
+        tenant = scope["state"]["tenant"]
+        self._pool.limits.charge(tenant, worker.newly_spent(tenant, spent))
+        self._release()
+
     async def _may_go_elsewhere(self, attempt: _Attempt) -> bool:
         """Whether another server may answer what this one refuses, now or when it is started."""
         avoided = {*self._avoided, attempt.worker}
@@ -250,24 +273,36 @@ class PassedOn(Response):
         return self._has_begun or is_elsewhere or await attempt.worker.check_leaving()
 
     async def _unframed(
-        self, attempt: _Attempt, pieces: AsyncIterator[bytes]
+        self, attempt: _Attempt, scope: Scope, pieces: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """Yield the answer's bytes of each whole frame, once its journal is kept."""
-        frames = Frames()
-        async for piece in pieces:
-            attempt.worker.hear()
-            try:
-                found = list(frames.feed(piece))
-            except ValueError as error:
-                raise httpx2.RemoteProtocolError(str(error)) from None
-            for lines, body in found:
-                has_events = lines.count(b"\n") > (not self._journal)  # its first line is none
-                self._journal += lines
-                attempt.slot.counts["diverged"] += is_diverged(lines)
-                if has_events and not attempt.has_progress:
-                    attempt.note_progress()
-                if body:
-                    yield body
+        frames, is_whole = Frames(), False
+        try:
+            async for piece in pieces:
+                attempt.worker.hear()
+                try:
+                    found = list(frames.feed(piece))
+                except ValueError as error:
+                    raise httpx2.RemoteProtocolError(str(error)) from None
+                for lines, body in found:
+                    if (spent := spent_in(lines)) is not None:
+                        is_whole = True
+                        self._charge(attempt.worker, scope, spent)
+                        continue
+                    self._keep(attempt, lines)
+                    if body:
+                        yield body
+        except httpx2.TransportError:
+            if not is_whole:
+                raise
+
+    def _keep(self, attempt: _Attempt, lines: bytes) -> None:
+        """Keep lines of the journal."""
+        has_events = lines.count(b"\n") > (not self._journal)  # its first line is none
+        self._journal += lines
+        attempt.slot.counts["diverged"] += is_diverged(lines)
+        if has_events and not attempt.has_progress:
+            attempt.note_progress()
 
     def _request(self, worker: Worker, scope: Scope) -> httpx2.Request:
         path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")

@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from typing import Any
 
-from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.folder import SocketFolder
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.same import take_same
-from ridgeline.fleet.servers.slot import ServersPlan, Slot, own_log, shared_by_servers
+from ridgeline.fleet.servers.slot import ServersPlan, Slot, plan_servers
+from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import StartError, Worker, spare_process
-from ridgeline.machine import available_bytes, memory_of, usable_cpus
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.machine import memory_of
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
 
@@ -41,7 +40,8 @@ class Pool:
     def __init__(
         self,
         options: Options,
-        variables: Mapping[str, str],
+        flags: ServerFlags,
+        limits: Limits,
         *,
         num_servers: int,
         keep_alive_s: float,
@@ -55,7 +55,8 @@ class Pool:
 
         Args:
             options: those of every engine.
-            variables: the same and all other flags of every model, as environment variables.
+            flags: the same and all others, as every model gets them.
+            limits: what each key may use of all models.
             num_servers: of each model, while it is loaded.
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
@@ -65,7 +66,9 @@ class Pool:
             write: takes the lines of the log, the models' own too.
         """
         self.slots: dict[str, Slot] = {}
-        self._options, self._variables, self._write = options, variables, write
+        self._options, self._flags, self._write = options, flags, write
+        self.limits = limits
+        self.adapters = SharedAdapters(options.adapters)
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
         self._memory_bytes, self.num_servers = memory_bytes, num_servers
         self._step_timeout_s, self._silence_timeout_s = step_timeout_s, silence_timeout_s
@@ -273,17 +276,21 @@ class Pool:
                 await self._take_spare(),
                 slot.model,
                 self._folder.path / f"{self._num_started}.sock",
+                self._flags.arguments(slot.name),
                 {
-                    **self._variables,
+                    **self._flags.variables(slot.name, number, slot.starts[number]),
                     TUNNEL_KEY: self.key,
-                    "RIDGELINE_SERVED_MODEL_NAME": slot.name,
                     "RIDGELINE_KV_CACHE_MEMORY": str(slot.plan.config.kv_bytes),
                     "RIDGELINE_THREADS": str(slot.plan.config.threads),
-                    **own_log(self._variables, slot.name, number),
                 },
                 number,
                 self._write,
             )
+            slot.starts[number] += 1
+            try:
+                await self.adapters.match(worker)
+            except NotLoaded as error:  # the others have it
+                self._write(f"{slot.called(worker)} lacks an adapter: {error}")
             slot.take(worker)
         self._write(f"{slot.called(worker)} is loaded, in {loop.time() - begin_s:.2f} s")
         slot.note(worker, "is ready")
@@ -340,7 +347,7 @@ class Pool:
         path = self._folder.path / f"{self._num_started}.sock"
         await server.listen(path)
         worker = Worker(server, path, 0, server.tunnel_key)
-        await take_same(slot, worker, server)
+        await take_same(slot, worker, server, self.adapters)
         self._write(f"{slot.called(worker)} is {server.node}, process {server.pid}")
         slot.note(worker, f"has joined ({server.node})")
         self._watch(slot, worker)
@@ -375,27 +382,14 @@ class Pool:
     def _plan(
         self, slot: Slot, taken_bytes: int, most_bytes: int | None
     ) -> tuple[ServersPlan | None, str]:
-        """Return how a model's servers would be loaded, or None and why they cannot be.
-
-        They share the processors and the memory evenly, and the weights wholly where these are
-        mapped from a file.
-        """
-        checkpoint, num = load_checkpoint(locate(slot.model).path), slot.num_wanted
-        threads = self._options.threads or max(1, usable_cpus() // num)
-        options = replace(self._options, threads=threads)
+        """Return how a model's servers would be loaded, or None and why they cannot be."""
         try:
-            config = resolve(options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes)
-            if num > 1:
-                left_bytes = available_bytes() - taken_bytes
-                left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
-                shared_bytes = shared_by_servers(config, checkpoint)
-                most_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
-                config = resolve(
-                    options, checkpoint, taken_bytes=taken_bytes, most_bytes=most_bytes
-                )
+            found = plan_servers(
+                self._options, slot.model, slot.num_wanted, taken_bytes, most_bytes
+            )
         except ValueError as error:
             return None, str(error)
-        return ServersPlan(config, checkpoint, num), ""
+        return found, ""
 
     # --- ending --------------------------------------------------------------------------------
 

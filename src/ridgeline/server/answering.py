@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import threading
 import time
@@ -11,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.api import identity
 from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
@@ -64,6 +67,7 @@ class Answering:
         so are files and batches. ``audit`` gets a line for each request. Other models, ``guards``,
         judge texts. Raises ValueError for one that cannot.
         """
+        self._adapters = llm.adapters
         self._guards = {one: AsyncEngine(own.engine) for one, own in (guards or {}).items()}
         self.async_engine = AsyncEngine(llm.engine)
         trace = llm.trace
@@ -125,6 +129,14 @@ class Answering:
             app = self.app
             self._batches = Batches(store, app, keys, self.service.fingerprint, most_at_once, audit)
         add_batches(self.app, self._batches, options)
+
+    def fingerprint(self) -> str:
+        """Return what all answers hang on, those of adapters and what rules let through too."""
+        own = hashlib.blake2b(self.rules.now.digest if self.rules else b"")
+        for name in self._adapters.names:
+            own.update(json.dumps([name, self._adapters.digest_of(name).hex()]).encode())
+        has_own = self.rules or self._adapters.names
+        return identity.with_adapter(self.service.fingerprint, own.digest() if has_own else b"")
 
     def _new_guards(self, models: Mapping[str, LLM], work: WorkTurns) -> dict[str, Judge]:
         """Return the guards that these models are. Raises ValueError for one that is none."""

@@ -71,7 +71,11 @@ class Running:
         key = os.environ.pop(TUNNEL_KEY, "")  # a router that started this process has the same
         key = joining.tunnel_key if joining else key
         self._joining = joining
-        tunnel = Tunnel(self.app, key, llm.fingerprint) if key else None
+        tunnel: Tunnel | None = None
+        if key:
+            limits = self.service.limits
+            limits.only_count()
+            tunnel = Tunnel(self.app, key, answering.fingerprint, limits.spent)
         self.server = WebServer(
             tunnel or self.app,
             self.app.routes,
@@ -219,7 +223,7 @@ async def _main(
     if joining is None:
         await running.run(listener, announce)
         return
-    async with joining.belonging(name, log.line, running.stop):
+    async with joining.belonging(name, log.line, running.stop, running.reload_keys):
         await running.run(listener, joining.has_started.set)
 
 

@@ -345,7 +345,7 @@ class Service:
         parts = stream, answers, body, shape, dialect
         reply = Reply(self.engine, self.limits, *parts, *of_server)
         if state.journal is not None and body.stream:
-            reply.keep(state.journal, fingerprint)
+            reply.keep(state.journal, fingerprint + (rules.digest.hex() if rules else ""))
         return _told(reply, body, prepared, dialect)
 
     def _add_witness(

@@ -52,3 +52,19 @@ def test_a_long_body_counts_as_many_requests_and_nobody_waits_for_ever() -> None
     assert pace.wait_s("b", 1 << 30) == 0.0
     assert pace.wait_s("b", 0) < 0.1, "no body counts as more than a MiB"
     assert max(pace.wait_s("a", 1 << 20) for _ in range(1000)) == 5.0
+
+
+def test_what_is_held_back_is_given_back_once() -> None:
+    limits = Limits(None, 60, None, lambda: 0.0)
+    release = limits.reserve("a", 50)
+    with pytest.raises(ApiError):
+        limits.reserve("a", 20)
+    limits.charge("a", 5)  # as a server says
+    release()
+    release()
+    assert limits.headers("a")["x-ratelimit-remaining-tokens"] == "55"
+    assert limits.spent == {"a": 5}
+    limits.only_count()
+    limits.take("a", 1000)
+    assert limits.spent == {"a": 1005}
+    assert limits.headers("a") == {}

@@ -15,7 +15,7 @@ import pytest
 
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.frames import Frames
-from ridgeline.server.tunnel.journal import DIVERGED
+from ridgeline.server.tunnel.journal import DIVERGED, spent_in
 from ridgeline.server.tunnel.middleware import HEADER, told
 from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, serving
@@ -80,7 +80,10 @@ def asked(
 
 
 def pieces_of(answer: bytes) -> list[tuple[bytes, bytes]]:
-    return [(lines, re.sub(rb": ping\n\n", b"", body)) for lines, body in Frames().feed(answer)]
+    """Return the frames of an answer without the last, which says what its key has spent."""
+    *pieces, (last, _) = Frames().feed(answer)
+    assert spent_in(last)
+    return [(lines, re.sub(rb": ping\n\n", b"", body)) for lines, body in pieces]
 
 
 def masked(body: bytes) -> bytes:

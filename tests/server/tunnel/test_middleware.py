@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.tunnel.middleware import HEADER, Tunnel, told
 
 CREATED = datetime(2026, 11, 27, tzinfo=UTC)
@@ -18,7 +19,7 @@ CREATED = datetime(2026, 11, 27, tzinfo=UTC)
 def seen(said: bytes) -> dict[str, Any]:
     """Return the state of a request with this header, as the application gets it."""
     scope: Scope = {"type": "http", "headers": [(HEADER, said)], "state": {}}
-    scope["state"] |= {"is_background": False, "note": {}}
+    scope["state"] |= {"is_background": False, "is_operator": False, "note": {}}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         return None
@@ -29,7 +30,7 @@ def seen(said: bytes) -> dict[str, Any]:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    asyncio.run(Tunnel(app, "ours", "fp")(scope, receive, send))
+    asyncio.run(Tunnel(app, "ours", lambda: "fp", {})(scope, receive, send))
     state: dict[str, Any] = scope["state"]
     return state
 
@@ -38,7 +39,7 @@ def vouched(said: bytes | None) -> str | None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
 
-    return Tunnel(app, "ours", "fp").vouched({} if said is None else {HEADER: said})
+    return Tunnel(app, "ours", lambda: "fp", {}).vouched({} if said is None else {HEADER: said})
 
 
 def test_a_router_vouches_for_the_keys_of_its_batches() -> None:
@@ -65,6 +66,15 @@ def test_who_does_not_know_the_key_says_nothing(batch: tuple[str, int] | None) -
         with pytest.raises(ApiError) as refused:
             ask(said)
         assert refused.value.status == 403
+
+
+def test_a_routers_own_requests_may_do_what_operators_may() -> None:
+    own = told("ours", 1, CREATED, b"", is_own=True)
+    assert vouched(own) == ANYONE
+    assert seen(own)["is_operator"] is True
+    assert seen(told("ours", 1, CREATED, b""))["is_operator"] is False
+    with pytest.raises(ApiError):
+        vouched(told("theirs", 1, CREATED, b"", is_own=True))
 
 
 def test_what_no_router_says_is_refused() -> None:

@@ -21,11 +21,14 @@ def fleet(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> No
         out.print("no model has been loaded yet")
     for name, model in models.items():
         out.print(summary(name, model))
-        table = table_of("server", "state", "requests", "moved away", "ended", "process", "since")
+        has_others = any(one.get("node") for one in model["replicas"])
+        titles = ["server", *(["machine"] if has_others else []), "state", "requests"]
+        table = table_of(*titles, "moved away", "ended", "process", "since")
         for one in model["replicas"]:
             since_s = one.get("since")
             table.add_row(
                 one["name"],
+                *([one.get("node") or "this one"] if has_others else []),
                 one["state"],
                 str(one.get("running", "-")),
                 str(one["moved"]),
@@ -44,7 +47,8 @@ def summary(name: str, model: dict[str, Any]) -> str:
     if not model["replicas"]:
         return f"{name}: not loaded"
     num_ready = sum(one["state"] == "ready" for one in model["replicas"])
-    parts = [f"{num_ready} of {_count(model['wanted'], 'server')}"]
+    num_servers = max(model["wanted"], len(model["replicas"]))
+    parts = [f"{num_ready} of {_count(num_servers, 'server')}"]
     if model["threads"]:
         cache = f"{model['kv_cache_bytes'] / 2**20:,.0f} MiB of KV cache"
         parts[0] += f", each with {_count(model['threads'], 'thread')} and {cache}"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from ridgeline.engine_setup.options import Options
 from ridgeline.fleet.places.ray_actor import ServerActor, is_drained
-from ridgeline.fleet.servers.slot import Slot, own_log
-from ridgeline.fleet.servers.variables import as_variables
+from ridgeline.fleet.servers.slot import Slot
+from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.routing.scaling import Scaling
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK
@@ -60,16 +60,15 @@ def command_of(
     same on all machines.
     """
     num_cpus = engine.threads or 1
-    variables = as_variables(engine, options)
-    variables |= own_log(variables, name, number) | {
+    flags = ServerFlags(engine, options)
+    variables = flags.variables(name, number, 0) | {
         PLACED_AS: f"ray-{number}",
-        "RIDGELINE_SERVED_MODEL_NAME": name,
         "RIDGELINE_THREADS": str(num_cpus),
         "RIDGELINE_SHUTDOWN_TIMEOUT": str(options.shutdown_timeout),
     }
     assert options.fleet_key_file is not None
     where = str(Path(model).absolute()) if Path(model).exists() else model
-    arguments = ["serve", where, "--join", url]
+    arguments = ["serve", where, "--join", url, *flags.arguments(name)]
     arguments += ["--fleet-key-file", str(options.fleet_key_file.absolute())]
     arguments += ["--fleet-ca", str(options.fleet_ca.absolute())] if options.fleet_ca else []
     arguments += ["--fleet-plain"] if options.fleet_plain else []

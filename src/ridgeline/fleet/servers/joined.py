@@ -109,6 +109,8 @@ class JoinedServer:
         """Let go of it; it may look for a router again."""
         if what in (signal.SIGTERM, signal.SIGKILL):
             self._end(_LEFT)
+        elif what == signal.SIGHUP and self.is_there:
+            self._link.say(reload=True)
 
     def _end(self, code: int) -> None:
         if self.returncode is not None:

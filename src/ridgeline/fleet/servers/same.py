@@ -1,29 +1,46 @@
-"""Whether the answers of a server that joins would be those of the servers that are here."""
+"""Whether the answers of a server that joins would be those of the servers that are here.
+
+Fingerprints say what answers are made of. That equal files and code give equal bits on another
+processor is tried as well: both servers tell the chances of the tokens of one text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import httpx2
 
 from ridgeline import __version__
+from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.server.tunnel.proof import NotTaken
 
 _REST_S = 0.1  # while no server of ours can be asked
+_PROBE = {  # some fifty tokens, so that prompts are read in pieces of several rows
+    "prompt": "One, two, three: 4 5 6; the quick brown fox jumps over 7 lazy dogs & a zebra? No.",
+    "max_tokens": 1,
+    "temperature": 0,
+    "logprobs": 5,
+    "prompt_logprobs": 5,
+}
 
 
-async def take_same(slot: Slot, worker: Worker, server: JoinedServer) -> None:
+async def take_same(
+    slot: Slot, worker: Worker, server: JoinedServer, adapters: SharedAdapters
+) -> None:
     """Let a server have requests, with a number of its own.
 
     Raises NotTaken, once it has been told, if its answers would not be those of the others.
     """
     async with slot.joining:  # the first of several says what the others have to be like
         try:
+            with contextlib.suppress(NotLoaded):  # which shows in its fingerprint
+                await adapters.match(worker)
             await _check_same(slot, worker, server)
         except BaseException as error:
             server.refuse(str(error))
@@ -38,13 +55,17 @@ async def _check_same(slot: Slot, worker: Worker, server: JoinedServer) -> None:
 
     Where the router has no server of its own, the first one that joins may be any.
     """
-    ours = theirs = ""
+    ours, our_numbers = "", None
     while not ours and server.is_there and (slot.num_wanted or slot.workers):
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it ends, and another one starts
-            ours = await slot.first.fingerprint() if slot.first else ""
+            if (first := slot.first) is not None:
+                our_numbers = await _numbers(first)
+                ours = await first.fingerprint()
         await asyncio.sleep(0 if ours else _REST_S)
+    theirs, their_numbers = "", None
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         theirs = await worker.fingerprint()
+        their_numbers = await _numbers(worker) if theirs == ours else None
     if not server.is_there or not theirs:
         raise NotTaken("it does not answer over the links that it opens")
     if theirs != ours and ours:
@@ -53,3 +74,17 @@ async def _check_same(slot: Slot, worker: Worker, server: JoinedServer) -> None:
             f"its answers would not be the same (fingerprint {theirs}, here {ours}; version "
             f"{version}, here {__version__}): serve the same files, version and flags"
         )
+    if ours and their_numbers != our_numbers:
+        raise NotTaken(
+            "its answers would not be the same: of the same files and flags it computes other "
+            "numbers, so its processor or its memory is at fault, or one of its libraries"
+        )
+
+
+async def _numbers(worker: Worker) -> Any:
+    """Return what a server computes of the probe: to the last bit, as JSON tells a float.
+
+    Raises httpx2.HTTPError.
+    """
+    answer = (await worker.order("/v1/completions", _PROBE)).json()
+    return answer.get("choices") or answer["error"]["code"]  # such as of an encoder

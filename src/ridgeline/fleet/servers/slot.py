@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
+from ridgeline.api.adapters import read_adapters, room_for
 from ridgeline.backends import BACKENDS
-from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.engine_setup.locate import locate
+from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.machine import folder_name
+from ridgeline.machine import available_bytes, usable_cpus
+from ridgeline.models.adapters import Base
+from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
@@ -47,11 +52,30 @@ def shared_by_servers(config: EngineConfig, checkpoint: Checkpoint) -> int:
     return min(config.weights_bytes, rest_bytes) if footprint.maps_weights else 0
 
 
-def own_log(variables: Mapping[str, str], name: str, number: int) -> dict[str, str]:
-    """Return where a server has its audit log, if servers have one: each writes its own."""
-    folder = variables.get("RIDGELINE_AUDIT")
-    own = f"{folder_name(name)}-{number}"
-    return {"RIDGELINE_AUDIT": str(Path(folder) / own)} if folder else {}
+def plan_servers(
+    options: Options, model: str, num: int, taken_bytes: int, most_bytes: int | None
+) -> ServersPlan:
+    """Return how so many servers of a model would be loaded. Raises ValueError if they cannot be.
+
+    They share the processors and the memory evenly, and the weights wholly where these are mapped
+    from a file. Of what seems free ``taken_bytes`` are for other models; ``most_bytes`` is the most
+    that this one may take.
+    """
+    checkpoint = load_checkpoint(locate(model).path)
+    adapters = read_adapters(options.adapters, Base.of(checkpoint)).values()
+    rank, lora_bytes = room_for(options, [weights for _, weights in adapters])
+    taken_bytes += num * lora_bytes
+    threads = options.threads or max(1, usable_cpus() // num)
+    options = replace(options, threads=threads)
+    resolved = partial(resolve, options, checkpoint, taken_bytes=taken_bytes, max_lora_rank=rank)
+    config = resolved(most_bytes=most_bytes)
+    if num > 1:
+        left_bytes = available_bytes() - taken_bytes
+        left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
+        shared_bytes = shared_by_servers(config, checkpoint)
+        most_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
+        config = resolved(most_bytes=most_bytes)
+    return ServersPlan(config, checkpoint, num)
 
 
 @dataclass(eq=False)
@@ -75,7 +99,8 @@ class Slot:
         waking: makes room for them again.
         joining: held while a server of another machine is compared with those that are here.
         counts: of streams and requests that changed servers, and of what became of servers.
-        moved: requests that each server lost to others, by number; ``deaths``: its ends.
+        moved: requests that each server lost to others, by number; ``deaths``: its ends;
+            ``starts``: how often it was started.
         missing: those that have ended and were not started again yet.
         events: what happened to servers, the last ones.
     """
@@ -99,6 +124,7 @@ class Slot:
     counts: Counter[str] = field(default_factory=Counter)
     moved: Counter[int] = field(default_factory=Counter)
     deaths: Counter[int] = field(default_factory=Counter)
+    starts: Counter[int] = field(default_factory=Counter)
     missing: set[int] = field(default_factory=set)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_NUM_EVENTS))
 
@@ -216,7 +242,7 @@ class Slot:
             shown["running"] = self.where.num_requests(str(number))
             shown["cached_keys"] = self.where.num_read(str(number))
             shown["private_bytes"] = worker.memory.private_bytes
-            shown["fingerprint"] = (worker.facts or {}).get("system_fingerprint")
+            shown["fingerprint"] = worker.facts.get(self.name, {}).get("system_fingerprint")
             shown |= {"reason": worker.trouble} if worker.trouble else {}
         return shown
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 STATUS_S = 1.0  # in which a process says how it is
 _LOOK_S = 0.01  # from one look whether it sleeps to the next
 _END_S = 5.0  # that a process gets to end by itself
-_FACTS = ("digest", "system_fingerprint", "max_model_len")
+_FACTS = ("digest", "system_fingerprint", "max_model_len", "parent")
 _SILENT_S = 3.0  # after which it takes no more requests
 
 
@@ -71,7 +71,9 @@ class Worker:
         trial: held by the one request that may have ended another server, until it has brought
             something here.
         audit: what it says of lines that its audit log has lost.
-        facts: what it says of itself in ``/v1/models``, once a request has asked for it.
+        facts: what it says in ``/v1/models`` of its model and adapters, by name, once a request has
+            asked for it.
+        adapters: those that it was given since it started, or has from then; the path of each.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Worker:
         self.number = number
         self.trouble, self.since_s, self.is_leaving, self.audit = "", 0.0, False, ""
         self.trial = asyncio.Lock()
-        self.facts: dict[str, Any] | None = None
+        self.facts: dict[str, dict[str, Any]] = {}
+        self._spent: dict[str, int] = {}
+        self.adapters: dict[str, str] | None = None
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx2.Limits(max_connections=None)
@@ -103,6 +107,7 @@ class Worker:
         process: asyncio.subprocess.Process,
         model: str,
         socket: Path,
+        arguments: Sequence[str],
         variables: Mapping[str, str],
         number: int,
         write: Callable[[str], object],
@@ -113,7 +118,8 @@ class Worker:
             process: from ``spare_process``.
             model: as people type it.
             socket: where it will listen.
-            variables: its flags, as environment variables, and its ``TUNNEL_KEY``.
+            arguments: its flags that may be there several times.
+            variables: its other flags, as environment variables, and its ``TUNNEL_KEY``.
             number: which server of its model it will be.
             write: takes its log lines.
 
@@ -121,7 +127,8 @@ class Worker:
         """
         worker = cls(ChildProcess(process), socket, number, variables[TUNNEL_KEY])
         worker._reading = asyncio.create_task(worker._read(process, write))
-        orders = {"variables": variables, "arguments": ["serve", model, "--uds", str(socket)]}
+        order = ["serve", model, "--uds", str(socket), *arguments]
+        orders = {"variables": variables, "arguments": order}
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -155,10 +162,17 @@ class Worker:
 
     async def fingerprint(self) -> str:
         """Return what its answers are called by their contents. Raises httpx2.HTTPError."""
-        said = {HEADER.decode(): told(self.key, 0, datetime.now(UTC), b"").decode()}
         async with asyncio.timeout(_END_S):
-            answer = await self.client.get("/health", headers=said)
+            answer = await self.client.get("/health", headers=self._own())
         return answer.headers.get(FINGERPRINT.decode(), "")
+
+    async def order(self, path: str, fields: Mapping[str, Any]) -> httpx2.Response:
+        """Ask for what operators may ask for, as the router. Raises httpx2.HTTPError."""
+        return await self.client.post(path, json=fields, headers=self._own())
+
+    def _own(self) -> dict[str, str]:
+        """Return the header of a request that is the router's own."""
+        return {HEADER.decode(): told(self.key, 0, datetime.now(UTC), b"", is_own=True).decode()}
 
     @property
     def is_listening(self) -> bool:
@@ -191,15 +205,15 @@ class Worker:
                 self._was_let_go = False
                 self._patience *= 2
 
-    async def learn(self, name: str, key: Mapping[str, str]) -> None:
-        """Ask it, once, what its model and its answers are called by their contents."""
-        if self.facts is None and not self.trouble:
+    async def learn(self, key: Mapping[str, str]) -> None:
+        """Ask it, once, what its model, adapters and answers are called by their contents."""
+        if not self.facts and not self.trouble:
             with contextlib.suppress(TimeoutError, httpx2.HTTPError):  # the next time then
                 async with asyncio.timeout(STATUS_S):
                     answer = await self.client.get("/v1/models", headers=key)
                 if answer.is_success:
-                    (told,) = (one for one in answer.json()["data"] if one["id"] == name)
-                    self.facts = {one: told[one] for one in _FACTS}
+                    for one in answer.json()["data"]:
+                        self.facts[one["id"]] = {fact: one[fact] for fact in _FACTS if fact in one}
 
     def _silent_s(self) -> float:
         since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
@@ -208,6 +222,12 @@ class Worker:
     def hear(self) -> None:
         """Take note that it has just brought a piece of an answer: it lives, however busy."""
         self._heard_s = asyncio.get_running_loop().time()
+
+    def newly_spent(self, label: str, spent: int) -> int:
+        """Return by how many tokens of a key what it says is more than what it said before."""
+        before = self._spent.get(label, 0)
+        self._spent[label] = max(before, spent)
+        return self._spent[label] - before
 
     async def check_leaving(self) -> bool:
         """Ask a server that has refused whether it was told to end; return what it says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +82,11 @@ class _Account:
 
 
 class Limits:
-    """What each key may use; the same for all of them, unless a key has limits of its own."""
+    """What each key may use; the same for all of them, unless a key has limits of its own.
+
+    Attributes:
+        spent: tokens of each key since the start.
+    """
 
     def __init__(
         self,
@@ -100,6 +105,12 @@ class Limits:
         self._max_running = max_concurrent_requests
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
+        self.spent: Counter[str] = Counter()
+
+    def only_count(self) -> None:
+        """Refuse nothing from now on: a router does, which is told what was spent."""
+        self._own, self._per_minute, self._max_running = lambda label: {}, (None, None), None
+        self._accounts.clear()
 
     def _account(self, label: str) -> _Account:
         if label not in self._accounts:
@@ -133,6 +144,14 @@ class Limits:
 
     def take(self, label: str, num_prompt_tokens: int) -> None:
         """Count the tokens of prompts. Raises ApiError 429, and then nothing was counted."""
+        self.reserve(label, num_prompt_tokens)
+        self.spent[label] += num_prompt_tokens
+
+    def reserve(self, label: str, num_prompt_tokens: int) -> Callable[[], None]:
+        """Hold back tokens until the returned function is called.
+
+        Raises ApiError 429, and then nothing is held back.
+        """
         account = self._account(label)
         buckets = [(account.tokens, "minute"), (account.daily_tokens, "day")]
         for tokens, period in buckets:
@@ -140,11 +159,16 @@ class Limits:
             if tokens and tokens.left() < need:
                 reason = f"this key may use {tokens.amount} tokens per {period}"
                 raise _refusal(reason, tokens.wait_s(need))
-        self.charge(label, num_prompt_tokens)
+        self._use(account, num_prompt_tokens)
+        held = [num_prompt_tokens]
+        return lambda: self._use(account, -held.pop()) if held else None
 
     def charge(self, label: str, num_tokens: int) -> None:
         """Count tokens that were generated, however many."""
-        account = self._account(label)
+        self.spent[label] += num_tokens
+        self._use(self._account(label), num_tokens)
+
+    def _use(self, account: _Account, num_tokens: int) -> None:
         for tokens in (account.tokens, account.daily_tokens):
             if tokens:
                 tokens.take(num_tokens)

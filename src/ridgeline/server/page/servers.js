@@ -33,11 +33,14 @@ export async function look() {
 }
 
 function show(model) {
-  at('servers').hidden = !model || model.wanted < 2;
+  const hadOthers = model?.events.some(({ server }) => server > model.wanted); // of other machines
+  at('servers').hidden = !model || (model.wanted < 2 && model.replicas.length < 2 && !hadOthers);
   if (at('servers').hidden) return;
   const ready = model.replicas.filter(({ state }) => state === 'ready').length;
-  at('servers-note').textContent = `${ready} of ${model.wanted} ready`;
-  at('servers-rows').replaceChildren(...model.replicas.map(row));
+  const total = Math.max(model.wanted, model.replicas.length);
+  at('servers-note').textContent = `${ready} of ${total} ready`;
+  at('servers-machine').hidden = !hasOthers(model);
+  at('servers-rows').replaceChildren(...model.replicas.map((server) => row(server, hasOthers(model))));
   const facts = [`${count(model.resumed, 'stream')} went on elsewhere`, `${count(model.again, 'request')} asked again`];
   if (model.diverged) facts.push(`${count(model.diverged, 'stream')} could not go on`);
   at('servers-facts').textContent = facts.join('  ·  ');
@@ -46,8 +49,13 @@ function show(model) {
     element('li', {}, `${time(event.time)}  server ${event.server} ${event.what}`))));
 }
 
-function row({ name, state, running, moved, deaths, pid, since, reason }) {
-  const title = [pid && `process ${pid}`, since && `since ${time(since)}`, reason].filter(Boolean).join(', ');
-  const cells = [name, state, running ?? '–', moved, deaths].map((text) => element('td', {}, String(text)));
+function hasOthers(model) {
+  return model.replicas.some(({ node }) => node);
+}
+
+function row({ name, node, state, running, moved, deaths, pid, since, reason }, showsMachine) {
+  const title = [node, pid && `process ${pid}`, since && `since ${time(since)}`, reason].filter(Boolean).join(', ');
+  const machine = showsMachine ? [node || 'this one'] : [];
+  const cells = [name, state, running ?? '–', moved, deaths, ...machine].map((text) => element('td', {}, String(text)));
   return element('tr', { title, className: state }, ...cells);
 }

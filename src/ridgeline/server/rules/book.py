@@ -74,7 +74,7 @@ class RuleBook:
         if "rules" not in state:
             key = self.now.of(state.get("tenant", ANYONE))
             note = state.get("note", {})
-            state["rules"] = RequestRules(key, self.now.version, self._count, note)
+            state["rules"] = RequestRules(key, self.now, self._count, note)
         found: RequestRules = state["rules"]
         return found
 
@@ -94,12 +94,14 @@ class RequestRules:
     Attributes:
         key: what holds for its key.
         name: the version of the rules, and the section for the key.
+        digest: of the file.
     """
 
-    def __init__(self, key: KeyRules, version: str, count: Count, note: dict[str, Any]) -> None:
-        """Take what holds for a key; the request's line of the log becomes ``note``."""
+    def __init__(self, key: KeyRules, file: RulesFile, count: Count, note: dict[str, Any]) -> None:
+        """Take what a file says of a key; the request's line of the log becomes ``note``."""
         self.key, self._count, self._note = key, count, note
-        self.name = note["rules"] = f"{version}/{key.section}"
+        self.digest = file.digest
+        self.name = note["rules"] = f"{file.version}/{key.section}"
         self._are_shown: dict[str, bool] = {}
 
     def check_model(self, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -61,9 +62,10 @@ class KeyRules:
 
 @dataclass(frozen=True)
 class RulesFile:
-    """A whole file: its version, and what holds for each section of keys."""
+    """A whole file: its version and digest, and what holds for each section of keys."""
 
     version: str
+    digest: bytes
     allows_trace: bool  # which has the tokens of answers, whatever the rules say
     keys: Mapping[str, KeyRules]
 
@@ -95,7 +97,7 @@ def read_rules(file: Path, labels: Collection[str] | None = None) -> RulesFile:
     except RecursionError:
         raise ValueError(f"{file.name} is not TOML of any use: it is nested too deeply") from None
     try:
-        return _FileReader(found).read(labels)
+        return _FileReader(found, hashlib.blake2b(data).digest()).read(labels)
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
 
@@ -103,8 +105,8 @@ def read_rules(file: Path, labels: Collection[str] | None = None) -> RulesFile:
 class _FileReader:
     """Turns the values of a file into rules; each method raises ValueError."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
+    def __init__(self, found: dict[str, Any], digest: bytes) -> None:
+        self._found, self._digest = found, digest
 
     def read(self, labels: Collection[str] | None) -> RulesFile:
         found = self._found
@@ -132,7 +134,8 @@ class _FileReader:
         trace = found.get("trace", False)
         if type(trace) is not bool:
             raise ValueError(f"trace is {trace!r:.40}: write true or false")
-        return RulesFile(version, trace, {name: self._key(name, sections) for name in sections})
+        keys = {name: self._key(name, sections) for name in sections}
+        return RulesFile(version, self._digest, trace, keys)
 
     def _key(self, name: str, sections: dict[str, Any]) -> KeyRules:
         section, where = self._inherited(name, sections), f"[keys.{name}]"

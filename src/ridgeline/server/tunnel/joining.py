@@ -122,11 +122,15 @@ class Joining:
         self.has_started = asyncio.Event()
         self._requests = set[asyncio.Task[None]]()
         self._main: FleetLink | None = None
-        self._is_leaving = False
+        self._is_leaving = self._has_belonged = False
 
     @contextlib.asynccontextmanager
     async def belonging(
-        self, name: str, write: Callable[[str], object], stop: Callable[[], None]
+        self,
+        name: str,
+        write: Callable[[str], object],
+        stop: Callable[[], None],
+        reload: Callable[[], None],
     ) -> AsyncIterator[None]:
         """Belong to the router for as long as the block lasts, which begins to listen.
 
@@ -134,10 +138,11 @@ class Joining:
             name: of the model.
             write: takes the lines of the log.
             stop: called when the router does not take this server.
+            reload: called when the router has read its files of keys and rules again.
 
         Raises ValueError then, in the end.
         """
-        running = asyncio.ensure_future(self._run(name, write))
+        running = asyncio.ensure_future(self._run(name, write, reload))
         running.add_done_callback(lambda done: None if done.cancelled() else stop())
         try:
             yield
@@ -149,8 +154,14 @@ class Joining:
             message = f"the router at {self._address.url} does not take this server: {result}"
             raise ValueError(message)
 
-    async def _run(self, name: str, write: Callable[[str], object]) -> None:
-        """Join, and join again whenever the link has ended. Raises NotTaken."""
+    async def _run(
+        self, name: str, write: Callable[[str], object], reload: Callable[[], None]
+    ) -> None:
+        """Join, and join again whenever the link has ended.
+
+        Raises NotTaken if the router has never taken this server. One that it had may only have
+        been misheard, or come to a router that was started with other flags for a moment.
+        """
         await self.has_started.wait()
         is_gone = False
         try:
@@ -161,9 +172,11 @@ class Joining:
                     with contextlib.closing(link):
                         await greet_router(link, self._key, self._hello(name))
                         self._main, is_gone = link, False
-                        await self._stay(link, name)
-                except OSError as error:  # TimeoutError is one too
-                    why = error.strerror or str(error) or "no answer"
+                        await self._stay(link, name, reload)
+                except (OSError, NotTaken) as error:  # TimeoutError is one too
+                    if isinstance(error, NotTaken) and not self._has_belonged:
+                        raise
+                    why = getattr(error, "strerror", None) or str(error) or "no answer"
                     if not is_gone:
                         write(f"the router at {self._address.url} is looked for ({why})")
                     is_gone = True
@@ -185,7 +198,7 @@ class Joining:
         if self._main is not None:
             self._main.say(leaving=True)
 
-    async def _stay(self, link: FleetLink, name: str) -> None:
+    async def _stay(self, link: FleetLink, name: str, reload: Callable[[], None]) -> None:
         """Do what the router wants until the link ends."""
         if self._is_leaving:
             self.leave()
@@ -196,7 +209,10 @@ class Joining:
                 if "refused" in said:
                     raise NotTaken(str(said["refused"])[:300])
                 if "joined" in said:
+                    self._has_belonged = True
                     print(f"{name} is ready, and has joined {self._address.url}", flush=True)
+                if "reload" in said:
+                    reload()
                 if "open" in said and len(self._requests) < _MOST_LINKS:
                     task = asyncio.create_task(self._take_request())
                     self._requests.add(task)

@@ -113,6 +113,16 @@ class Journal:
         return StreamError(f"the server that answered has ended, and {why}: ask again", 503)
 
 
+def spent_line(num_tokens: int) -> bytes:
+    """Return the line behind a whole journal: tokens of the caller's key since the start."""
+    return line({"spent": num_tokens})
+
+
+def spent_in(lines: bytes) -> int | None:
+    """Return what that line says; None for any other."""
+    return int(json.loads(lines)["spent"]) if lines.startswith(b'{"spent"') else None
+
+
 def is_diverged(lines: bytes) -> bool:
     """Whether lines of a journal say that an answer could not be gone on with."""
     return lines.endswith(DIVERGED)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.tunnel.frames import frame
-from ridgeline.server.tunnel.journal import Journal
+from ridgeline.server.tunnel.journal import Journal, spent_line
 
 HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
 FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers hang on
+SPENT = b"x-ridgeline-spent"  # of an answer to a router: tokens of its key since the start
 NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
 
 
@@ -29,22 +31,31 @@ def told(
     created: datetime,
     journal: bytes,
     batch: tuple[str, int] | None = None,
+    *,
+    is_own: bool = False,
 ) -> bytes:
     """Return what a router says in the header; the journal's lines go in front of the body.
 
     A request of a ``batch`` comes from the key with this label, which the router does not have: it
-    vouches for it. The seed beside it is for a body without one.
+    vouches for it. The seed beside it is for a body without one. One that ``is_own`` is the
+    router's, which may do what operators may.
     """
     said = {"key": key, "seed": seed, "created": created.isoformat(), "journal": len(journal)}
+    said |= {"own": True} if is_own else {}
     return json.dumps(said | {"batch": batch} if batch else said).encode()
 
 
 class Tunnel:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, key: str, fingerprint: str) -> None:
-        """Let who knows the ``key`` ask ``app`` as a router does, and tell it the fingerprint."""
-        self._app, self._key, self._fingerprint = app, key, fingerprint
+    def __init__(
+        self, app: ASGIApp, key: str, fingerprint: Callable[[], str], spent: Mapping[str, int]
+    ) -> None:
+        """Let who knows the ``key`` ask ``app`` as a router does.
+
+        It is told the ``fingerprint``, and how many tokens the caller's key has ``spent`` here.
+        """
+        self._app, self._key, self._fingerprint, self._spent = app, key, fingerprint, spent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through. Raises ApiError."""
@@ -62,16 +73,20 @@ class Tunnel:
         if batch := fields["batch"]:
             scope["state"] |= {"seed": batch[1], "is_background": True}
             scope["state"]["note"]["batch"] = True
+        scope["state"]["is_operator"] |= fields["own"]
         is_framed = False
 
         async def framed(message: Message) -> None:
             nonlocal is_framed
             if message["type"] == "http.response.start":
                 is_framed = any(name == HEADER for name, _ in message["headers"])
-                own = FINGERPRINT, self._fingerprint.encode()
-                message = {**message, "headers": [*message["headers"], own]}
+                spent = str(self._spent.get(scope["state"]["tenant"], 0)).encode()
+                own = (FINGERPRINT, self._fingerprint().encode()), (SPENT, spent)
+                message = {**message, "headers": [*message["headers"], *own]}
             elif is_framed:
                 whole = frame(message.get(NOTES, b""), message.get("body", b""))
+                if not message.get("more_body"):
+                    whole += frame(spent_line(self._spent.get(scope["state"]["tenant"], 0)), b"")
                 message = {**message, "body": whole}
             await send(message)
 
@@ -80,8 +95,10 @@ class Tunnel:
     def vouched(self, headers: Mapping[bytes, bytes]) -> str | None:
         """Return the label of the key that a router vouches for, if it does. Raises ApiError."""
         said = headers.get(HEADER)
-        batch = self._read(said)["batch"] if said is not None else None
-        return batch[0] if batch else None
+        if said is None:
+            return None
+        fields = self._read(said)
+        return fields["batch"][0] if fields["batch"] else ANYONE if fields["own"] else None
 
     def _read(self, said: bytes) -> dict[str, Any]:
         """Return what the header says. Raises ApiError."""
@@ -98,7 +115,7 @@ class Tunnel:
             raise ApiError(403, f"{HEADER.decode()}: this is no router of ours", code="not_allowed")
         if min(found.values()) < 0 or created.tzinfo is None:
             raise _bad("it is not what a router says")
-        return found | {"created": created, "batch": batch}
+        return found | {"created": created, "batch": batch, "own": fields.get("own") is True}
 
 
 def _bad(why: str) -> ApiError:

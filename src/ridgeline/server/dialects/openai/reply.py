@@ -245,7 +245,7 @@ class Reply(Response):
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
         self._dialect = dialect
-        self._has_begun = False
+        self._has_begun, self._num_charged = False, 0
         self._journal: Journal | None = None
         self._is_sending, self._since_s = False, time.monotonic()  # when it last began to
         self._is_streamed = bool(getattr(body, "stream", False))
@@ -261,7 +261,8 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError for a failure before the answer has begun."""
         tenant, self._note = self._stream.tenant, scope["state"]["note"]
-        self._limits.take(tenant, sum(map(len, self._stream.prompts)))
+        if not (self._journal and self._journal.goes_on):  # its prompts were counted elsewhere
+            self._limits.take(tenant, sum(map(len, self._stream.prompts)))
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
             if self._journal is not None:
@@ -291,9 +292,15 @@ class Reply(Response):
         finally:
             watcher.cancel()
             self._engine.abandon(self._stream, ClientGone())
-            self._limits.charge(tenant, self._answers.num_tokens)
+            self._charge()
             self._note_lengths(tenant, self._answers.records)
             self._finish_note()
+
+    def _charge(self) -> None:
+        """Count the tokens of answers that were not counted yet: before the last byte leaves."""
+        num_new = self._answers.num_tokens - self._num_charged
+        self._limits.charge(self._stream.tenant, num_new)
+        self._num_charged += num_new
 
     async def _go_on(self, journal: Journal, send: Send) -> None:
         """Continue where another server ended, if one began the answer."""
@@ -357,6 +364,7 @@ class Reply(Response):
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
         whole = partial(self._whole, in_pieces if is_long else _encode)
         data, headers = await self._turns.run(whole) if is_long else whole()
+        self._charge()
         async with asyncio.timeout(self._stall_timeout_s):
             await self._send(send, data, headers, more_body=False)
 
@@ -383,6 +391,7 @@ class Reply(Response):
                     await self._send(send, b"".join(frames), self._of_stream, notes=self._notes())
             if self._answers.is_cut:
                 break
+        self._charge()
         ending = self._shape.ending()
         await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
 

@@ -1,0 +1,101 @@
+"""The adapters of a router's model: those that it was started with, and those loaded since. Each of
+its servers has them, also one that starts or joins later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import httpx2
+
+from ridgeline.fleet.servers.worker import Worker
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+class NotLoaded(Exception):
+    """A server has not done what an operator wished: its own answer, or None if it has ended."""
+
+    def __init__(self, answer: httpx2.Response | None) -> None:
+        super().__init__("it has ended" if answer is None else answer.json()["error"]["message"])
+        self.answer = answer
+
+
+class SharedAdapters:
+    """The adapters that all servers of a model have."""
+
+    def __init__(self, at_start: Iterable[str]) -> None:
+        """Begin with those of the flags, which servers have as soon as they run."""
+        self._at_start = dict.fromkeys(at_start, "")
+        self._paths = dict(self._at_start)
+        self._changing = asyncio.Lock()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names that requests may give for the model's."""
+        return self._paths.keys()
+
+    async def change(self, path: str, fields: Mapping[str, Any], workers: list[Worker]) -> None:
+        """Load or unload an adapter on all servers. Raises NotLoaded if one does not load it.
+
+        Then it is on none. ``path`` and ``fields`` are as an operator sent them; the first server
+        judges them.
+        """
+        async with self._changing:
+            await _order(workers[0], path, fields)
+            name = fields["lora_name"]
+            if path == LOAD:
+                self._paths[name] = fields["lora_path"]
+            else:
+                del self._paths[name]
+            self._note(workers[0], self._paths)
+            try:
+                await self._match_all(workers)
+            except NotLoaded:
+                self._paths.pop(name, None)
+                await self._match_all(workers)
+                raise
+
+    async def _match_all(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            if worker.is_there:  # its successor gets them when it starts
+                await self.match(worker)
+
+    async def match(self, worker: Worker) -> None:
+        """Let a server have what all of them have. Raises NotLoaded if it lacks one at the end."""
+        has = dict(self._at_start if worker.adapters is None else worker.adapters)
+        failed: dict[str, NotLoaded] = {}
+        while differ := [
+            name
+            for name in {**has, **self._paths}
+            if has.get(name) != self._paths.get(name) and name not in failed
+        ]:
+            name = differ[0]
+            try:
+                if name in has:
+                    await _order(worker, UNLOAD, {"lora_name": name})
+                    del has[name]
+                else:
+                    path = self._paths[name]
+                    await _order(worker, LOAD, {"lora_name": name, "lora_path": path})
+                    has[name] = path
+            except NotLoaded as error:
+                failed[name] = error
+            self._note(worker, has)
+        for first in failed.values():
+            raise first
+
+    def _note(self, worker: Worker, paths: Mapping[str, str]) -> None:
+        worker.adapters = dict(paths)
+        worker.facts.clear()
+
+
+async def _order(worker: Worker, path: str, fields: Mapping[str, Any]) -> None:
+    try:
+        answer = await worker.order(path, fields)
+    except httpx2.HTTPError:
+        raise NotLoaded(None) from None
+    if not answer.is_success:
+        raise NotLoaded(answer)
