@@ -28,7 +28,7 @@ SECTIONS = {
         "ssl_keyfile_password",
     ),
     "Fleet": (
-        "replicas", "place", "ray", "target_requests", "join", "fleet_key_file", "fleet_ca",
+        "replicas", "place", "ray", "target_requests", "join", "spot", "fleet_key_file", "fleet_ca",
         "fleet_plain", "silence_timeout",
     ),
     "Access": (

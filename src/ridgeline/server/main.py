@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # imported only where a server has an audit log
 
 TUNNEL_KEY = "RIDGELINE_TUNNEL_KEY"  # a variable, and no flag: only a router sets it
 _JOURNAL_BYTES = 256 << 20  # of a router: a million tokens with their logprobs
+_LAST_S = 2.0  # before a machine is taken away, nothing runs on it any more
 _SWITCH_S = 0.0005  # the loop gives the interpreter back to the engine this soon, not after 5 ms
 
 
@@ -89,6 +90,7 @@ class Running:
         )
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
+        self._rest_s = options.shutdown_timeout
         self._lost: DeviceLost | None = None
         self.async_engine.on_lost = self._end_without_device
 
@@ -120,9 +122,34 @@ class Running:
         else:
             self.async_engine.abandon_all(ServerEnds("the server is stopping"))
 
+    @contextlib.asynccontextmanager
+    async def leaving_when_taken(self) -> AsyncIterator[None]:
+        """Within the block, stop when the cloud says that it takes this machine away."""
+        if self.options.spot == "off":
+            yield
+            return
+        watching = asyncio.ensure_future(self._leave_when_taken(self.options.spot))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _leave_when_taken(self, cloud: str) -> None:
+        from ridgeline.server.tunnel.spot import notice_of  # most servers are spared its client
+
+        notice = await notice_of(cloud, self._write)
+        self._write(
+            f"{notice.cloud} takes this machine away in {notice.left_s:.0f} s: requests go on "
+            "elsewhere"
+        )
+        self._rest_s = min(self._rest_s, max(0.0, notice.left_s - _LAST_S))
+        if self._drain is None:
+            self.stop()
+
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self.options.shutdown_timeout
+        deadline_s = loop.time() + self._rest_s
         await self._answering.rest()
         while self.async_engine.num_streams and loop.time() < deadline_s:
             await asyncio.sleep(0.02)
@@ -223,7 +250,10 @@ async def _main(
     if joining is None:
         await running.run(listener, announce)
         return
-    async with joining.belonging(name, log.line, running.stop, running.reload_keys):
+    async with (
+        running.leaving_when_taken(),
+        joining.belonging(name, log.line, running.stop, running.reload_keys),
+    ):
         await running.run(listener, joining.has_started.set)
 
 

@@ -75,6 +75,11 @@ class ServeOptions:
     fleet_plain: bool = flag_field(
         False, "Let prompts and answers go to other machines of the fleet without TLS."
     )
+    spot: Literal["off", "auto", "aws", "azure", "gcp"] = flag_field(
+        "off",
+        "Leave the router when this cloud says that it takes the machine away; auto finds out "
+        "which cloud it is.",
+    )
     keep_alive: str | None = flag_field(
         None,
         "How long a model stays loaded after its last request; -1 means for ever. Default: 5m "
@@ -286,6 +291,11 @@ class ServeOptions:
             raise ValueError(
                 "--place ray needs --fleet-key-file: a file with the fleet's key, which has the "
                 "same path on each machine"
+            )
+        if self.spot != "off" and is_here and not self.join:
+            raise ValueError(
+                f"--spot {self.spot} is for servers whose streams can go on elsewhere: say --join "
+                "or --place ray too"
             )
         if not is_here and (self.join or self.uds):
             raise ValueError("--place ray is for a router with an address: leave out --join, --uds")

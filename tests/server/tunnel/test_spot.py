@@ -1,0 +1,77 @@
+"""Notices of three clouds: found, not mistaken, and asked for again after nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from ridgeline.server.tunnel import spot
+from ridgeline.server.tunnel.spot import URL, Notice, notice_of
+from tests.server.tunnel.clouds import Cloud, serving_cloud
+
+NOTICES = {"aws": 120.0, "azure": 45.0, "gcp": 30.0}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spot, "_LOOK_S", 0.01)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which is not asked
+
+
+async def asked_again(cloud: Cloud) -> None:
+    before = cloud.num_asked
+    while cloud.num_asked < before + 2:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", NOTICES)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_notice_is_found_when_there_is_one(
+    name: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    async def watch(cloud: Cloud) -> Notice:
+        waiting = asyncio.ensure_future(notice_of(name if is_named else "auto", said.append))
+        await asked_again(cloud)
+        for nonsense in ("", "[]", "null", '{"Events": [{"EventType": "Preempt"}]}', "<html>"):
+            cloud.says = nonsense
+            await asked_again(cloud)
+            assert not waiting.done(), nonsense
+        cloud.says = None
+        await asked_again(cloud)
+        cloud.resources, cloud.left_s = ["another_1"], NOTICES[name]
+        if name == "azure":
+            await asked_again(cloud)
+            assert not waiting.done(), "it is about another machine"
+        cloud.resources = ["another_1", "ridgeline_3"]
+        return await waiting
+
+    with serving_cloud(name) as cloud:
+        monkeypatch.setenv(URL, cloud.url)
+        found = asyncio.run(watch(cloud))
+    assert found.cloud == name
+    assert NOTICES[name] - 30 <= found.left_s <= NOTICES[name]
+    assert said == []
+
+
+@pytest.mark.parametrize("asked", ["auto", "azure"])
+def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv(URL, url)
+    said: list[str] = []
+
+    async def watch() -> None:
+        waiting = asyncio.ensure_future(notice_of(asked, said.append))
+        while not said:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(watch())
+    names = "AWS, Azure or GCP" if asked == "auto" else asked
+    assert said == [f"--spot {asked}: nobody at {url} speaks for {names}, so no notice can come"]
