@@ -50,6 +50,13 @@ LLAMA_GUARD_1B = (
     "selectattr('type', 'equalto', 'text') %}{{ role + ': ' + content['text'] | trim + '\\n\\n' }}"
     '{% endfor %}{% endfor %}{{ "' + _END + '" }}'
 )
+# As Llama 4's prompts, with its headers; the rest is that of the 1B model.
+LLAMA_GUARD_4 = LLAMA_GUARD_1B
+for _theirs, _ours in (("start_header_id", "header_start"), ("end_header_id", "header_end")):
+    LLAMA_GUARD_4 = LLAMA_GUARD_4.replace(_theirs, _ours)
+LLAMA_GUARD_4 = LLAMA_GUARD_4.replace("eot_id", "eot").replace(
+    "'S13': 'Hazard.'", "'S13': 'Hazard.', 'S14': 'Hazard.'"
+)
 SHIELD_GEMMA = (
     "{{ bos_token }}{% if not guideline %}{{ raise_exception('guideline is missing') }}{% endif %}"
     "You are a policy expert.\n\n<start_of_turn>\nHuman Question: {{ messages[0]['content'] }}\n"
@@ -90,6 +97,7 @@ QWEN3_GUARD = (
 )
 _CONTROLS = (
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<|header_start|>", "<|header_end|>", "<|eot|>"),
     *("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"),
 )
 # What the families' vocabularies have as one token, or as several that differ in the first.
@@ -108,6 +116,9 @@ _WORDS = (
     ),
     *(" Jail",),
 )
+# Of Llama Guard 4: a dense model, pruned from one with experts.
+_DENSE = {"model_type": "llama4_text", "moe_layers": [], "head_dim": 8}
+_DENSE |= {"intermediate_size_mlp": CONFIG["intermediate_size"]}
 _NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
@@ -121,6 +132,7 @@ class GuardModel(NamedTuple):
 MODELS = {
     "Llama Guard 3 8B": GuardModel(LLAMA_GUARD_8B, {}),
     "Llama Guard 3 1B": GuardModel(LLAMA_GUARD_1B, {}),
+    "Llama Guard 4": GuardModel(LLAMA_GUARD_4, {"architectures": ["Llama4ForCausalLM"]}),
     "ShieldGemma": GuardModel(
         SHIELD_GEMMA,
         {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8, "hidden_act": "gelu_pytorch_tanh"}
@@ -141,7 +153,12 @@ def write_guard(path: Path, name: str, **config: Any) -> Path:
     path.mkdir(parents=True)
     spec, vocab_size = _tokenizer()
     whole = CONFIG | {"max_position_embeddings": 4096, "vocab_size": vocab_size} | own | config
-    weights = hf_weights(whole, norms="Qwen3" in whole["architectures"][0])
+    if "Llama4" in whole["architectures"][0]:
+        whole |= _DENSE
+        renamed = hf_weights(whole)
+        weights = {name.replace(".mlp.", ".feed_forward."): one for name, one in renamed.items()}
+    else:
+        weights = hf_weights(whole, norms="Qwen3" in whole["architectures"][0])
     if "Gemma2" in whole["architectures"][0]:
         for i in range(whole["num_hidden_layers"]):
             for norm in _NORMS:

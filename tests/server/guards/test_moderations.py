@@ -89,6 +89,11 @@ def of_small_llama_guard(oracle: Oracle, text: str) -> tuple[float, dict[str, fl
     return _of_hazards(oracle, oracle.prompt(parts), 13)
 
 
+def of_llama_guard_4(oracle: Oracle, text: str) -> tuple[float, dict[str, float]]:
+    parts = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    return _of_hazards(oracle, oracle.prompt(parts), 14)
+
+
 def _of_hazards(oracle: Oracle, prompt: str, count: int) -> tuple[float, dict[str, float]]:
     _, unsafe = oracle.shares(prompt, "\n\n", ["safe", "unsafe"])
     numbers = [str(i) for i in range(1, count + 1)]
@@ -133,6 +138,7 @@ def of_qwen(oracle: Oracle, text: str) -> tuple[float, dict[str, float]]:
 EXPECTED: dict[str, Callable[[Oracle, str], tuple[float, dict[str, float]]]] = {
     "Llama Guard 3 8B": of_llama_guard,
     "Llama Guard 3 1B": of_small_llama_guard,
+    "Llama Guard 4": of_llama_guard_4,
     "ShieldGemma": of_shield_gemma,
     "Granite Guardian": of_granite,
     "Qwen3Guard": of_qwen,
