@@ -60,6 +60,7 @@ OPERATIONS = [
     *(("GET", path, 3) for path in ("/v1/models", "/health", "/ready", "/version", "/metrics")),
     ("GET", "/tokenizer_info", 3),
     ("GET", "/v1/memory", 3),
+    ("GET", "/v1/receipts/key", 3),
     ("POST", "/v1/plan", 40),
     ("GET", "/v1/plan/devices", 3),
     *(("GET", f"/api/{name}", 3) for name in ("tags", "ps", "version")),

@@ -10,10 +10,8 @@ from typing import Any
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.options import Options
-from ridgeline.machine import available_bytes
+from ridgeline.engine_setup.options import Options, guard_options
 
-_GUARD_CACHE_BYTES = 512 << 20
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 
 
@@ -51,20 +49,5 @@ def loaded(model: str, options: Options) -> Iterator[LLM]:
 
 
 def load_guard(name: str, options: Options) -> AbstractContextManager[LLM]:
-    """Load a model that judges: with the formats of the one that is served, and a cache of its own.
-
-    Nothing of it is traced or kept, and it has no adapters.
-    """
-    of_guard = replace(
-        options,
-        kv_cache_memory=min(_GUARD_CACHE_BYTES, available_bytes() // 8),
-        max_model_len=None,
-        speculative_config="off",
-        trace=None,
-        kv_disk=None,
-        lora=None,
-        enable_lora=False,
-        enable_contrastive_search=False,
-        tensor_parallel_size=1,
-    )
-    return loaded(name, of_guard)
+    """Load a model that judges beside one with these options."""
+    return loaded(name, guard_options(options))

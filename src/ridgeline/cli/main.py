@@ -295,9 +295,6 @@ def _serve_several(names: list[str], serving: ServeOptions, options: Options) ->
     ):
         if value and not is_one:
             raise UsageError(f"{flag} works with one model only: serve that model alone")
-    if serving.guard:
-        way_out = "serve that model alone, without --replicas"
-        raise UsageError(f"--guard works with one server of one model only: {way_out}")
     if serving.num_replicas > 1 and options.backend == "cuda" and serving.place == "here":
         raise UsageError("--replicas divides the processor's cores: a GPU has one server")
     from ridgeline.fleet.main import route

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline.engine_setup.speculative import parse_speculative
+from ridgeline.machine import available_bytes
 
 _MOST_BYTES = 1 << 60
+_GUARD_CACHE_BYTES = 512 << 20
 _MOST_SHOWN = 80  # letters of a value
 _UNITS = {"": 1}
 _UNITS |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -197,6 +199,26 @@ def _choices() -> dict[str, tuple[str, ...]]:
     """Return what an option may be, by its name, of those that have a list."""
     hints = get_type_hints(Options).items()
     return {name: get_args(kind) for name, kind in hints if get_origin(kind) is Literal}
+
+
+def guard_options(options: Options) -> Options:
+    """Return the options of a guard beside a model that has these.
+
+    It has the same formats, and a cache of its own; nothing of it is traced or kept, and it has no
+    adapters.
+    """
+    return replace(
+        options,
+        kv_cache_memory=min(_GUARD_CACHE_BYTES, available_bytes() // 8),
+        max_model_len=None,
+        speculative_config="off",
+        trace=None,
+        kv_disk=None,
+        lora=None,
+        enable_lora=False,
+        enable_contrastive_search=False,
+        tensor_parallel_size=1,
+    )
 
 
 def parse_bytes(size: int | str, flag: str) -> int:

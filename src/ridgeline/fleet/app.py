@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ from ridgeline.server.plans.routes import add_plans
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog
 
+MODERATIONS = "/v1/moderations"
 POSTS = (  # their bodies name a model
     "/v1/chat/completions",
     "/v1/completions",
@@ -53,7 +54,7 @@ POSTS = (  # their bodies name a model
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
-    "/v1/moderations",
+    MODERATIONS,
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",
@@ -95,13 +96,15 @@ class Router:
         takes_any_name: bool = False,
         isolates_keys: bool = True,
         audit: AuditLog | None = None,
+        guards: Collection[str] = (),
     ) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
         With ``takes_any_name`` an unknown name means the model that was used last. Servers
         that ``isolates_keys`` keep prompts of each key apart. ``audit`` has the lines of requests
-        that none of them answers.
+        that none of them answers. Each server has ``guards`` of these names.
         """
+        self._guards = guards
         self.audit = audit
         self._isolates_keys = isolates_keys
         self._takes_any_name = takes_any_name
@@ -194,6 +197,11 @@ class Router:
             raise ApiError(404, message, param="model", code="model_not_found")
         return known_name, models[known_name]
 
+    def judging(self, path: str, name: Any) -> Any:
+        """Return which model is meant: a guard's server is any, best one that is loaded."""
+        is_guard = name is None or name in self._guards
+        return self.last_used() if self._guards and path == MODERATIONS and is_guard else name
+
     async def asked(self, request: Request, named: Any = None) -> tuple[Slot, Worker]:
         """Return the server of a loaded model that a query names, or one. Raises ApiError."""
         name, _ = self.chosen(named or request.query_params.get("model") or self.last_used())
@@ -271,7 +279,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
             raise ApiError(503, "the server is stopping", code="stopping")
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body)
-        name, model = router.chosen(fields.get("model"))
+        name, model = router.chosen(router.judging(request.url.path, fields.get("model")))
         kept_s = _keep_alive(request.url.path, fields) if request.state.is_operator else None
         use = partial(router.pool.use, name, model, kept_s)
         return PassedOn(

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine_setup.home import default_home
@@ -80,6 +81,7 @@ class RunningFleet:
             ServerFlags(engine, options),
             limits,
             num_servers=0 if cluster else options.num_replicas,
+            guards=options.guard or (),
             keep_alive_s=default_s if options.keep_alive_s is None else options.keep_alive_s,
             memory_bytes=options.models_memory_bytes,
             step_timeout_s=options.step_timeout,
@@ -95,6 +97,7 @@ class RunningFleet:
             takes_any_name=options.any_model_name,
             isolates_keys=options.isolate_keys,
             audit=audit,
+            guards=[Path(name).name for name in options.guard or ()],
         )
         app = new_app(self.router, has_page=options.page)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))

@@ -44,6 +44,7 @@ class Pool:
         limits: Limits,
         *,
         num_servers: int,
+        guards: Collection[str],
         keep_alive_s: float,
         memory_bytes: int | None,
         step_timeout_s: float,
@@ -57,7 +58,7 @@ class Pool:
             options: those of every engine.
             flags: the same and all others, as every model gets them.
             limits: what each key may use of all models.
-            num_servers: of each model, while it is loaded.
+            num_servers: of each model, while it is loaded; each with ``guards`` beside it.
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
             step_timeout_s: how long a model may be silent before it is ended.
@@ -70,7 +71,7 @@ class Pool:
         self.limits = limits
         self.adapters = SharedAdapters(options.adapters)
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
-        self._memory_bytes, self.num_servers = memory_bytes, num_servers
+        self._memory_bytes, self.num_servers, self._guards = memory_bytes, num_servers, guards
         self._step_timeout_s, self._silence_timeout_s = step_timeout_s, silence_timeout_s
         self._folder = SocketFolder()
         self.key = secrets.token_hex(32)  # by which its models know us
@@ -384,9 +385,8 @@ class Pool:
     ) -> tuple[ServersPlan | None, str]:
         """Return how a model's servers would be loaded, or None and why they cannot be."""
         try:
-            found = plan_servers(
-                self._options, slot.model, slot.num_wanted, taken_bytes, most_bytes
-            )
+            most = taken_bytes, most_bytes
+            found = plan_servers(self._options, slot.model, slot.num_wanted, self._guards, *most)
         except ValueError as error:
             return None, str(error)
         return found, ""

@@ -14,7 +14,7 @@ from typing import Any
 from ridgeline.api.adapters import read_adapters, room_for
 from ridgeline.backends import BACKENDS
 from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine_setup.options import Options, guard_options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.machine import available_bytes, usable_cpus
@@ -37,11 +37,17 @@ class ServersPlan:
         total_bytes: what all of them take together; ``weights_bytes``: what they have asleep.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, num_servers: int) -> None:
-        """Take what one would be loaded with, and how many there are."""
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, num_servers: int, beside_bytes: int = 0
+    ) -> None:
+        """Take what one would be loaded with, and how many there are.
+
+        ``beside_bytes`` are what other models take, which they have beside it.
+        """
         self.config = config
         shared_bytes = shared_by_servers(config, checkpoint)
         self.total_bytes = num_servers * (config.total_bytes - shared_bytes) + shared_bytes
+        self.total_bytes += beside_bytes
         self.weights_bytes = config.weights_bytes * (1 if shared_bytes else num_servers)
 
 
@@ -52,19 +58,36 @@ def shared_by_servers(config: EngineConfig, checkpoint: Checkpoint) -> int:
     return min(config.weights_bytes, rest_bytes) if footprint.maps_weights else 0
 
 
+def guards_bytes(names: Collection[str], options: Options) -> int:
+    """Return what guards beside a model with these options take.
+
+    Raises ValueError if one does not fit.
+    """
+    of_guard = guard_options(options)
+    found = [load_checkpoint(locate(name).path) for name in names]
+    return sum(resolve(of_guard, checkpoint).total_bytes for checkpoint in found)
+
+
 def plan_servers(
-    options: Options, model: str, num: int, taken_bytes: int, most_bytes: int | None
+    options: Options,
+    model: str,
+    num: int,
+    guards: Collection[str],
+    taken_bytes: int,
+    most_bytes: int | None,
 ) -> ServersPlan:
     """Return how so many servers of a model would be loaded. Raises ValueError if they cannot be.
 
     They share the processors and the memory evenly, and the weights wholly where these are mapped
-    from a file. Of what seems free ``taken_bytes`` are for other models; ``most_bytes`` is the most
-    that this one may take.
+    from a file. Each has ``guards`` beside it. Of what seems free ``taken_bytes`` are for other
+    models; ``most_bytes`` is the most that this one may take.
     """
     checkpoint = load_checkpoint(locate(model).path)
     adapters = read_adapters(options.adapters, Base.of(checkpoint)).values()
     rank, lora_bytes = room_for(options, [weights for _, weights in adapters])
-    taken_bytes += num * lora_bytes
+    beside_bytes = num * guards_bytes(guards, options)
+    taken_bytes += num * lora_bytes + beside_bytes
+    most_bytes = most_bytes and max(0, most_bytes - beside_bytes)
     threads = options.threads or max(1, usable_cpus() // num)
     options = replace(options, threads=threads)
     resolved = partial(resolve, options, checkpoint, taken_bytes=taken_bytes, max_lora_rank=rank)
@@ -75,7 +98,7 @@ def plan_servers(
         shared_bytes = shared_by_servers(config, checkpoint)
         most_bytes = shared_bytes + max(0, left_bytes - shared_bytes) // num
         config = resolved(most_bytes=most_bytes)
-    return ServersPlan(config, checkpoint, num)
+    return ServersPlan(config, checkpoint, num, beside_bytes)
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """Guard models that are known: what each writes as its verdict, and what its categories mean.
 
 A guard is an ordinary model with a chat template of its own, so the template tells its family. All
-that stands here is the form of the verdict. Sources are the model cards: Llama Guard 3
-(Meta), ShieldGemma (Google), Granite Guardian 3.0 to 3.2 (IBM) and Qwen3Guard-Gen (Alibaba).
+that stands here is the form of the verdict. Sources are the model cards: Llama Guard 3 and
+4 (Meta), ShieldGemma (Google), Granite Guardian 3.0 to 3.2 (IBM) and Qwen3Guard-Gen (Alibaba).
 """
 
 from __future__ import annotations
