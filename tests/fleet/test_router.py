@@ -468,7 +468,7 @@ def test_what_is_for_one_model_alone_is_refused(tmp_path: Path) -> None:
     for flags, words in (
         (("a", "b", "--lora", "l=p"), "--lora works with one model only"),
         (("a", "b", "--served-model-name", "t"), "--served-model-name works with one model only"),
-        (("a", "--replicas", "0"), "--replicas is 0: it must be above 0"),
+        (("a", "--replicas", "0"), "--replicas is '0': write a number from 1"),
         ((), "name a model, or several"),
         (("--models-dir", str(tmp_path)), "there is no model in --models-dir"),
         (("a", "b", "--keep-alive", "soon"), "--keep-alive: 'soon' is not a time"),

@@ -76,7 +76,7 @@ def plan_servers(
     taken_bytes: int,
     most_bytes: int | None,
 ) -> ServersPlan:
-    """Return how so many servers of a model would be loaded. Raises ValueError if they cannot be.
+    """Return how the servers of a model would be loaded. Raises ValueError if they cannot be.
 
     They share the processors and the memory evenly, and the weights wholly where these are mapped
     from a file. Each has ``guards`` beside it. Of what seems free ``taken_bytes`` are for other

@@ -24,7 +24,7 @@ import httpx2
 URL = "RIDGELINE_METADATA_URL"  # a variable, and no flag: where that address is another one
 _LINK_LOCAL = "http://169.254.169.254"
 _TIMEOUT_S, _LOOK_S = 1.0, 2.0
-_LEFT_S = 30.0  # of notices that say no time, or one that nobody can read
+_LEFT_S = 30.0  # of notices that say no time, or one that is not readable
 _LATEST = "latest/meta-data/"
 _AZURE = {"Metadata": "true"}
 _GOOGLE = {"Metadata-Flavor": "Google"}

@@ -233,7 +233,7 @@ class Draws:
 
 
 def _looks_at_few(rule: Rule) -> bool:
-    """Whether a draw depends on the likeliest tokens alone: so many, or all from a weight on."""
+    """Whether a draw depends on the likeliest tokens alone: a few, or all from a weight on."""
     by_weight = rule.least > 1 and not (rule.share or rule.typical)
     return (rule.top_k > 0 or by_weight) and not rule.sigmas
 
