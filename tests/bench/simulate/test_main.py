@@ -264,9 +264,9 @@ def test_one_of_a_fleet_says_what_one_alone_does(model: Path) -> None:  # noqa: 
     simulator, question = prepared(model, request_rate=20.0, max_tokens="11", num_warmups=0)
     case = replace(simulator.prepare(question, OPTIONS).case, times=TIMES)
     alone = summarise(case.outcomes(case.records()), {})
-    assert summarise(case.fleet_outcomes(), {}) == alone
+    assert summarise(case.fleet_outcomes(case.fleet_ended()), {}) == alone
     closed = replace(case, concurrency=3, load=tuple(replace(a, arrival_s=None) for a in case.load))
-    assert summarise(closed.fleet_outcomes(), {}) == summarise(
+    assert summarise(closed.fleet_outcomes(closed.fleet_ended()), {}) == summarise(
         closed.outcomes(closed.records()), {}
     )
 

@@ -21,6 +21,7 @@ from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
+from ridgeline.bench.simulate.kills import random_kills
 from ridgeline.bench.simulate.predicted import (
     CROWDED,
     SimulatedRun,
@@ -32,7 +33,7 @@ from ridgeline.core.records import EngineRecord, Record
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
-from ridgeline.foresight.simulator.fleet import ROUTERS
+from ridgeline.foresight.simulator.fleet import ROUTERS, Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
@@ -64,6 +65,8 @@ class Scenario:
         goodput: limits, as of ``bench serve``.
         replicas: how many servers like this one share the load.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
+        kills_per_minute: how many of them end in a minute, without notice; each has another one
+            like it ``back_after_s`` seconds later.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
         edge: what clients wait for besides the engine, if that was measured.
         answer_tokens: lengths of answers that end by themselves, as ``prompt_tokens``: clients and
@@ -80,6 +83,8 @@ class Scenario:
     goodput: tuple[str, ...] = ()
     replicas: int = 1
     router: str = "least-tokens"
+    kills_per_minute: float = 0.0
+    back_after_s: float = 10.0
     drafts: str = ""
     edge: ClientOverhead | None = None
     answer_tokens: str | None = None
@@ -137,6 +142,7 @@ class Simulator:
             replicas=question.replicas,
             router=question.router,
             drafts=parse_drafts(question.drafts) if question.drafts else None,
+            kills=_kills(question, load),
             edge=question.edge,
         )
         if case.replicas > 1 and any(asked.turn for asked in load):
@@ -171,6 +177,21 @@ class Simulator:
             return [encode(request) for request in planned]
         finally:
             text.close()
+
+
+def _kills(question: Scenario, load: Sequence[SimRequest]) -> tuple[Evict, ...]:
+    """Return which servers end, and when. Raises ValueError if that cannot be asked."""
+    per_minute = question.kills_per_minute
+    if not per_minute:
+        return ()
+    if question.replicas < 2 or question.load.max_concurrency is not None:
+        raise ValueError(
+            "--kills-per-minute needs several servers and requests that come at a rate: give "
+            "--replicas and --request-rate, and no --max-concurrency"
+        )
+    last_s = max(asked.arrival_s or 0.0 for asked in load)
+    seed = question.load.seed or 0
+    return random_kills(question.replicas, per_minute, last_s, question.back_after_s, seed)
 
 
 def _ending_sooner(load: Sequence[SimRequest], question: Scenario) -> Sequence[SimRequest]:
@@ -211,8 +232,16 @@ def _encoder(text: TextProcessor, endpoint: str) -> Callable[[Planned], tuple[in
     return encode
 
 
-def check_fleet(replicas: int = 1, router: str = "least-tokens", drafts: str = "") -> None:
-    """Raise ValueError unless replicas, router and drafts are valid."""
+def check_fleet(
+    replicas: int = 1,
+    router: str = "least-tokens",
+    drafts: str = "",
+    kills_per_minute: float = 0.0,
+    back_after_s: float = 10.0,
+) -> None:
+    """Raise ValueError unless these are valid."""
+    if kills_per_minute < 0 or back_after_s < 0:
+        raise ValueError("--kills-per-minute and --back-after cannot be below 0")
     if drafts:
         parse_drafts(drafts)
     if not 1 <= replicas <= _MOST_REPLICAS:
@@ -245,13 +274,16 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
     if trace is not None:
         write_trace(trace, records, prediction | {"seed": question.load.seed})
     said = warnings(question.model, made, prediction)
-    print_result(summary, said, "Predicted Serving Result", lines(made, prediction))
+    print_result(summary, said, "Predicted Serving Result", lines(made, prediction, summary))
     asked = asked_of(question.load, made.planned, made.num_left_out)
     if question.prompt_tokens is not None:
         asked |= {"prompt_length_unit": "tokens", "num_repeated_prompts": 0}
     further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
     if question.replicas > 1:
         further_flags |= {"replicas": question.replicas, "router": question.router}
+    if question.kills_per_minute:
+        further_flags |= {"kills_per_minute": question.kills_per_minute}
+        further_flags |= {"back_after": question.back_after_s}
     if question.drafts:
         further_flags |= {"drafts": question.drafts}
     if question.answer_tokens:
@@ -307,8 +339,11 @@ def _beside(other: Calibration, engine: SimulatedEngine) -> dict[str, Any]:
     }
 
 
-def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | float | None]:
+def lines(
+    made: PreparedRun, prediction: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, str | float | None]:
     """Return what is said of a prediction below the block."""
+    fleet = summary.get("fleet")
     low, high = prediction["output_tokens_per_s_interval"]
     at, edge = prediction["calibrated_at"], prediction["edge"]
     utilisation = prediction["utilisation"]
@@ -326,6 +361,9 @@ def lines(made: PreparedRun, prediction: Mapping[str, Any]) -> dict[str, str | f
         },
         "Output tok/s, 5 to 95 %": f"{low:.2f} to {high:.2f}",
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
+        **({"Servers that end": fleet["kills"]} if fleet else {}),
+        **({"Requests that go on elsewhere": fleet["requests_moved"]} if fleet else {}),
+        **({"Tokens computed again": f"{fleet['share_again']:.2%}"} if fleet else {}),
         **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),
         **({"Edge, each prompt token (us)": edge["per_prompt_token_us"]} if edge else {}),
     }

@@ -11,9 +11,10 @@ from typing import Any
 
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.stats import Outcome, summarise
+from ridgeline.bench.simulate.kills import cost_of
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts
-from ridgeline.foresight.simulator.fleet import ROUTERS, serve_fleet
+from ridgeline.foresight.simulator.fleet import ROUTERS, Ended, Evict, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
@@ -36,6 +37,7 @@ class SimulatedRun:
         replicas: how many engines of these settings serve it; without warm-ups, if several.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
         drafts: what each engine guesses; None for no speculation.
+        kills: which of several engines end, and when; what they have goes on elsewhere.
         edge: what clients wait for besides the engine; None if that is not known.
     """
 
@@ -48,6 +50,7 @@ class SimulatedRun:
     replicas: int = 1
     router: str = "least-tokens"
     drafts: Drafts | None = None
+    kills: tuple[Evict, ...] = ()
     edge: ClientOverhead | None = None
 
     def records(self) -> list[Record]:
@@ -75,12 +78,15 @@ class SimulatedRun:
 
     def summary(self, limits_ms: Mapping[str, float]) -> dict[str, Any]:
         """Simulate it, and return what the load generator would report."""
-        outcomes = self.outcomes(self.records()) if self.replicas == 1 else self.fleet_outcomes()
-        return summarise(outcomes, limits_ms)
+        if self.replicas == 1:
+            return summarise(self.outcomes(self.records()), limits_ms)
+        ended = self.fleet_ended()
+        cost = {"fleet": cost_of(self.kills, ended)} if self.kills else {}
+        return summarise(self.fleet_outcomes(ended), limits_ms) | cost
 
-    def fleet_outcomes(self) -> list[Outcome]:
-        """Simulate it on several engines, and return what clients see."""
-        ended = serve_fleet(
+    def fleet_ended(self) -> list[Ended]:
+        """Simulate it on several engines, and return how requests ended."""
+        return serve_fleet(
             self.load,
             self.settings,
             self.times,
@@ -88,7 +94,11 @@ class SimulatedRun:
             router=ROUTERS[self.router](),
             concurrency=self.concurrency,
             drafts=self.drafts,
+            faults=self.kills,
         )
+
+    def fleet_outcomes(self, ended: Sequence[Ended]) -> list[Outcome]:
+        """Return what clients of several engines see."""
         outcomes = [
             Outcome(
                 index=int(one.asked.name),

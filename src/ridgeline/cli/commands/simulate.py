@@ -43,7 +43,20 @@ _DRAFTS = Annotated[
     str, typer.Option(help="Speculative decoding: 4:0.6 is 4 drafts, each right so often.")
 ]
 
-_ROUTER = Annotated[str, typer.Option(help="With --replicas: round-robin, least-tokens or prefix.")]
+_ROUTER = Annotated[
+    str,
+    typer.Option(
+        help="With --replicas: least-work (as serve), least-tokens, prefix or round-robin."
+    ),
+]
+_KILLS = Annotated[
+    float,
+    typer.Option(help="With --replicas: servers that end in a minute; their requests go on."),
+]
+_BACK = Annotated[
+    float,
+    typer.Option("--back-after", help="Seconds until a server that has ended is there again."),
+]
 _ANSWER_TOKENS = Annotated[
     str | None,
     typer.Option(
@@ -103,6 +116,8 @@ def simulate_command(
     out: Annotated[Path | None, typer.Option(help="With --sweep: an .svg file to draw.")] = None,
     replicas: Annotated[int, typer.Option(help="Number of servers that share the load.")] = 1,
     router: _ROUTER = "least-tokens",
+    kills_per_minute: _KILLS = 0.0,
+    back_after: _BACK = 10.0,
     drafts: _DRAFTS = "",
     edge: _EDGE = None,
     calibration: _CALIBRATION = "newest",
@@ -138,7 +153,7 @@ def simulate_command(
         if wishes.names_device:
             raise UsageError("--replay serves the requests of its trace here: give no --on")
         of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
-        if any((*of_loads, edge, drafts, replicas != 1, calibration != "newest")):
+        if any((*of_loads, edge, drafts, replicas != 1, kills_per_minute, calibration != "newest")):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -149,6 +164,7 @@ def simulate_command(
     lengths = {"prompt_tokens": prompt_tokens, "answer_tokens": answer_tokens}
     question = _question(model, endpoint, load, like_result, lengths, new_tokens, goodput)
     question = replace(question, replicas=replicas, router=router, drafts=drafts)
+    question = replace(question, kills_per_minute=kills_per_minute, back_after_s=back_after)
     edges = read_edge(edge) if edge else None
     question = replace(question, edge=edges, calibration=calibration, wishes=wishes)
     _check(question, csv, out, is_sweep=bool(sweep))
@@ -220,7 +236,10 @@ def _question(
 
 def _check(question: Scenario, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
     try:
-        check_fleet(question.replicas, question.router, question.drafts)
+        check_fleet(
+            question.replicas, question.router, question.drafts, question.kills_per_minute,
+            question.back_after_s,
+        )  # fmt: skip
     except ValueError as error:
         raise UsageError(error) from error
     if (csv or out) and not is_sweep:

@@ -24,6 +24,8 @@ from ridgeline.foresight.simulator.drafts import Drafts
 from ridgeline.foresight.simulator.run import Clock, SimRequest, TimeModel, new_replica
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.physics.costs import Features
+from ridgeline.routing.prompt import PromptKeys
+from ridgeline.routing.where import Placed, Where
 
 
 class View(NamedTuple):
@@ -41,6 +43,7 @@ class View(NamedTuple):
 
 
 Router = Callable[[SimRequest, Sequence[View]], int]
+_PIECE_TOKENS = 128  # of a prompt, for the router's own rule: 512 bytes of text
 
 
 def round_robin() -> Router:
@@ -70,7 +73,13 @@ def prefix_aware(max_more_tokens: int = 8192) -> Router:
     return choose
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
+def least_work() -> Where:
+    """Return the rule of ``ridgeline serve`` itself; a key stands for about as much text there."""
+    return Where(_PIECE_TOKENS)
+
+
+ROUTERS: dict[str, Callable[[], Router | Where]] = {
+    "least-work": least_work,
     "round-robin": round_robin,
     "least-tokens": lambda: least_tokens,
     "prefix": prefix_aware,
@@ -163,6 +172,9 @@ class _Way:
         self.num_moves = self.num_again = 0
         self.token_s: list[float] = []  # when each token was there
         self.num_cached = 0
+        self.placed: Placed | None = None  # by the router's own rule
+        self._begin_s = arrival_s  # where it is now
+        self._keys: tuple[bytes, ...] | None = None
         self._num_said = [0] * asked.num_seqs  # tokens of each answer, wherever they were made
 
     @property
@@ -174,14 +186,27 @@ class _Way:
         """Take a token of an answer."""
         self._num_said[index] += 1
         self.token_s.append(now_s)
+        if self.placed is not None:
+            self.placed.has_read(now_s - self._begin_s)
 
     def move(self, now_s: float) -> None:
         """Be what is left, for another replica, which reads prompt and answers so far again."""
         self.num_again += len(self.asked.prompt) + len(self.token_s)
         self.num_moves += 1
+        self._begin_s = now_s
+        if self.placed is not None:
+            self.placed.end()
         self.now = replace(self.asked, arrival_s=now_s, num_before=tuple(self._num_said))
 
+    def keys(self) -> tuple[bytes, ...]:
+        """Return what the router's own rule knows of the prompt, made once."""
+        if self._keys is None:
+            self._keys = tuple(_keys_of(self.asked.prompt, _PIECE_TOKENS))
+        return self._keys
+
     def end(self, replica: int | None, now_s: float, *, is_lost: bool) -> Ended:
+        if self.placed is not None:
+            self.placed.end()
         return Ended(
             asked=self.asked,
             replica=replica,
@@ -195,6 +220,15 @@ class _Way:
             token_s=tuple(self.token_s),
             num_cached_tokens=self.num_cached,
         )
+
+
+def _keys_of(prompt: tuple[int, ...], size: int) -> list[bytes]:
+    """Return a key for each ``size`` tokens, which depends on all that is before."""
+    keys, key = list[bytes](), b""
+    for begin in range(0, len(prompt) - size + 1, size):
+        key = hash_block(key, prompt[begin : begin + size])
+        keys.append(key)
+    return keys
 
 
 class _FleetReplica:
@@ -237,25 +271,18 @@ class _FleetReplica:
         self.num_pending += way.num_pending
         self.replica.push(way.now)
         if self._settings.enable_prefix_caching:
-            self._sent |= dict.fromkeys(self._blocks(way.now.prompt))
+            self._sent |= dict.fromkeys(_keys_of(way.now.prompt, self._settings.block_size))
             while len(self._sent) > self._settings.num_blocks:
                 del self._sent[next(iter(self._sent))]
 
     def num_cached(self, asked: SimRequest) -> int:
         """Return the tokens of a prompt that came here before, and fit into the cache since."""
         num_tokens = 0
-        for key in self._blocks(asked.prompt):
+        for key in _keys_of(asked.prompt, self._settings.block_size):
             if key not in self._sent:
                 break
             num_tokens += self._settings.block_size
         return num_tokens
-
-    def _blocks(self, prompt: tuple[int, ...]) -> list[bytes]:
-        size, keys, key = self._settings.block_size, list[bytes](), b""
-        for begin in range(0, len(prompt) - size + 1, size):
-            key = hash_block(key, prompt[begin : begin + size])
-            keys.append(key)
-        return keys
 
     def step(self) -> list[Ended]:
         """Run a step; return the requests that ended in it."""
@@ -284,14 +311,21 @@ _FAULT, _ARRIVAL, _STEP = range(3)
 class _Fleet:
     """The heap and what stands around it."""
 
-    def __init__(self, members: Sequence[_FleetReplica], router: Router) -> None:
+    def __init__(self, members: Sequence[_FleetReplica], router: Router | Where) -> None:
         self.members, self._router = members, router
+        for member in members if isinstance(router, Where) else ():
+            if member.is_open:
+                self._note_open(member)
         self.heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._order = count()
         self.ended: list[Ended] = []
         self.on_end: Callable[[float], None] = lambda now_s: None
         self._homeless: deque[_Way] = deque()
         self._stepping: set[int] = set()
+
+    def _note_open(self, member: _FleetReplica) -> None:
+        assert isinstance(self._router, Where)
+        self._router.add(str(member.index), machine=str(member.index))
 
     def at(self, now_s: float, kind: int, act: Callable[[], None]) -> None:
         """Let something happen."""
@@ -303,13 +337,21 @@ class _Fleet:
         if not open_:
             self._homeless.append(way)
             return
-        views = [View(m.index, m.num_pending, m.num_cached(way.now)) for m in open_]
-        member = self.members[self._router(way.now, views)]
+        if isinstance(self._router, Where):
+            prompt = PromptKeys(len(way.now.prompt) + sum(way.now.num_before), way.keys())
+            name = self._router.best(prompt, [str(m.index) for m in open_])
+            way.placed = self._router.place(name, prompt)
+            member = self.members[int(name)]
+        else:
+            views = [View(m.index, m.num_pending, m.num_cached(way.now)) for m in open_]
+            member = self.members[self._router(way.now, views)]
         member.take(way, now_s)
         self._wake(member)
 
     def open(self, member: _FleetReplica, now_s: float) -> None:
         """Let a replica take requests, first those that found none open."""
+        if isinstance(self._router, Where) and not member.is_open:
+            self._note_open(member)
         member.is_open = True
         waiting, self._homeless = self._homeless, deque()
         for way in waiting:
@@ -318,6 +360,8 @@ class _Fleet:
     def evict(self, fault: Evict) -> None:
         """Close a replica; it goes on until its notice is over."""
         member = self.members[fault.replica]
+        if isinstance(self._router, Where) and member.is_open:
+            self._router.remove(str(member.index))
         member.is_open = False
         end_s = fault.at_s + fault.notice_s
         self.at(end_s, _FAULT, lambda: self._go(member, end_s, drain=fault.drain))
@@ -369,7 +413,7 @@ def serve_fleet(
     times: TimeModel,
     num_replicas: int,
     *,
-    router: Router = least_tokens,
+    router: Router | Where = least_tokens,
     faults: Sequence[_Fault] = (),
     concurrency: int | None = None,
     opens_s: Sequence[float] = (),

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord
-from ridgeline.foresight.simulator.fleet import Ended, Evict, serve_fleet
+from ridgeline.foresight.simulator.fleet import Ended, Evict, least_work, serve_fleet
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
@@ -169,5 +169,5 @@ def eviction(
         drain=drain,
         back_s=last_s / 2 + start_s,
     )
-    ended = serve_fleet(load, settings, times, num, faults=[going])
+    ended = serve_fleet(load, settings, times, num, router=least_work(), faults=[going])
     return Eviction(ended, min(1.0, last_s / 2 / start_s))

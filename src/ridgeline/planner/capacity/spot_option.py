@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.foresight.simulator.fleet import least_work, serve_fleet
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad
 from ridgeline.planner.capacity.option import CapacityOption, seen_of
@@ -97,7 +97,7 @@ def _simulated(
     cut = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
     shares = [
         seen_of(ended, asked.slos(), candidate.begin_s(1)).good_share
-        for ended in (serve_fleet(*args), drained.ended)
+        for ended in (serve_fleet(*args, router=least_work()), drained.ended)
     ]
     all_per_hour = per_hour * choice.placement.num_devices * num
     return EvictionLoss(
