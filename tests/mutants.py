@@ -196,7 +196,7 @@ MUTANTS = (
            "long texts keep the cache from others"),
     Mutant(QUEUES, "seq.is_surplus = Status.PAUSED, False", "_ = Status.PAUSED, False",
            "who rests stays surplus"),
-    Mutant(ADMISSION, "if is_short(prompt.tenant):", "if False:",
+    Mutant(ADMISSION, "return 0 if is_short(name) else next(", "return next(",
            "a full engine is full for all"),
     Mutant(ADMISSION, "[*others, most]", "[most]",
            "a tenant enters beyond its share"),
@@ -224,13 +224,13 @@ MUTANTS = (
            "a long request is passed for ever"),
     Mutant(ADMISSION, "                short_tokens -= prompt.num_tokens", "                pass",
            "short prompts have room without end"),
-    Mutant(ADMISSION, "has[prompt.request] += prompt.num_seqs", "pass",
+    Mutant(ADMISSION, "held(prompt.item)) + prompt.num_seqs", "held(prompt.item))",
            "what enters now is not held"),
     Mutant(ADMISSION, "not num_held or ", "",
            "a prompt of many answers never enters"),
     Mutant(POLICIES, "kept = min(sum(shorter), left // 2)", "kept = 0 * sum(shorter)",
            "the oldest prompt takes all"),
-    Mutant(POLICIES, "is_held_up := is_read and decoding > 0", "is_held_up := decoding > 0",
+    Mutant(POLICIES, "is_shared or (is_read and decoding > 0)", "is_shared or decoding > 0",
            "prompts are held back though nobody reads along"),
     Mutant(FOLD, "parent.seeds = parent.seeds[:1]", "pass",
            "a parent forks at every step"),
@@ -281,9 +281,9 @@ MUTANTS = (
            "drafts know no budget"),
     Mutant(SPECULATE, "if len(item.seeds) == 1 and most > 0:", "if item.seeds and most > 0:",
            "drafts before a fork"),
-    Mutant(SPECULATE, " and kv.reserve_drafts(granted[i], work[i].start + len(tokens))", "",
+    Mutant(SPECULATE, " and kv.reserve_drafts(seq, item.start + len(tokens))", "",
            "drafts without blocks"),
-    Mutant(SPECULATE, "= granted[i].table, granted", "= work[i].table, granted",
+    Mutant(SPECULATE, "table=seq.table", "table=item.table",
            "the table is that of before the drafts"),
     Mutant(DEPTH, "goodput > rate * _LEAST_GAIN", "goodput > 0",
            "all drafts pay"),
@@ -343,6 +343,7 @@ MUTANTS = (
            "short prompts pass those that are due"),
     Mutant(POLICIES, "(few * num, 0) if is_shared else ", "",
            "a flood of prompts makes the steps of another owner's answer long"),
+    Mutant(POLICIES, "0 or seq is runs:", "0:", "one waits for blocks of one that never runs"),
     Mutant(POLICIES, "part = -(-left // max(1, num - i))", "part = left",
            "a newcomer waits behind the shorter prompts of another owner's flood"),
     Mutant(POLICIES, "(group[0].is_surplus, sum", "(sum", "a surplus comes before a share"),
@@ -456,8 +457,7 @@ def tests_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the tests that must notice a mutant."""
     if mutant is UNBROKEN:
         return *PURE_TESTS, *PLANNER_TESTS
-    is_pure = mutant.file.startswith(("core/", "decoding/"))
-    return PURE_TESTS if is_pure else PLANNER_TESTS
+    return PURE_TESTS if mutant.file.startswith(("core/", "decoding/")) else PLANNER_TESTS
 
 
 def judge(mutant: Mutant) -> tuple[str, float]:

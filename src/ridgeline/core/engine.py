@@ -6,7 +6,7 @@ else. It knows nothing of text formats, threads and files.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
@@ -19,7 +19,6 @@ from ridgeline.core.request import NO_ADAPTER, Adapter, Constraint, Request, Sea
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import NO_RULES, Event, Runner, Step, StepOutput, TokenRules
-from ridgeline.core.structured import StructuredOutputsParams
 
 R = TypeVar("R")
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # odd, so that no two requests of an engine share a seed
@@ -27,6 +26,7 @@ _AS_IN_REQUEST = (  # what the record of a request says of it, by the same names
     *("name", "owner", "arrival_s", "scheduled_s", "first_token_s", "error", "num_cached_tokens"),
     *("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "answers"),
 )
+_SINCE = ("arrived", "aborted", "paused", "resumed")  # since the step before, as its record says
 
 
 class Engine:
@@ -60,7 +60,7 @@ class Engine:
         self.listeners = list(listeners)
         self.end_listeners: list[Callable[[RequestRecord], None]] = []
         self._next_id = self._num_steps = 0
-        self._since = _nothing()  # what happened since the last step, by the names of its record
+        self._since = defaultdict[str, list[int]](list)
         self._tell(self.describe, self.listeners)
 
     def add(
@@ -245,7 +245,7 @@ class Engine:
     ) -> None:
         start_s, scheduled_s, executed_s = times_s
         sampled, errors = output.tokens, output.errors
-        since: dict[str, Any] = {name: tuple(ids) for name, ids in self._since.items()}
+        since: dict[str, Any] = {name: tuple(self._since.pop(name, ())) for name in _SINCE}
         if errors:  # the tokens of a failed item mean nothing
             sampled = tuple(() if i in errors else tokens for i, tokens in enumerate(sampled))
         self._tell(
@@ -272,7 +272,6 @@ class Engine:
             self.listeners,
         )
         self._num_steps += 1
-        self._since = _nothing()
 
     def _tell(self, record: Callable[[], R], listeners: Sequence[Callable[[R], None]]) -> None:
         """Call listeners with a record, which is made only if there are some."""
@@ -310,14 +309,10 @@ def _kept(step: Step, output: StepOutput, events: list[Event]) -> tuple[tuple[in
     )
 
 
-def _nothing() -> dict[str, list[int]]:
-    return {"arrived": [], "aborted": [], "paused": [], "resumed": []}
-
-
 _DEFAULTS = asdict(SamplingParams())
 
 
 def changed(params: SamplingParams) -> dict[str, object]:
     """Return the parameters that are not as by default, by name."""
     pairs = ((n, v) for n, default in _DEFAULTS.items() if (v := getattr(params, n)) != default)
-    return {n: asdict(v) if isinstance(v, StructuredOutputsParams) else v for n, v in pairs}
+    return {n: asdict(v) if n == "structured_outputs" else v for n, v in pairs}

@@ -130,3 +130,15 @@ def test_answers_are_the_same_whoever_is_due(
         if event.token is not None:
             said.setdefault(event.seq_id, []).append(event.token)
     assert said == answers
+
+
+def test_who_runs_goes_on_while_one_due_earlier_waits_for_its_blocks() -> None:
+    scheduler = make_scheduler(18, 4, seats=4, budget=10, policy=SplitFuse())
+    engine, _ = make_engine(scheduler, max_model_len=400)
+    greedy = SamplingParams(max_tokens=2, ignore_eos=True)
+    engine.add(tuple(range(60)), greedy, due_s=9.0)
+    engine.step()
+    engine.add(tuple(range(100, 130)), greedy, due_s=1.0)
+    for _ in range(80):
+        engine.step()
+    assert not engine.has_work()

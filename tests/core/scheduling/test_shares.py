@@ -80,6 +80,19 @@ def test_a_tenant_enters_a_full_engine_up_to_its_share() -> None:
     assert queue.take(three, held=lambda _: 0) == ["new 4"]
 
 
+def test_prompts_that_fill_a_step_wait_outside() -> None:
+    """Beside another key a share of slots lets prompts in, but no more than a step can read."""
+    replica, _ = server(budget=64)
+    replica.push(asked("v", 5, 6, num_new=200))
+    for i in range(300):
+        replica.push(asked("a", *range(10 + i, 30 + i), num_new=1))
+    for _ in range(12):
+        step(replica)
+    queues = replica.engine.scheduler.queues
+    inside = [seq for seq in (*queues.running, *queues.waiting) if seq.request.owner == "a"]
+    assert 64 <= sum(seq.num_pending for seq in inside) <= 64 + 16 * 20
+
+
 def test_alone_a_tenant_waits_for_a_free_slot() -> None:
     queue: Admission[str] = Admission()
     queue.push("a", [("one", 1)])
@@ -122,7 +135,7 @@ def test_a_short_request_of_another_key_is_answered_within_a_few_steps(
             ran.append(victim in replica.ended or runs(replica, runner.steps[-1], "v"))
             assert len(ran) < 40
         assert ran.index(True) <= 1, "its first step"
-        assert len(ran) - ran.index(True) <= 9, "it has a token in almost each from there on"
+        assert len(ran) - ran.index(True) <= 10, "it has a token in almost each from there on"
     assert replica.has_work()
 
 
@@ -141,7 +154,7 @@ def test_who_has_too_many_gives_the_youngest_back_and_gets_them_again() -> None:
     assert len(last.work) == 8
     while replica.has_work():
         step(replica)
-    assert sum(len(one.work) for one in runner.steps[-3:]) >= 3 * 4, "all run again"
+    assert sum(len(one.work) for one in runner.steps[-8:]) >= 8 * 3, "all run again"
 
 
 def test_what_one_key_does_not_want_the_other_has() -> None:
@@ -152,8 +165,8 @@ def test_what_one_key_does_not_want_the_other_has() -> None:
     for _ in range(10):
         step(replica)
     rows = Counter(work.seq_id[0] for work in runner.steps[-1].work)
-    assert sum(rows.values()) == 8
     assert sorted(rows.values()) == [2, 6]
+    assert replica.engine.scheduler.queues.slots_taken() == 8
     assert not runner.steps[-1].preempted
 
 
@@ -239,12 +252,12 @@ def test_a_step_has_as_many_of_an_owner_as_of_all_others() -> None:
     policy = SplitFuse()
     many = decoding("a", 0, 40)
     assert len(wished(policy, many)) == 40
-    assert len(wished(policy, many[:7] + decoding("v", 50, 1))) == 8
-    for num_others, most in ((1, 8), (12, 12), (30, 30)):
+    assert len(wished(policy, many[:7] + decoding("v", 50, 1))) == 7
+    for num_others, most in ((1, 6), (12, 12), (30, 30)):
         chosen = wished(policy, many + decoding("v", 50, num_others))
         assert Counter(s.request.owner for s in chosen) == {"a": most, "v": num_others}
     newcomer = request_of(60, [1, 2, 3], owner="v").sequences
-    assert len(wished(policy, many, newcomer)) == 8 + 1
+    assert len(wished(policy, many, newcomer)) == 6 + 1
 
 
 def prompts_of(owner: str, first_id: int, count: int, *, length: int) -> list[Sequence]:
@@ -259,7 +272,7 @@ def test_beside_another_owner_many_prompts_count_as_one(load: Load) -> None:
     flood = prompts_of("a", 10, 50, length=20)
     found = list(policy.wishes([answer], flood, load, 2000))
     assert found[0] == (answer, 1)
-    assert sum(count for _, count in found[1:]) == 8
+    assert sum(count for _, count in found[1:]) == 6
 
 
 @pytest.mark.parametrize("due_s", [inf, 5.0])
@@ -269,10 +282,10 @@ def test_prompts_of_two_owners_have_equal_parts_whether_due_or_short(due_s: floa
     for seq in flood:
         seq.request.due_s = due_s
     granted = dict(policy.wishes([answer], [*flood, newcomer], Load(), 2000))
-    assert granted == {answer: 1, newcomer: 8, flood[0]: 4, flood[1]: 4}  # of 16 for two owners
+    assert granted == {answer: 1, newcomer: 6, flood[0]: 4, flood[1]: 2}  # of 12 for two owners
     newcomer.num_pending, newcomer.num_computed = 2, 28  # what it does not want is for the other
     granted = dict(policy.wishes([answer], [*flood, newcomer], Load(), 2000))
-    assert granted == {answer: 1, newcomer: 2, **dict.fromkeys(flood[:3], 4), flood[3]: 2}
+    assert granted == {answer: 1, newcomer: 2, **dict.fromkeys(flood[:2], 4), flood[2]: 2}
 
 
 def test_who_decodes_is_held_up_by_prompts_of_its_own_as_when_alone() -> None:
@@ -292,9 +305,10 @@ def test_what_is_beyond_an_owners_share_comes_last_and_gets_what_is_left() -> No
     for seq in flood[1:]:
         seq.is_surplus = True
     found = [*policy.wishes([], [flood[0], newcomer, *flood[1:]], Load(), 150)]
-    assert found == [(flood[0], 40), (newcomer, 70), (flood[1], 40)]
-    found = [*policy.wishes([], [flood[0], newcomer, *flood[1:]], Load(), 80)]
-    assert found == [(flood[0], 40), (newcomer, 40)]
+    assert found == [(flood[0], 32), (newcomer, 32)], "a short step, whoever comes next"
+    newcomer.num_pending, newcomer.num_computed = 10, 60
+    found = [*policy.wishes([], [newcomer, flood[0], *flood[1:]], Load(), 150)]
+    assert found == [(newcomer, 10), (flood[0], 40), (flood[1], 14)]
 
 
 def test_all_of_an_owner_decode_in_turn() -> None:
@@ -304,7 +318,7 @@ def test_all_of_an_owner_decode_in_turn() -> None:
             seq.tokens.append(7)
     counts = [seq.num_generated for seq in many]
     assert counts[0] == 39, "the oldest in each step"
-    assert {*counts[1:]} == {7}, "the others alike"
+    assert {*counts[1:]} == {5}, "the others alike"
 
 
 # --- answers ------------------------------------------------------------------------------------

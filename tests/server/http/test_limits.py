@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ridgeline.server.http.errors import ApiError
@@ -68,3 +70,18 @@ def test_what_is_held_back_is_given_back_once() -> None:
     limits.take("a", 1000)
     assert limits.spent == {"a": 1005}
     assert limits.headers("a") == {}
+
+
+def test_who_comes_again_at_once_after_a_refusal_waits_longer() -> None:
+    now_s = [0.0]
+    pace = Spacing(lambda: now_s[0])
+    pace.note_refusal("a")  # alone it costs nothing
+    assert pace.wait_s("a", 0) == 0
+    pace.wait_s("v", 0)
+    waits_s = []
+    for _ in range(4):
+        waits_s.append(pace.wait_s("a", 0))
+        pace.note_refusal("a")
+    assert waits_s[0] == 0
+    assert all(after - before > 0.09 for before, after in pairwise(waits_s))
+    assert pace.wait_s("v", 0) < 0.01, "others are not delayed"

@@ -15,10 +15,9 @@ A tenant that has fewer sequences in the engine than its share of the slots ente
 free: the scheduler takes one from a tenant that has more. Shares are max-min fair: a tenant that
 wants less than an equal share leaves the rest to others (Bertsekas and Gallager, Data Networks).
 
-One request with many answers leaves slots for others. It may hold seven times as many sequences as
-there are free slots: a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-1998): one such request leaves an eighth of the slots, two leave a fifteenth. Its first prompt
-always enters.
+One request may hold seven times as many sequences as there are free slots, a dynamic threshold
+(Choudhury and Hahne, IEEE/ACM Transactions on Networking 1998): one such request leaves an eighth
+of the slots, two leave a fifteenth. Its first prompt always enters.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ class Room(NamedTuple):
             full, since the engine reads it beside the long ones.
         num_short_tokens: tokens of short prompts that may enter then.
         max_num_seqs: slots, also those that are taken.
-        inside: sequences in the engine, by tenant.
+        inside: sequences in the engine, by tenant; all slots if its prompts fill a step.
     """
 
     num_seqs: int
@@ -139,43 +139,40 @@ class Admission(Generic[Item]):
             others = [num for other, num in inside.items() if other != name]
             return bool(others) and inside[name] < fair_share([*others, most], most)
 
-        def may_enter(prompt: _Prompt[Item]) -> bool:
+        def fits(prompt: _Prompt[Item]) -> bool:  # beside what its request has in the engine
             num_held = has.setdefault(prompt.request, held(prompt.item))
-            if is_short(prompt.tenant):
-                return True
-            if tokens <= 0 and prompt.num_tokens > min(short_len, short_tokens):
-                return False
             num_free = seqs - prompt.num_seqs
             return not num_held or num_held + prompt.num_seqs <= _SEQS_PER_FREE_SLOT * num_free
 
-        def is_open(name: str) -> bool:
-            return seqs > 0 or is_short(name)
+        def index_of(name: str) -> int | None:  # of a tenant's next prompt that may enter
+            longest = inf if tokens > 0 else min(short_len, short_tokens)
+            listed = enumerate(self._tenants[name].prompts if seqs > 0 else ())
+            may_enter = (i for i, one in listed if one.num_tokens <= longest and fits(one))
+            return 0 if is_short(name) else next(may_enter, None)
 
         most_new = _MOST_NEW if len(self._tenants) > 1 else self._num_waiting
-        while len(taken) < most_new and (prompt := self._pop(is_open, may_enter)):
+        while len(taken) < most_new and (prompt := self._pop(index_of)):
             taken.append(prompt.item)
-            has[prompt.request] += prompt.num_seqs
+            has[prompt.request] = has.get(prompt.request, held(prompt.item)) + prompt.num_seqs
             inside[prompt.tenant] += prompt.num_seqs
             seqs, tokens = seqs - prompt.num_seqs, tokens - prompt.num_tokens
             if prompt.num_tokens <= short_len:
                 short_tokens -= prompt.num_tokens
         return taken
 
-    def _pop(
-        self, is_open: Callable[[str], bool], may_enter: Callable[[_Prompt[Item]], bool]
-    ) -> _Prompt[Item] | None:
-        """Take the next prompt that may enter, if it is open to a tenant; None if there is none."""
-        waiting = [name for name, one in self._tenants.items() if one.prompts and is_open(name)]
+    def _pop(self, index_of: Callable[[str], int | None]) -> _Prompt[Item] | None:
+        """Take the next prompt that may enter; None if there is none."""
+        waiting = [name for name, one in self._tenants.items() if one.prompts]
         for name in sorted(waiting, key=self._turn):
-            tenant = self._tenants[name]
-            for index, prompt in enumerate(tenant.prompts):
-                if may_enter(prompt):
-                    tenant.now += prompt.num_tokens / len(tenant.left)
-                    tenant.drop(index)
-                    self._last = (name,)
-                    self._num_waiting -= 1
-                    self.charge(name, prompt.num_tokens)
-                    return prompt
+            if (index := index_of(name)) is not None:
+                tenant = self._tenants[name]
+                prompt = tenant.prompts[index]
+                tenant.now += prompt.num_tokens / len(tenant.left)
+                tenant.drop(index)
+                self._last = (name,)
+                self._num_waiting -= 1
+                self.charge(name, prompt.num_tokens)
+                return prompt
         return None
 
     def _turn(self, name: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from ridgeline.core.request import Sequence
+from ridgeline.core.request import Sequence, Status
 
 _num_pending, _due_s = attrgetter("num_pending"), attrgetter("is_surplus", "request.due_s")
 _owner, _group = attrgetter("request.owner"), attrgetter("is_surplus", "request.owner")
@@ -76,10 +76,11 @@ def _pieces(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Pie
         alike = (seq for seq in others if first.request.due_s == inf or seq.request.due_s < inf)
         shorter = (n for n in map(_num_pending, alike) if n < first.num_pending)
         kept = min(sum(shorter), left // 2)
+    runs = next((seq for seq in group if seq.status is Status.RUNNING), None)
     for seq in (first, *others):
         cost = 2 if is_held_up and seq.request.params.prompt_logprobs is not None else 1
         wanted, kept = min(seq.num_pending, max(1, (left - kept) // cost)), 0
-        if left > 0:
+        if left > 0 or seq is runs:  # those before it may wait for its blocks
             yield seq, wanted
             left -= cost * min(seq.num_pending, wanted)
     return left
@@ -89,10 +90,10 @@ def _pieces(group: Queue, left: int, *, is_read: bool, is_held_up: bool) -> _Pie
 class SplitFuse:
     """One token for each that decodes, then prompts in pieces (Holmes et al., FastGen, 2024).
 
-    While more decode than wait, prompts get as many tokens as decode, at least ``least``, so that
-    steps are not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). While a client reads, the
-    first prompt leaves up to half of that to shorter ones. Due ones go first. Beside others an
-    owner decodes as many as all of them, or an eighth of ``least``, and reads as many tokens.
+    While more decode than wait, prompts get as many tokens as decode, at least ``least``: steps are
+    not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). Due ones go first; while a client
+    reads, the first prompt leaves half to shorter ones. Beside others an owner decodes as many as
+    all of them, or a tenth of ``least``, and reads as many tokens.
     """
 
     name: str = "splitfuse"
@@ -104,7 +105,7 @@ class SplitFuse:
         """Yield single tokens first, then of each owner the first prompt, then short ones."""
         prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
         now = [seq for seq in running if seq.num_pending == 1]
-        few = max(1, self.least // 8)  # doubles the time of a step with one row (docs/adr/0027)
+        few = max(1, self.least // 10)  # of each: doubles a step with one row (docs/adr/0027)
         rows, waits = Counter(map(_owner, now)), Counter(map(_owner, prompts))
         if is_shared := len(rows | waits) > 1:
             now = [*_in_turn(now, few)]
@@ -113,9 +114,9 @@ class SplitFuse:
         groups = [[*group] for _, group in groupby(sorted(prompts, key=_group), _group)]
         groups.sort(key=lambda group: (group[0].is_surplus, sum(map(_num_pending, group))))
         num = sum(not group[0].is_surplus for group in groups)
-        if is_held_up := is_read and decoding > 0:
+        if is_held_up := is_shared or (is_read and decoding > 0):
             least, outside = (few * num, 0) if is_shared else (self.least, load.num_outside)
-            pace = min(self.least * (waits[one] + outside) // rows[one] for one in rows)
+            pace = min([self.least * (waits[o] + outside) // rows[o] for o in rows] or [self.least])
             left = min(left, max(decoding, least, pace))
         for i, group in enumerate(groups):  # of equal parts, what is not wanted is for the others
             part = -(-left // max(1, num - i))

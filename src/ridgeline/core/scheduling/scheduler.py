@@ -8,10 +8,10 @@ order of queues for the first, never the other way round, and the budget has a t
 running sequence. So the first running sequence advances in every step, whenever the pool can hold
 one request at all.
 
-A beam that has its candidates keeps its blocks and waits for its request's other beams. A sequence
-that is to be admitted may take them if its own request comes before theirs. So no two searches wait
-for each other. A request that is due at a time may also take the place of one of its owner that is
-not, and what is within its owner's share that of others' surplus.
+A beam with candidates keeps its blocks and waits for its request's other beams. A sequence that is
+to be admitted may take them if its own request comes before theirs: no two searches wait for each
+other. What is due may also take the place of what its owner has that is not, and what is within its
+owner's share that of others' surplus.
 """
 
 from __future__ import annotations
@@ -140,11 +140,17 @@ class Scheduler:
         Half of a step is kept for short prompts: those of at most an eighth of it.
         """
         queues, budget = self.queues, self.max_num_batched_tokens
-        everyone, inside = (*queues.running, *queues.waiting), Counter[str]()
+        everyone, inside, reading = (
+            (*queues.running, *queues.waiting),
+            Counter[str](),
+            Counter[str](),
+        )
         prompts = [s.num_pending for s in everyone if s.num_pending > 1 or s.status is not _RUNNING]
         short_len = budget // 8
         for seq in everyone:
             inside[seq.request.owner] += max(seq.num_slots, len(seq.seeds))
+            reading[seq.request.owner] += seq.num_pending
+        inside |= {one: queues.max_num_seqs for one in reading if reading[one] >= budget}
         return Room(
             num_seqs=queues.max_num_seqs - sum(seq.num_slots for seq in everyone),
             num_tokens=budget - sum(prompts),

@@ -97,23 +97,21 @@ class Speculation:
         is_busy = self._depth is not None and len(work) > _BUSY_SEQS
         if is_busy or any(map(_reads, work)):
             return
-        wanted: list[tuple[Sequence, int]] = []
-        places: list[int] = []
+        places: dict[int, tuple[Sequence, int]] = {}
         for i, (seq, item) in enumerate(zip(granted, work, strict=True)):
             left_to_say = seq.request.max_len - len(seq.tokens)
             most = min(self.most, left_to_say - 1)  # the last needs no row
             if len(item.seeds) == 1 and most > 0:
-                wanted.append((seq, most))
-                places.append(i)
+                places[i] = seq, most
+        wanted = [*places.values()]
         guesses = self.drafter.draft(wanted) if wanted else []
         guesses = [_allowed(*pair, guess) for pair, guess in zip(wanted, guesses, strict=True)]
         for i, guess in zip(places, self._chosen(work, wanted, guesses), strict=False):
-            drafts = guess[:left]
-            tokens = work[i].tokens + drafts
-            if drafts and kv.reserve_drafts(granted[i], work[i].start + len(tokens)):
-                table, others = granted[i].table, granted[i].others
-                work[i] = work[i]._replace(
-                    tokens=tokens, table=table, others=others, drafts=len(drafts)
+            seq, item, drafts = granted[i], work[i], guess[:left]
+            tokens = item.tokens + drafts
+            if drafts and kv.reserve_drafts(seq, item.start + len(tokens)):
+                work[i] = item._replace(
+                    tokens=tokens, table=seq.table, others=seq.others, drafts=len(drafts)
                 )
                 left -= len(drafts)
 

@@ -2,10 +2,11 @@
 
 Verdicts are made in rounds: forecasts begin at a copy of the engine's state, and are made in a
 thread of their own, which takes an eighth of a processor, or more if rounds would be more than 50
-ms apart. A refusal is told as soon as it is found. While there are promises a copy
-is made before each step, so that no round waits for the step under way. Requests that come
-meanwhile share the next round. A client whose request is refused learns it at once. A promised
-request enters the engine exactly when its forecast assumed, or the forecast would not hold.
+ms apart (half a second while several owners have requests in the engine). A refusal is told as soon
+as it is found. While there are promises a copy is made before each step, so that no round waits for
+the step under way. Requests that come meanwhile share the next round. A client whose request is
+refused learns it at once. A promised request enters the engine exactly when its forecast assumed,
+or the forecast would not hold.
 Nothing runs while no request has a deadline. All but the forecasts lives on the event loop; what is
 decided there stands in ``foresight.deadline_admission``. Where promises are off, everything goes on
 as if they were made, but no client is told of one.
@@ -53,6 +54,7 @@ from ridgeline.server.http.turns import carried
 
 _log = logging.getLogger("ridgeline.server")
 _LEAST_PERIOD_S, _PERIOD_S = 0.02, 0.05  # from one round to the next; a request waits that long
+_SHARED_PERIOD_S, _SHARED_S = 0.5, 1.0  # the longest while others are there, and until they are not
 _SHARE = 1 / 8  # of a processor, for forecasts
 _ROUND_S = 0.05  # after which a round begins no other forecast
 _SOON_S = 1e-9
@@ -108,6 +110,7 @@ class Promises:
         self._measuring: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "forecast")
         self._cost_s = 0.0  # of the processor, in the last round
+        self._shared_s = -inf  # when several owners had requests in the engine
         self._copy: EngineSnapshot | None = None
         # From the begin of each of the last rounds until its verdicts were there.
         self._lags_s = deque((_FIRST_LAG_S,), maxlen=_NUM_LAGS)
@@ -255,7 +258,9 @@ class Promises:
             began_s = loop.time()
             if self._asking or self._engine.num_queued:
                 await self._round()
-                period_s = min(_PERIOD_S, max(_LEAST_PERIOD_S, self._cost_s / _SHARE))
+                is_shared = began_s < self._shared_s + _SHARED_S
+                longest_s = _SHARED_PERIOD_S if is_shared else _PERIOD_S
+                period_s = min(longest_s, max(_LEAST_PERIOD_S, self._cost_s / _SHARE))
                 await asyncio.sleep(max(0.0, began_s + period_s - loop.time()))
             else:
                 self._news.clear()
@@ -272,6 +277,8 @@ class Promises:
         loop = asyncio.get_running_loop()
         try:
             copy = await self._newest_copy()
+            if len({one.owner for one in copy.state.requests}) > 1:
+                self._shared_s = loop.time()
             if not self._score.is_calibrated:
                 self._measuring = self._measuring or asyncio.create_task(self._measure())
                 raise too_early(self._score.num_steps)

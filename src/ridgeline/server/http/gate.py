@@ -41,6 +41,7 @@ OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _log = logging.getLogger("ridgeline.server")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_COME_LATER = (429, 503)
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 
 
@@ -167,6 +168,8 @@ class Gate:
             if refused := scope["state"].get("refused"):  # by the protocol, while it ran
                 status = refused[0] if status == 499 else status
                 note["error"] = refused[1]
+            if status in _COME_LATER and (tenant := scope["state"].get("tenant")):
+                self._pace.note_refusal(tenant)
             self._count(*self._labels(scope["method"], scope["path"]), status)
             line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
             if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
