@@ -24,8 +24,8 @@ SECTIONS = {
         "max_num_batched_tokens", "policy",
     ),
     "Address": (
-        "host", "port", "uds", "root_path", "page", "ssl_certfile", "ssl_keyfile",
-        "ssl_keyfile_password",
+        "host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile",
+        "ssl_keyfile_password", "page",
     ),
     "Fleet": (
         "replicas", "place", "ray", "target_requests", "join", "spot", "fleet_key_file", "fleet_ca",

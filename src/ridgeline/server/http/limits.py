@@ -16,7 +16,7 @@ _ALONE_S = 1.0  # a key is alone if no other has asked for so long
 _REQUESTS_PER_S = 200  # of one key, beside others
 _BURST_S = 0.1  # so much of that may come at once
 _LIKE_ONE_BYTES, _LONG_BYTES = 1 << 16, 1 << 20  # so much of a body counts as a further request
-_LIKE_REFUSALS = 20  # who is told to come later and comes at once counts as so many requests
+_LIKE_ONE_REFUSAL = 20  # requests: a refusal counts as these
 _LONGEST_S = 5.0  # nobody waits longer
 
 _MINUTE_S, _DAY_S = 60.0, 86_400.0
@@ -76,7 +76,7 @@ class Spacing:
     def note_refusal(self, label: str) -> None:
         """Count a request that was told to come later, if others are there."""
         if label in self._free_s:
-            self._free_s[label] += _LIKE_REFUSALS / _REQUESTS_PER_S
+            self._free_s[label] += _LIKE_ONE_REFUSAL / _REQUESTS_PER_S
 
 
 @dataclass
