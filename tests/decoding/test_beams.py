@@ -188,6 +188,7 @@ CHANGES: dict[str, Any] = {
     "prompt_logprobs": 0,
     "penalty_alpha": 0.0,
     "pool": "last",
+    "post_sampling_probs": True,
 }
 TAKEN: dict[str, Any] = {
     "n": 2,
