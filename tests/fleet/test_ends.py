@@ -8,6 +8,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
+import pytest
+
+from ridgeline.fleet.servers.worker import json_of
 from tests.fleet.test_router import ASK, routing
 from tests.server.serving import eventually
 
@@ -72,3 +76,10 @@ def _runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 120, b'{"status": "o', b""])
+def test_what_is_no_json_is_an_error_of_the_link(content: bytes) -> None:
+    asked = httpx2.Request("GET", "http://server/health")
+    with pytest.raises(httpx2.HTTPError, match="no JSON"):
+        json_of(httpx2.Response(200, content=content, request=asked))

@@ -25,7 +25,7 @@ from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
 from ridgeline.fleet.servers.slot import Slot
-from ridgeline.fleet.servers.worker import STATUS_S, Worker
+from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
@@ -479,7 +479,7 @@ def _add_audit(app: FastAPI, router: Router, log: AuditLog) -> None:
                     async with asyncio.timeout(STATUS_S):
                         path, headers = request.scope["path"], _key(request)
                         answer = await worker.client.get(path, headers=headers)
-                    servers[f"{slot.name}-{worker.number}"] = answer.json()
+                        servers[f"{slot.name}-{worker.number}"] = json_of(answer)
         return log.head() | {"servers": servers}
 
 

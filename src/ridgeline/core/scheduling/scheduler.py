@@ -140,11 +140,8 @@ class Scheduler:
         Half of a step is kept for short prompts: those of at most an eighth of it.
         """
         queues, budget = self.queues, self.max_num_batched_tokens
-        everyone, inside, reading = (
-            (*queues.running, *queues.waiting),
-            Counter[str](),
-            Counter[str](),
-        )
+        everyone = (*queues.running, *queues.waiting)
+        inside, reading = Counter[str](), Counter[str]()
         prompts = [s.num_pending for s in everyone if s.num_pending > 1 or s.status is not _RUNNING]
         short_len = budget // 8
         for seq in everyone:

@@ -17,7 +17,7 @@ from ridgeline import __version__
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.slot import Slot
-from ridgeline.fleet.servers.worker import Worker
+from ridgeline.fleet.servers.worker import Worker, json_of
 from ridgeline.server.tunnel.proof import NotTaken
 
 _REST_S = 0.1  # while no server of ours can be asked
@@ -86,5 +86,5 @@ async def _numbers(worker: Worker) -> Any:
 
     Raises httpx2.HTTPError.
     """
-    answer = (await worker.order("/v1/completions", _PROBE)).json()
+    answer = json_of(await worker.order("/v1/completions", _PROBE))
     return answer.get("choices") or answer["error"]["code"]  # such as of an encoder

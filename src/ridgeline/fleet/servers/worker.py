@@ -186,6 +186,7 @@ class Worker:
         try:
             async with asyncio.timeout(STATUS_S):
                 answer = await self.client.get("/health")
+            said = json_of(answer)
         except TimeoutError:
             # Not since it was asked: all may have stood still meanwhile.
             asked_s = asyncio.get_running_loop().time() - STATUS_S
@@ -198,7 +199,6 @@ class Worker:
             return
         else:
             self._silent_since_s, self._is_lost = None, answer.status_code == 503
-            said = answer.json()
             self.trouble = f"cannot go on: {said['reason']}" if self._is_lost else ""
             self.audit = said.get("audit", "")
             if not self._is_lost and self._was_let_go:  # it was slow, no more
@@ -211,9 +211,8 @@ class Worker:
             with contextlib.suppress(TimeoutError, httpx2.HTTPError):  # the next time then
                 async with asyncio.timeout(STATUS_S):
                     answer = await self.client.get("/v1/models", headers=key)
-                if answer.is_success:
-                    for one in answer.json()["data"]:
-                        self.facts[one["id"]] = {fact: one[fact] for fact in _FACTS if fact in one}
+                for one in json_of(answer)["data"] if answer.is_success else ():
+                    self.facts[one["id"]] = {fact: one[fact] for fact in _FACTS if fact in one}
 
     def _silent_s(self) -> float:
         since_s, now_s = self._silent_since_s, asyncio.get_running_loop().time()
@@ -235,7 +234,7 @@ class Worker:
             try:
                 async with asyncio.timeout(STATUS_S):
                     answer = await self.client.get("/ready")
-                self.is_leaving = answer.json().get("reason") == STOPPING
+                self.is_leaving = json_of(answer).get("reason") == STOPPING
             except httpx2.HTTPError:  # it has ended
                 self.is_leaving = True
         return self.is_leaving
@@ -348,7 +347,7 @@ class Worker:
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
             self._process.send_signal(signal.SIGUSR1)
             async with asyncio.timeout(STATUS_S):
-                while "asleep" not in (await self.client.get("/health")).json():
+                while "asleep" not in json_of(await self.client.get("/health")):
                     await asyncio.sleep(_LOOK_S)
                 return True
         return False
@@ -369,6 +368,14 @@ class Worker:
             await self._reading
         await self.client.aclose()
         self._socket.unlink(missing_ok=True)
+
+
+def json_of(answer: httpx2.Response) -> Any:
+    """Return an answer as JSON. Raises httpx2.DecodingError for what is none, as of a bad link."""
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise httpx2.DecodingError(f"no JSON: {error}", request=answer.request) from None
 
 
 def _is_flag(name: str) -> bool:
