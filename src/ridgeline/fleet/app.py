@@ -73,13 +73,13 @@ POSTS = (  # their bodies name a model
     "/api/embed",
     "/api/embeddings",
 )
-_FREE = frozenset(  # of these: no model computes for them
+_FREE = frozenset(  # no model computes anything for these
     {
         *("/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-template"),
         *("/v1/chat/completions/input_tokens", "/tokenize", "/detokenize", "/api/show"),
     }
 )
-_BYTES_OF_TOKEN = 4  # of a body, about: the server that reads it counts
+_BYTES_OF_TOKEN = 4  # of a request's body, roughly: the server counts exactly
 _JSON = {"content-type": "application/json"}
 _LONG_BYTES = 1 << 16  # of a body whose keys a thread makes
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
@@ -100,9 +100,9 @@ class Router:
     ) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
-        With ``takes_any_name`` an unknown name means the model that was used last. Servers
-        that ``isolates_keys`` keep prompts of each key apart. ``audit`` has the lines of requests
-        that none of them answers. Each server has ``guards`` of these names.
+        With ``takes_any_name`` an unknown name means the model that was used last. With
+        ``isolates_keys`` servers keep the prompts of each key apart. ``audit`` gets the lines of
+        requests that none of them answers. Each server has the ``guards`` of these names.
         """
         self._guards = guards
         self.audit = audit
@@ -142,7 +142,7 @@ class Router:
         return shown | {"status": status}
 
     async def learn(self, key: Mapping[str, str]) -> None:
-        """Ask servers that are new what they are called by their contents."""
+        """Ask new servers for the names that follow from their contents."""
         slots = list(self.pool.slots.values())
         servers = [one for slot in slots for one in slot.workers.values()]
         await asyncio.gather(*(worker.learn(key) for worker in servers))
@@ -198,7 +198,7 @@ class Router:
         return known_name, models[known_name]
 
     def judging(self, path: str, name: Any) -> Any:
-        """Return which model is meant: a guard's server is any, best one that is loaded."""
+        """Return which model is meant; a guard is beside any model, so best one that is loaded."""
         is_guard = name is None or name in self._guards
         return self.last_used() if self._guards and path == MODERATIONS and is_guard else name
 
@@ -221,7 +221,7 @@ class Router:
         return slot, worker
 
     async def prompt(self, request: Request, body: bytes, fields: dict[str, Any]) -> PromptKeys:
-        """Return what a body has to be read of; of a model with one server nobody asks."""
+        """Return what of a body has to be read: nothing where a model has one server."""
         slots = self.pool.slots.values()
         if self.pool.num_servers == 1 and not any(slot.are_several for slot in slots):
             return NOTHING
@@ -239,7 +239,7 @@ class Router:
         return replace(subject_of(model, stores()), name=known_name)
 
     def audit_losses(self) -> dict[str, str]:
-        """Return what is to be said of audit logs that have lost lines, by whose they are."""
+        """Return what to say of audit logs that have lost lines, by whose they are."""
         found = {
             slot.called(one): one.audit
             for slot in self.pool.slots.values()
@@ -296,7 +296,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         return PassedOn(router.pool, partial(router.pool.use, name, model))
 
     async def named(request: Request) -> Response:
-        """Pass on what names its model in its path."""
+        """Pass on a request that names its model in its path."""
         if router.is_draining:
             raise ApiError(503, "the server is stopping", code="stopping")
         name, model = router.chosen(request.path_params["model"])
@@ -305,7 +305,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         return PassedOn(router.pool, use, body, num_tokens=num_tokens)
 
     async def live(request: Request) -> Response:
-        """Pass on what a server says of itself; looking neither loads nor keeps its model."""
+        """Pass on what a server says of itself; this neither loads nor keeps its model."""
         slot, worker = await router.asked(request)
         return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
 
@@ -323,10 +323,10 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
 
 
 def _add_of_all_servers(app: FastAPI, router: Router) -> None:
-    """Add what is for all servers of a model, or for one that has to be found."""
+    """Add the routes for all servers of a model, or for one that has to be found."""
 
     async def sleep(request: Request) -> Response:
-        """Pass on to all servers of a model what lets them sleep, or wakes them."""
+        """Put all servers of a model to sleep, or wake them."""
         body = await request.body()
         fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
         slot, worker = await router.asked(request, fields.get("model"))
@@ -374,7 +374,7 @@ def _add_of_all_servers(app: FastAPI, router: Router) -> None:
 
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
-    """Return how long a request of Ollama's asks its model to stay; other requests do not say."""
+    """Return for how long a request of Ollama's keeps its model loaded; others do not say."""
     value = fields.get("keep_alive")
     if not path.startswith("/api/") or value is None:
         return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog
 
 _STORE = "several models"  # no model is called so
-_MOST_AT_ONCE = 16  # of a key: a model that needs memory waits for those that have begun
+_MOST_AT_ONCE = 16  # requests of a key: a model that needs memory waits until these have ended
 _REST_S = 0.1
 
 
@@ -34,9 +34,9 @@ def batches_of(
 ) -> Batches | None:
     """Add the routes to a router's application; return what has to be started, if anything has.
 
-    The models' servers let batches give way to what people ask them. Where a model waits for
-    memory that others have, no further request of a batch begins. ``audit`` gets a line for each
-    request that no model answers.
+    In the models' servers, batches give way to other requests. Where a model waits for memory that
+    others have, no further request of a batch begins. ``audit`` gets a line for each request that
+    no model answers.
     """
 
     async def in_quiet(scope: Scope, receive: Receive, send: Send) -> None:

@@ -81,7 +81,7 @@ class Catalogue:
         return self._other_names
 
     def find(self, name: str) -> str | None:
-        """Return the name that a request means: ``:latest``, which Ollama adds, says nothing."""
+        """Return the name that a request means, without ``:latest``, which Ollama adds."""
         known = self.models()
         names = name, name.removesuffix(":latest")
         if not {*self._other_names}.isdisjoint(names):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.rules.file import RulesFile
 
 _ROUTER = "router"  # the folder of its own audit log
-_KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # unless it is said: of several models, and of one
+_KEEP_ALIVE_S, _FOR_EVER = 300.0, -1.0  # defaults: for several models, and for one
 
 
 class RunningFleet:
@@ -144,7 +144,7 @@ class RunningFleet:
     def _placing(
         self, cluster: RayCluster, slot: Slot, listener: socket.socket
     ) -> AbstractAsyncContextManager[None]:
-        """Have the model's servers started elsewhere for as long as the block lasts."""
+        """Have the model's servers started on other machines while the block lasts."""
         options, port = self._options, listener.getsockname()[1]
         url = cluster.url_for_servers(options.host, port, is_safe=bool(options.ssl_certfile))
         scaling = Scaling(*options.replica_range, options.target_requests)
@@ -227,7 +227,7 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     ):
         log.take_logging()
         for model in models if cluster is None else ():
-            locate(model)  # pulled now, not while a request waits
+            locate(model)  # pull the model now, not while a request waits
         with asyncio.Runner() as runner:
             runner.run(_main(catalogue, engine, options, keys, listener, log, audit, cluster))
 
@@ -252,7 +252,7 @@ async def _main(
 
 
 def _check_links(options: ServeOptions) -> None:
-    """Raise ValueError if servers of other machines could only come over links without TLS."""
+    """Raise ValueError if servers on other machines could only join over links without TLS."""
     is_alone = bool(options.uds) or options.host in LOOPBACK
     if options.fleet_key_file and not (is_alone or options.ssl_certfile or options.fleet_plain):
         raise ValueError(

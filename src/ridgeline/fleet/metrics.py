@@ -1,4 +1,4 @@
-"""The metrics of all servers as one text, and the router's own: what became of servers."""
+"""The metrics of all servers as one text, and the router's own about what became of servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _metrics(slot: Slot, worker: Worker, key: Mapping[str, str]) -> str:
     try:
         async with asyncio.timeout(STATUS_S):
             text = (await worker.client.get("/metrics", headers=key)).text
-    except (httpx2.HTTPError, TimeoutError):  # it is ending, or begins to hang
+    except (httpx2.HTTPError, TimeoutError):  # it is about to end, or hangs
         return ""
     name = f"model_name={json.dumps(slot.name)}"
     replica = f'replica="{worker.number}"' if slot.are_several else ""

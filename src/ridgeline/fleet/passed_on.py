@@ -1,13 +1,13 @@
 """A request passed on to a server of its model, and the answer, byte for byte.
 
-A stream outlives that server. Beside its bytes comes a journal, which says of which tokens they
+A stream outlives that server. Beside its bytes comes a journal, which says from which tokens they
 were made. When the server ends, or is silent, the request and the journal go to another one, which
-goes on behind it. What was not whole is not shown, so nothing comes twice and nothing is missing.
-Answers that are sent whole are asked for again.
+continues where the journal ends. A frame that is not whole is not shown, so nothing comes twice and
+nothing is missing. Answers that are sent whole are asked for again.
 
-A request that was there when a server crashed, and had brought nothing, may have been the cause. It
-is tried once more, beside no other such request: if that server crashes too, it is not tried on a
-third. A server that was silent counts as one that crashed for as long as it has not answered again.
+A request that a server was working on when it crashed, and that had brought nothing, may have been
+the cause. It is tried once more, beside no other such request. If that server crashes too, it is
+not tried on a third one. A silent server counts as crashed until it answers again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ridgeline.server.tunnel.frames import Frames
 from ridgeline.server.tunnel.journal import is_diverged, spent_in
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, SPENT, told
 
-_MAX_FAILED = 8  # attempts in a row that brought nothing, whatever ended them
-_REST_S = 0.1  # until a server is asked again, or a suspect looks up
+_MAX_FAILED = 8  # attempts in a row without any progress, whatever ended them
+_REST_S = 0.1  # until a server is asked again, or a suspected request looks for its turn
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
 _OURS = frozenset(
@@ -46,14 +46,14 @@ class _Refused(Exception):
 
 
 class _Attempt:
-    """A request at a server, and what is counted of it there."""
+    """A request at a server, as it is counted there."""
 
     def __init__(
         self, slot: Slot, worker: Worker, prompt: PromptKeys | None, is_trial: bool
     ) -> None:
-        """Begin; who looks on has no ``prompt``, and is no load.
+        """Begin; without a ``prompt`` a request only looks, and is no load.
 
-        With ``is_trial`` the server's trial is held, and left at the first progress.
+        With ``is_trial`` it holds the server's trial, and releases it at the first progress.
         """
         self.slot, self.worker = slot, worker
         self._placed = slot.where.place(str(worker.number), prompt) if prompt is not None else None
@@ -98,9 +98,9 @@ class PassedOn(Response):
             pool: has the models.
             use: the model, for as long as the answer lasts.
             body: as the client sent it.
-            prompt: what is to be read of it, which says where it is best read.
+            prompt: the part to be read, which decides which server reads it best.
             only: the one server that can answer.
-            num_tokens: about how many tokens its key needs; the server says how many it were.
+            num_tokens: about how many tokens its key needs; the server says how many there were.
         """
         super().__init__()
         self._pool, self._use, self._body = pool, use, body
@@ -115,7 +115,7 @@ class PassedOn(Response):
 
     @property
     def _is_suspect(self) -> bool:
-        """Whether it may have ended a server: one that it left in trouble, and that still is."""
+        """Whether it may have crashed a server: one that was in trouble after it, and still is."""
         return self._perhaps_ended is not None and not self._perhaps_ended.is_well
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +130,7 @@ class PassedOn(Response):
         try:
             await working
         except asyncio.CancelledError:
-            if not self._has_begun:  # else nobody reads why
+            if not self._has_begun:  # otherwise nobody would read why
                 raise ApiError(499, "the client left") from None
         except ApiError as error:
             if not self._has_begun:
@@ -199,9 +199,9 @@ class PassedOn(Response):
         return False
 
     def _judge(self, attempt: _Attempt, may_be_ours: bool, why: str) -> None:
-        """Decide whether a request goes on whose server has failed. Raises ApiError if not.
+        """Decide whether a request whose server has failed goes on. Raises ApiError if not.
 
-        ``may_be_ours`` says that the server failed as it does by a request.
+        ``may_be_ours`` says that the server failed in a way that a request can cause.
         """
         name, counts = attempt.slot.name, attempt.slot.counts
         if self._only or (self._has_begun and not self._is_framed):
@@ -259,7 +259,7 @@ class PassedOn(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _charge(self, worker: Worker, scope: Scope, spent: int) -> None:
-        """Count what a server says that this key has spent there; nothing is held back any more."""
+        """Count what the server says this key has spent there; nothing stays reserved."""
         tenant = scope["state"]["tenant"]
         self._pool.limits.charge(tenant, worker.newly_spent(tenant, spent))
         self._release()
@@ -275,7 +275,7 @@ class PassedOn(Response):
     async def _unframed(
         self, attempt: _Attempt, scope: Scope, pieces: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield the answer's bytes of each whole frame, once its journal is kept."""
+        """Yield the answer's bytes of each whole frame, after keeping the frame's journal."""
         frames, is_whole = Frames(), False
         try:
             async for piece in pieces:
@@ -298,7 +298,7 @@ class PassedOn(Response):
 
     def _keep(self, attempt: _Attempt, lines: bytes) -> None:
         """Keep lines of the journal."""
-        has_events = lines.count(b"\n") > (not self._journal)  # its first line is none
+        has_events = lines.count(b"\n") > (not self._journal)  # the very first line is no event
         self._journal += lines
         attempt.slot.counts["diverged"] += is_diverged(lines)
         if has_events and not attempt.has_progress:

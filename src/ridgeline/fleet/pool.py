@@ -1,8 +1,8 @@
 """Which models are loaded: started when asked for, ended when idle or when memory is needed.
 
 A model has one server or several, all alike. A model that is answering, or that a request waits
-for, is never ended to make room. A server that hangs is ended, as one that has crashed, and started
-again: at once if it is missed, else by the next request.
+for, is never ended to make room. A server that hangs is ended. Like one that has crashed, it is
+started again: at once if it is missed, else by the next request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
 
-_LOOK_S = 1.0  # from one look at a model that is in use to the next
+_LOOK_S = 1.0  # between two looks at a model that is in use
 _REST_S = 0.1  # while no server takes a request
-_LONGEST_REST_S = 30.0  # between two starts that come to nothing
+_LONGEST_REST_S = 30.0  # between two starts that fail
 
 
 class Pool:
@@ -62,7 +62,7 @@ class Pool:
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
             step_timeout_s: how long a model may be silent before it is ended.
-            silence_timeout_s: and before its requests go to another server.
+            silence_timeout_s: the same, before its requests go to another server.
             shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
         """
@@ -320,7 +320,7 @@ class Pool:
         """Let idle models sleep, or end them, until this one fits as it would alone.
 
         It returns its plan. If only models that answer are left, it takes what there is, or waits
-        for one of them if that is too little. Raises ValueError if it does not fit beside none.
+        for one of them if that is too little. Raises ValueError if it does not fit even alone.
         """
         while True:
             self._freed.clear()
@@ -367,7 +367,7 @@ class Pool:
     def _room(self, others: list[Slot]) -> tuple[int, int | None]:
         """Return how much of what seems free is for other models, and the most one may take.
 
-        One that sleeps needs room before it wakes; until then it has but its weights.
+        One that sleeps needs room before it wakes; until then it has only its weights.
         """
         promised = total = 0
         for slot in others:
@@ -439,7 +439,8 @@ class Pool:
     async def _look_after(self, slot: Slot, worker: Worker) -> None:
         """Look at a server while its model is in use.
 
-        While it does not answer its requests go to another that does. Once it hangs it is ended.
+        While it does not answer, its requests go to another one that does. Once it hangs it is
+        ended.
         """
         while not worker.is_hung(self._step_timeout_s):
             await asyncio.sleep(_LOOK_S)

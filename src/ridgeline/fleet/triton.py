@@ -1,4 +1,4 @@
-"""The Open Inference Protocol before several models: a path names its model, and is passed on."""
+"""The Open Inference Protocol for several models: a path names its model, and is passed on."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MOST_BYTES = 32 << 20  # of a receipt: a prompt of a million tokens has fewer
 
 
 class Envelope(NamedTuple):
-    """A receipt as it was given: what was signed, by whom, and the texts that it is about."""
+    """A receipt as it was given: what was signed, by whom, and which texts it is about."""
 
     payload: bytes
     signatures: tuple[dict[str, Any], ...]
@@ -42,7 +42,7 @@ class Envelope(NamedTuple):
 
 
 def read(data: bytes) -> Envelope:
-    """Return what a file says. Raises ValueError, which names the place, for what is no receipt."""
+    """Return what a file says. Raises ValueError, which names the place, if it is no receipt."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, and a receipt has {MOST_BYTES:,} at most")
     outer = _Fields(_json(data), "")

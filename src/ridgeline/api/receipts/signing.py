@@ -1,8 +1,8 @@
 """Signatures of receipts: Ed25519 (RFC 8032) in the envelope of DSSE (secure-systems-lab/dsse).
 
-What is signed are the bytes of a statement with its type, so nothing has to be written in one
-canonical way. The package cryptography does it; without it receipts are not signed, and only who
-wants to check a signature needs it.
+The bytes of a statement and its type are signed, so nothing has to be written in one canonical way.
+The package cryptography does this. Without it receipts are not signed, and a reader needs it only
+to check a signature.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PublicKey(NamedTuple):
 
     Attributes:
         key: the library's.
-        name: SHA-256 of the key in DER, in hex: ``keyid`` of what it signed.
+        name: SHA-256 of the key in DER, in hex; the ``keyid`` of its signatures.
         pem: the key as a file has it.
     """
 
@@ -47,8 +47,8 @@ class Signer:
     def __init__(self, file: Path) -> None:
         """Read the private key in a PEM file, which is made if there is none.
 
-        Raises OSError, ValueError for a file that is none, and ModuleNotFoundError without the
-        package.
+        Raises OSError, ValueError for a file that is no private key, and ModuleNotFoundError
+        without the package.
         """
         make_once(file, _new_key)
         self._key = _private(file)

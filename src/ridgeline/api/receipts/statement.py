@@ -1,4 +1,4 @@
-"""The statement of a receipt: what an answer is a function of, and what came of it.
+"""The statement of a receipt: what an answer is a function of, and the answer.
 
 It is an in-toto statement (in-toto.io/Statement/v1) about the texts that were shown.
 """
@@ -26,16 +26,16 @@ NO_REASONING = "none"
 ENGINE = f"ridgeline {__version__}"
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/ridgeline-llm/ridgeline/receipt/v1"
-_NOT_OF_ANSWERS = ("prompt_logprobs", "prediction", "truncate_prompt_tokens")  # no token hangs on
+_NOT_OF_ANSWERS = ("prompt_logprobs", "prediction", "truncate_prompt_tokens")  # change no token
 
 
 class Tokens(NamedTuple):
-    """Token ids, or only their digest where they are nobody's matter.
+    """Token ids, or only their digest where they must stay private.
 
     Attributes:
         num: how many there are.
-        ids: themselves, None where they are not told.
-        sha256: of the salt and the ids; empty where they are told.
+        ids: the ids themselves; None where they are not shown.
+        sha256: of the salt and the ids; empty where they are shown.
         salt: random, in hex, against finding short texts by trying them all.
     """
 
@@ -86,7 +86,7 @@ class StatedAnswer(NamedTuple):
 
 
 class StatedPrompt(NamedTuple):
-    """A prompt, the seed of all chance, and its answers in the engine's order."""
+    """A prompt, its random seed, and its answers in the engine's order."""
 
     tokens: Tokens
     seed: int
@@ -103,7 +103,7 @@ class Receipt:
         model: its name, its digest, and those of its files by their names.
         adapter: digest of the adapter, in hex; empty for none.
         formats: of the backend: its name, those of weights and cache.
-        max_model_len: on which some models' positions hang, and the longest answer.
+        max_model_len: some models' positions and the longest answer depend on it.
         template: SHA-256 of the chat template.
         parsers: how calls and reasoning are read.
         code: digest of our code, and ``libraries`` the versions of others'.
@@ -112,7 +112,7 @@ class Receipt:
         narrows: whether llama.cpp's sampler for the middle of a text acts.
         rules: version and section of the rules that answers were under, if there were any.
         prompts: with their answers.
-        request: its id; like ``time`` it is told by the server, and nothing follows from it.
+        request: its id. Like ``time`` it is stated by the server, and nothing depends on it.
         time: when the answer was complete, UTC.
     """
 
@@ -166,7 +166,7 @@ def name_of_reasoning(markers: object) -> str:
 
 
 def of_answers(params: SamplingParams) -> dict[str, Any]:
-    """Return of parameters what answers hang on, and is not as by default."""
+    """Return the parameters that answers depend on and that are not the default."""
     found = {name: one for name, one in changed(params).items() if name not in _NOT_OF_ANSWERS}
     found.pop("seed", None)  # stands beside each prompt
     if "logprobs" in found:
@@ -198,7 +198,7 @@ def written(receipt: Receipt, shown: Mapping[str, str]) -> bytes:
 
 
 def enveloped(payload: bytes, signatures: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return a receipt as it is given away: a statement in DSSE's envelope."""
+    """Return a receipt as clients get it: a statement in DSSE's envelope."""
     return {
         "payloadType": PAYLOAD_TYPE,
         "payload": base64.b64encode(payload).decode(),

@@ -1,4 +1,4 @@
-"""A receipt is computed again: equal, or where it first differs.
+"""Computes the answers of a receipt again: they are equal, or differ from some place on.
 
 The answer's own tokens are the drafts, so a step checks several; the engine's own rule decides each
 of them.
@@ -59,7 +59,7 @@ def opened(
 
 
 def notes_on(receipt: Receipt, llm: LLM) -> Iterator[str]:
-    """Yield what is otherwise here than it was: the answer should be the same for all that."""
+    """Yield what differs here from the receipt, though the answer should still be the same."""
     facts = llm.facts
     if receipt.code != code_digest():
         yield f"the code is other code: {_two(receipt.code, code_digest())}, {receipt.engine}"

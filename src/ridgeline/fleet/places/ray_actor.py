@@ -15,7 +15,7 @@ from functools import cache
 from threading import Lock, Thread
 from typing import Any
 
-_LOOK_S = 1.0  # from one look whether this node is drained to the next
+_LOOK_S = 1.0  # between two looks whether this node is being drained
 
 
 class ServerActor:
@@ -79,7 +79,7 @@ class ServerActor:
 
 
 def is_drained() -> bool:
-    """Return whether Ray says that this node is about to go: its autoscaler, or who drains it.
+    """Return whether Ray says that this node is about to go, by its autoscaler or a drain.
 
     Ray has no public call for this; its own libraries use this one.
     """

@@ -1,9 +1,9 @@
 """Servers that Ray places: an actor for each one, wherever there is room.
 
 Ray finds a machine with free processors, orders one where its autoscaler runs (an actor that waits
-is demand), starts actors again that die, and says which machines are about to go. What it starts
-joins this router as any server of another machine does, and nothing of a request passes through
-Ray. This file alone imports it, when servers are to be placed.
+is demand), restarts actors that die, and says which machines are about to go. A server that it
+starts joins this router like any server on another machine, and nothing of a request passes through
+Ray. Only this file imports Ray, when servers are to be placed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.web_server import LOOPBACK
 from ridgeline.server.tunnel.joining import PLACED_AS
 
-_LOOK_S = 1.0  # from one look at the load to the next
-_WAITING_S = 10.0  # after which it is said that a server waits for a place
-_LONGEST_REST_S = 30.0  # between two starts that come to nothing
+_LOOK_S = 1.0  # between two looks at the load
+_WAITING_S = 10.0  # after which the log says that a server waits for a place
+_LONGEST_REST_S = 30.0  # between two starts that fail
 _LEAVE_S = 40.0  # that a server gets to leave: its shutdown timeout, and some more
 _CONNECT_S = 3.0
 _NOT_NEEDED = "it is not needed any more"
@@ -77,7 +77,7 @@ def command_of(
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[RayCluster]:
-    """Be connected to a Ray cluster: at ``address``, or the one of this machine, or a new one.
+    """Connect to a Ray cluster: the one at ``address``, that of this machine, or a new one.
 
     Raises ValueError if Ray is not installed, or nobody is at the address.
     """
@@ -133,7 +133,7 @@ class RayCluster:
         return str(self._ray.util.get_node_ip_address())
 
     def url_for_servers(self, host: str, port: int, *, is_safe: bool) -> str:
-        """Return where servers find a router that listens on this ``host`` of its machine.
+        """Return the address at which servers find a router that listens on this ``host``.
 
         Raises ValueError if other machines have Ray and could not reach it.
         """
@@ -245,9 +245,9 @@ class RayServers:
             await asyncio.gather(*running, return_exceptions=True)
 
     def _adjust(self, slot: Slot, order: Callable[[int], ServerCommand], now_s: float) -> None:
-        """Start what is missing, and let go what is too much, the last first.
+        """Start the servers that are missing, or let go of those that are too many, the last first.
 
-        One that leaves by itself, since its machine is about to go, is replaced while it is there.
+        One that leaves because its machine is about to go is replaced while it is still there.
         """
         for worker in slot.workers.values():
             if (placed := self._placed.get(worker.place)) and not placed.told.is_set():

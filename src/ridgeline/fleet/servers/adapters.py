@@ -1,5 +1,5 @@
 """The adapters of a router's model: those that it was started with, and those loaded since. Each of
-its servers has them, also one that starts or joins later.
+its servers has them, including one that starts or joins later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class NotLoaded(Exception):
-    """A server has not done what an operator wished: its own answer, or None if it has ended."""
+    """A server has not done what an operator asked for: its answer, or None if it has ended."""
 
     def __init__(self, answer: httpx2.Response | None) -> None:
         super().__init__("it has ended" if answer is None else answer.json()["error"]["message"])

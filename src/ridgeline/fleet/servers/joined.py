@@ -1,7 +1,7 @@
 """Servers of other machines: they come over links that they open, and prove that they belong here.
 
-Each gets a Unix socket of the router's own, and every connection to that becomes one more link. So
-the rest of the router speaks to all servers alike.
+Each gets a Unix socket on the router's machine, and every connection to that socket becomes one
+more link. So the rest of the router speaks to all servers alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ridgeline.server.tunnel.proof import (
     join_streams,
 )
 
-_MOST_STRANGERS = 1024  # that may be about to prove themselves
+_MOST_STRANGERS = 1024  # servers that may be proving themselves at once
 _LEFT, _LOST = 0, 1  # how one has ended, as if it were a process of ours
 _FIELDS = {"node": str, "pid": int, "model": str, "version": str, "keys": str}  # of a server
 
@@ -36,7 +36,7 @@ class JoinedServer:
 
     Attributes:
         id: what it calls itself; ``node``: its machine; ``pid``: its number there.
-        place: what it was told by who has started it; empty if nobody has.
+        place: what it was told by whatever started it; empty if nothing has.
         facts: what it says of itself.
         tunnel_key: by which it knows requests of this router.
         returncode: None while it is there.
@@ -85,7 +85,7 @@ class JoinedServer:
             self._end(_LEFT)
 
     def offer(self, link: FleetLink) -> None:
-        """Take one of the connections that it was asked for."""
+        """Take one of the connections that it was asked to open."""
         self._links.put_nowait(link)
 
     @property
@@ -189,7 +189,7 @@ class Door:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _greet(self, link: FleetLink) -> None:
-        """Let in who belongs here."""
+        """Let in a server that belongs here."""
         peer = (link.writer.get_extra_info("peername") or ("a socket",))[0]
         is_kept = False
         self._num_strangers += 1
@@ -216,7 +216,7 @@ class Door:
     async def _serve(self, link: FleetLink, said: dict[str, Any], nonces: list[str]) -> None:
         """Have a server for as long as its link lasts."""
         server = JoinedServer(link, said, self._key)
-        if former := self._servers.get(server.id):  # whose link is dead, and nobody saw it yet
+        if former := self._servers.get(server.id):  # its old link is dead, unnoticed so far
             former.send_signal(signal.SIGKILL)
         self._servers[server.id] = server
         accept(link, self._key, nonces)

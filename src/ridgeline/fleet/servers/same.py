@@ -1,7 +1,7 @@
 """Whether the answers of a server that joins would be those of the servers that are here.
 
-Fingerprints say what answers are made of. That equal files and code give equal bits on another
-processor is tried as well: both servers tell the chances of the tokens of one text.
+Fingerprints say what answers are made of. Whether equal files and code give equal bits on another
+processor is tested as well: both servers compute the log-probabilities of the tokens of one text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def take_same(
 
     Raises NotTaken, once it has been told, if its answers would not be those of the others.
     """
-    async with slot.joining:  # the first of several says what the others have to be like
+    async with slot.joining:  # the first one decides what the others have to be like
         try:
             with contextlib.suppress(NotLoaded):  # which shows in its fingerprint
                 await adapters.match(worker)
@@ -53,7 +53,7 @@ async def take_same(
 async def _check_same(slot: Slot, worker: Worker, server: JoinedServer) -> None:
     """Raise NotTaken if the answers of a server would not be those of the others.
 
-    Where the router has no server of its own, the first one that joins may be any.
+    Where the router has no server of its own, the first one that joins is accepted as it is.
     """
     ours, our_numbers = "", None
     while not ours and server.is_there and (slot.num_wanted or slot.workers):
@@ -82,7 +82,7 @@ async def _check_same(slot: Slot, worker: Worker, server: JoinedServer) -> None:
 
 
 async def _numbers(worker: Worker) -> Any:
-    """Return what a server computes of the probe: to the last bit, as JSON tells a float.
+    """Return what a server computes for the probe, to the last bit, as JSON writes floats.
 
     Raises httpx2.HTTPError.
     """

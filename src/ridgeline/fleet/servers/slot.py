@@ -1,4 +1,4 @@
-"""The servers of one model: which there are, which one gets a request, what became of others."""
+"""The servers of one model: which there are, which one gets a request, what became of the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServersPlan:
 
     Attributes:
         config: of each one.
-        total_bytes: what all of them take together; ``weights_bytes``: what they have asleep.
+        total_bytes: what all of them take together; ``weights_bytes``: what they keep asleep.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Slot:
         starting: those that are being started, by number.
         where: which of them gets a request.
         num_users: requests that it answers, or that wait for it.
-        num_failed: starts in a row that came to nothing.
+        num_failed: starts in a row that failed.
         used_s: when the last request ended, on the loop's clock.
         is_asleep: whether its servers have given their memory back.
         waking: makes room for them again.
@@ -124,7 +124,7 @@ class Slot:
         counts: of streams and requests that changed servers, and of what became of servers.
         moved: requests that each server lost to others, by number; ``deaths``: its ends;
             ``starts``: how often it was started.
-        missing: those that have ended and were not started again yet.
+        missing: those that have ended and have not been started again yet.
         events: what happened to servers, the last ones.
     """
 
@@ -212,7 +212,7 @@ class Slot:
         self.where.remove(str(worker.number))
 
     def choose(self, prompt: PromptKeys, avoided: Collection[Worker] = ()) -> Worker | None:
-        """Return the server that should get a request; None if none takes any but those avoided."""
+        """Return the server that should get a request; None if only those to avoid take any."""
         able = {
             str(number): one
             for number, one in self.workers.items()

@@ -1,7 +1,8 @@
 """The flags of a router, as the processes of its models get them.
 
-What may be there several times goes as arguments: a variable could not tell a space in a name from
-the next name. Nobody sees these in a list of processes; a server gets them once it runs.
+Flags that may be given several times are passed as arguments: a variable could not tell a space in
+a name from the next name. They are not seen in a list of processes, since a server gets them once
+it runs.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from ridgeline.server.http.errors import STOPPING
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
-STATUS_S = 1.0  # in which a process says how it is
-_LOOK_S = 0.01  # from one look whether it sleeps to the next
-_END_S = 5.0  # that a process gets to end by itself
+STATUS_S = 1.0  # for a process to say how it is
+_LOOK_S = 0.01  # between two looks whether it sleeps
+_END_S = 5.0  # for a process to end by itself
 _FACTS = ("digest", "system_fingerprint", "max_model_len", "parent")
 _SILENT_S = 3.0  # after which it takes no more requests
 
@@ -182,7 +182,7 @@ class Worker:
             return probe.connect_ex(str(self._socket)) not in (errno.ENOENT, errno.ECONNREFUSED)
 
     async def look(self) -> None:
-        """Ask it how it is, with a second's patience; the result is in ``trouble``."""
+        """Ask it how it is, and wait a second at most; the result is in ``trouble``."""
         try:
             async with asyncio.timeout(STATUS_S):
                 answer = await self.client.get("/health")
@@ -223,7 +223,7 @@ class Worker:
         self._heard_s = asyncio.get_running_loop().time()
 
     def newly_spent(self, label: str, spent: int) -> int:
-        """Return by how many tokens of a key what it says is more than what it said before."""
+        """Return by how many tokens a key's total has grown since it last said one."""
         before = self._spent.get(label, 0)
         self._spent[label] = max(before, spent)
         return self._spent[label] - before
@@ -253,8 +253,8 @@ class Worker:
     def is_silent(self, timeout_s: float) -> bool:
         """Whether it has not answered for so long.
 
-        Each time that was a mistake it gets twice as long: so requests come to rest also on a
-        machine where all are slower than was thought (the detector "eventually perfect" of
+        Each time that this was a mistake, it gets twice as long. So requests stop moving even on a
+        machine where all servers are slower than was thought (the detector "eventually perfect" of
         Chandra and Toueg, 1996).
         """
         return self._silent_s() >= timeout_s * self._patience
@@ -295,7 +295,7 @@ class Worker:
 
     @property
     def place(self) -> str:
-        """What it was told by who has started it elsewhere; empty if nobody has."""
+        """What it was told by whatever started it elsewhere; empty if nothing has."""
         return self._process.place
 
     @property
@@ -322,7 +322,7 @@ class Worker:
     def has_failed(self) -> bool:
         """Whether it hangs, or ended in a way that a request may have caused: by itself.
 
-        The kernel's SIGKILL when memory is short is no such way: all requests have their share.
+        The kernel's SIGKILL when memory is short does not count: all requests share in that.
         """
         code = self._process.returncode
         if code is None or self._is_ended_by_us:
@@ -371,7 +371,7 @@ class Worker:
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """Return an answer as JSON. Raises httpx2.DecodingError for what is none, as of a bad link."""
+    """Return an answer as JSON. Raises httpx2.DecodingError if it is not, as over a bad link."""
     try:
         return answer.json()
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""The APIs that clients know: each has its own names, and all share one way to an answer."""
+"""The APIs that clients know: each has its own names, and all share one path to an answer."""

@@ -1,4 +1,4 @@
-"""What is known of one choice of an answer, and not shown yet."""
+"""What is known of one choice of an answer and not shown yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChoiceState:
 
     index: int
     reader: AnswerReader
-    ruled: RuledChoice | None = None  # what lets its pieces out, if there are rules for them
+    ruled: RuledChoice | None = None  # what releases its pieces, if there are rules
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs | int] = field(default_factory=list)  # a bare token has none
     held: HeldEntries[TokenLogprobs] | None = None  # logprobs ahead of the text

@@ -22,8 +22,8 @@ class Dialect:
         """Describe it.
 
         Args:
-            names: what paths of OpenAI's fields, or parts of them, are called; where several begin
-                alike the longest comes first. One with ``^`` before it begins the text.
+            names: what this API calls OpenAI's fields, by paths or parts of paths. Where several
+                begin alike, the longest comes first. One with ``^`` before it must begin the text.
             same: fields that have the same name and meaning.
         """
         self._same = same
@@ -56,7 +56,7 @@ class Dialect:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Let errors that are raised meanwhile have the names of this API."""
+        """Let errors that are raised within the block have the names of this API."""
         try:
             yield
         except ApiError as error:
@@ -68,7 +68,7 @@ class Dialect:
 
 
 def _pattern(name: str) -> str:
-    """Return what finds a name where it is whole, and not a field of something else."""
+    """Return a pattern that finds a name as a whole, not as a field of something else."""
     begin = "^" if name.startswith("^") else r"(?<![\w.])" if name[0].isalpha() else ""
     end = r"(?!\w)" if name[-1].isalnum() else ""
     return begin + re.escape(name.removeprefix("^")) + end

@@ -1,7 +1,7 @@
 """An answer as a list of items: thoughts, texts and calls. One is closed before the next begins.
 
 The items are made of the deltas of a streamed answer (``openai.response_builder``), so a streamed
-answer and a whole one are the same. A dialect says how an item is written, and its growth.
+answer and a whole one are the same. A dialect says how an item and its growth are written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Item:
         index: its place among the items.
         call_id: of a call, else nothing.
         name: of the function that is called, else nothing.
-        text: as far as it came; of a call, its arguments.
+        text: what has come of it so far; of a call, its arguments.
     """
 
     kind: str

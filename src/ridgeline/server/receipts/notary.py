@@ -149,7 +149,7 @@ class Witness:
 
 
 class _Seen:
-    """What came of one answer."""
+    """The result of one answer."""
 
     def __init__(self, form: MessageForm | None) -> None:
         self._reader = AnswerReader(form)

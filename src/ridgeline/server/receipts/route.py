@@ -33,7 +33,7 @@ def signer_of(file: Path | None) -> Signer | None:
 
 
 def no_key() -> ApiError:
-    """Return what clients are told where the key cannot be had; not where it lies."""
+    """Return what clients are told where there is no key, without the path of its file."""
     message = "the key of receipts cannot be read or made: the operator may name another"
     return ApiError(503, f"{message} (--receipt-key)", code="receipts_failed")
 

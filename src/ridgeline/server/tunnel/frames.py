@@ -1,8 +1,8 @@
 """A streamed answer between a server and its router: pieces of its bytes, each with its journal.
 
-A frame is two lengths, lines of a journal, and bytes of the answer. The lines say of which events
-the bytes were made. A frame that is not whole does not exist, so what a client has read and what
-the journal says are never apart.
+A frame is two lengths, lines of a journal, and bytes of the answer. The lines say from which events
+the bytes were made. A frame that is not whole does not count, so what a client has read and what
+the journal says always agree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 
-_LENGTHS = struct.Struct("<II")  # of the journal's lines, and of the bytes of the answer
+_LENGTHS = struct.Struct("<II")  # bytes of the journal's lines, and of the answer
 _MOST_BYTES = 64 << 20  # of a frame
 
 
@@ -64,7 +64,7 @@ def entry_of(prompt: int, event: Event) -> list[Any]:
 
 
 def event_of(entry: Any) -> tuple[int, Event]:
-    """Return the prompt and the event of an entry. Raises ValueError for what is none."""
+    """Return the prompt and the event of an entry. Raises ValueError if it is no entry."""
     try:
         prompt, answer, token, text, reason, stop, ranked = [*entry, *[None] * 7][:7]
         is_right = type(prompt) is type(answer) is int and type(text) is str

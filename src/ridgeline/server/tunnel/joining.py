@@ -1,8 +1,9 @@
-"""A server that belongs to a router elsewhere: it opens all connections itself, through any NAT.
+"""A server of a router on another machine: it opens all connections itself, through any NAT.
 
-One link stays, over which router and server say that they are there. When the router wants a
-connection it says so there; the server opens another one, proves itself again, and passes its bytes
-on to its own Unix socket. When the router is gone it is looked for until it is back.
+One link stays open, over which the router and the server tell each other that they are there. When
+the router wants a connection, it says so over this link. The server then opens another one, proves
+itself again, and passes its bytes on to its own Unix socket. When the router is gone, the server
+looks for it until it is back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ridgeline.server.tunnel.proof import (
     join_streams,
 )
 
-_REST_S = 1.0  # from one search for a router that is gone to the next
+_REST_S = 1.0  # between two searches for a router that is gone
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_LINKS = 4096  # that a router may want at once
 PLACED_AS = "RIDGELINE_PLACED_AS"  # a variable, and no flag: by it who starts servers knows them
@@ -51,7 +52,7 @@ class RouterAddress:
     def __init__(self, url: str, ca_file: Path | None, *, is_plain: bool) -> None:
         """Take the ``url`` of a router.
 
-        ``ca_file`` has the certificate by which its own is checked, if no authority that the system
+        ``ca_file`` has the certificate to check the router's by, if no authority that the system
         knows has signed it. ``is_plain`` allows links without TLS to other machines. Raises
         ValueError or OSError.
         """
@@ -104,7 +105,7 @@ class Joining:
     """A server's links to its router.
 
     Attributes:
-        socket: where this server listens, and only this user.
+        socket: where this server listens; only this user can open it.
         tunnel_key: by which it knows requests of its router.
         has_started: set once it listens.
     """
@@ -159,8 +160,8 @@ class Joining:
     ) -> None:
         """Join, and join again whenever the link has ended.
 
-        Raises NotTaken if the router has never taken this server. One that it had may only have
-        been misheard, or come to a router that was started with other flags for a moment.
+        Raises NotTaken if the router has never accepted this server. If it had before, a message
+        may only have been garbled, or the router started with other flags for a moment.
         """
         await self.has_started.wait()
         is_gone = False

@@ -1,9 +1,10 @@
-"""The journal of one streamed answer: what was said of it elsewhere, and what is said here.
+"""The journal of one streamed answer: what another server sent, and what this one sends.
 
 A server that goes on puts the events of the journal through the code that writes answers, and drops
-what that writes: so it stands where the other one ended, in every dialect. The engine gets the
-tokens. The last one of each answer is drawn again and compared, and so is what servers are called
-by (``api.identity``): that the rest is the same answer is seen at each move, and not believed.
+what this writes. So it continues where the other one ended, in every dialect. The engine gets the
+tokens. The last one of each answer is drawn again and compared, and so are the servers'
+fingerprints (``api.identity``). So each move checks that the rest is the same answer, instead of
+assuming it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Journal:
         if self._head != head:
             raise self._diverged("the server that goes on is another")
         if stream.params.searches or stream.params.prompt_logprobs is not None:
-            self._is_anew = True  # what draws nothing begins again
+            self._is_anew = True  # a prompt that draws nothing begins again
             for prompt, event in self._before:
                 self._again.setdefault((prompt, event.seq_id[1]), deque()).append(event.token)
             return []
@@ -124,5 +125,5 @@ def spent_in(lines: bytes) -> int | None:
 
 
 def is_diverged(lines: bytes) -> bool:
-    """Whether lines of a journal say that an answer could not be gone on with."""
+    """Whether lines of a journal say that an answer could not be continued."""
     return lines.endswith(DIVERGED)

@@ -1,7 +1,7 @@
 """Takes what a router says beside a request, and frames the streamed answer that it gets.
 
-It stands inside the gate. A request without the header is none of its business; one whose sender
-does not know the key is refused.
+It stands inside the gate. A request without the header passes unchanged; one whose sender does not
+know the key is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ridgeline.server.tunnel.frames import frame
 from ridgeline.server.tunnel.journal import Journal, spent_line
 
 HEADER = b"x-ridgeline-fleet"  # of a router's request, and of an answer in frames
-FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers hang on
+FINGERPRINT = b"x-ridgeline-fingerprint"  # of an answer to a router: what answers depend on
 SPENT = b"x-ridgeline-spent"  # of an answer to a router: tokens of its key since the start
 NOTES = "ridgeline.journal"  # what a message's bytes were made of: lines of a journal
 
@@ -36,9 +36,9 @@ def told(
 ) -> bytes:
     """Return what a router says in the header; the journal's lines go in front of the body.
 
-    A request of a ``batch`` comes from the key with this label, which the router does not have: it
-    vouches for it. The seed beside it is for a body without one. One that ``is_own`` is the
-    router's, which may do what operators may.
+    A request of a ``batch`` comes from the key with this label; the router does not have that key,
+    and vouches for the label. The seed beside it is for a body without one. A request that
+    ``is_own`` is the router's, which may do what operators may.
     """
     said = {"key": key, "seed": seed, "created": created.isoformat(), "journal": len(journal)}
     said |= {"own": True} if is_own else {}
@@ -51,7 +51,7 @@ class Tunnel:
     def __init__(
         self, app: ASGIApp, key: str, fingerprint: Callable[[], str], spent: Mapping[str, int]
     ) -> None:
-        """Let who knows the ``key`` ask ``app`` as a router does.
+        """Let whoever knows the ``key`` ask ``app`` as a router does.
 
         It is told the ``fingerprint``, and how many tokens the caller's key has ``spent`` here.
         """

@@ -1,6 +1,6 @@
-"""How a server of another machine and a router know each other: both prove that they have a key.
+"""How a server on another machine and a router identify each other: both prove they have a key.
 
-What they say goes over the link in lines of JSON, none of them long (``shared_key``).
+They speak over the link in short lines of JSON (``shared_key``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ridgeline.shared_key import is_proof, proof
 
 PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
 LINE_BYTES = 1 << 14  # the longest
-GREETING_S = 10.0  # for both to know each other
+GREETING_S = 10.0  # for both to identify each other
 SILENT_S = 30.0  # after which a link is taken for dead
-BEAT_S = 1.0  # from one sign of life to the next
+BEAT_S = 1.0  # between two signs of life
 _FOREIGN = "it does not know the key of this fleet"
 
 
 class NotTaken(Exception):
-    """The other side is none of ours, or does not take us; the text says why."""
+    """The other side does not belong to us, or refuses us; the text says why."""
 
 
 class FleetLink:
@@ -38,7 +38,7 @@ class FleetLink:
         self.writer.write(json.dumps(fields).encode() + b"\n")
 
     async def hear(self, timeout_s: float = SILENT_S) -> dict[str, Any]:
-        """Return the next line. Raises NotTaken for what is none, OSError at the end."""
+        """Return the next line. Raises NotTaken if it is malformed, OSError at the end."""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self.reader.readuntil(b"\n")
@@ -59,7 +59,7 @@ class FleetLink:
 
 
 def derived(key: bytes, of: str) -> str:
-    """Return a key for one purpose, by which the fleet's own cannot be found."""
+    """Return a key for one purpose, from which the fleet's own cannot be derived."""
     return hmac.new(key, f"derived {of}".encode(), "sha256").hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What a cloud says of a machine that it is about to take away, asked for each other second.
+"""What a cloud says of a machine that it is about to take away, asked for every two seconds.
 
-Each cloud has an address that only its machines reach, and documents there:
+Each cloud has an address that only its machines can reach, and serves documents there:
 
 - AWS: ``spot/instance-action`` of the instance metadata service, version 2: 404 until there is a
   notice, then ``{"action": "terminate", "time": "2017-09-18T08:22:00Z"}``, two minutes ahead.
@@ -21,17 +21,17 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-URL = "RIDGELINE_METADATA_URL"  # a variable, and no flag: where that address is another one
+URL = "RIDGELINE_METADATA_URL"  # a variable and no flag: another address to ask
 _LINK_LOCAL = "http://169.254.169.254"
 _TIMEOUT_S, _LOOK_S = 1.0, 2.0
-_LEFT_S = 30.0  # of notices that say no time, or one that is not readable
+_LEFT_S = 30.0  # for notices without a time, or with an unreadable one
 _LATEST = "latest/meta-data/"
 _AZURE = {"Metadata": "true"}
 _GOOGLE = {"Metadata-Flavor": "Google"}
 
 
 class Notice(NamedTuple):
-    """This machine goes: which ``cloud`` says so, and in how many seconds."""
+    """This machine will be taken away: which ``cloud`` says so, and in how many seconds."""
 
     cloud: str
     left_s: float
@@ -84,10 +84,10 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
         cloud: aws, azure, gcp, or auto for the one that answers.
         write: takes lines of the log.
 
-    Returns the notice. With ``auto`` on a machine of no cloud it waits for ever.
+    Returns the notice. With ``auto``, on a machine of no cloud, it waits for ever.
     """
     base = os.environ.get(URL, _LINK_LOCAL)
-    # No proxy of the environment: it would answer for its own machine.
+    # No proxy from the environment: it would answer for its own machine.
     async with httpx2.AsyncClient(base_url=base, timeout=_TIMEOUT_S, trust_env=False) as client:
         known = list(_CLOUDS) if cloud == "auto" else [cloud]
         answering = [one for one in known if not isinstance(await _asked(client, one), Exception)]
@@ -103,7 +103,7 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
 
 
 async def _asked(client: httpx2.AsyncClient, cloud: str) -> float | Exception | None:
-    """Return what a cloud says; what is no answer of its is asked for again, as an exception."""
+    """Return what a cloud says. What is no answer of its raises, so that it is asked again."""
     try:
         return await _CLOUDS[cloud](client)
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:

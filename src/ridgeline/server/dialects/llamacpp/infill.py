@@ -1,7 +1,7 @@
 """POST /infill and /completion, as llama.cpp has them: what may be asked, and the answers.
 
-A request for the middle of a text is a completion whose prompt ``text.infill`` makes, so all of
-sampling, streaming and limits is that of ``/v1/completions``.
+A request for the middle of a text is a completion whose prompt ``text.infill`` makes, so sampling,
+streaming and limits are those of ``/v1/completions``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Pieces = Annotated[list[int | str], Field(fail_fast=True)]  # of one prompt: id
 
 
 def _kind_of_prompt(prompt: Any) -> str:
-    """Return whether a prompt is a text, one of pieces, of which one is an id, or several."""
+    """Return the kind of a prompt: a text, pieces of which at least one is an id, or several."""
     if not isinstance(prompt, list):
         return "[text]"
     return "[pieces]" if any(type(one) is int for one in prompt) else "[prompts]"
@@ -289,7 +289,7 @@ class LlamaCppShape:
         return {path: value for path, value in values.items() if value is not None}
 
     def _settings(self) -> dict[str, Any]:
-        """Return what was asked of sampling, and the model's own recommendations beside it."""
+        """Return the sampling that was asked for, and the model's own recommendations with it."""
         asked = self._body.model_dump(exclude_none=True, exclude=_NO_SETTINGS)
         asked = self._answers.shown(asked)
         return {**self._text.generation_defaults, **asked, "n_predict": self._body.n_predict}

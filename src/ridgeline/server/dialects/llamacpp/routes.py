@@ -33,7 +33,7 @@ from ridgeline.server.service import Service
 
 
 def _kind_of_completion(body: Any) -> str:
-    """Return whose request this is: OpenAI's clients always name a model."""
+    """Return whose kind of request this is: OpenAI's clients always name a model."""
     if isinstance(body, dict):
         return "[openai]" if body.get("model") is not None else "[llama.cpp]"
     return "[llama.cpp]" if isinstance(body, LlamaCppRequest) else "[openai]"

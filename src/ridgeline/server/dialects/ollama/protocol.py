@@ -131,7 +131,7 @@ class ShowAsked(Strict):
     extras = fields.OLLAMA_SHOW
 
     model: str = ""
-    name: str = ""  # as it was called first
+    name: str = ""  # its older name
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:

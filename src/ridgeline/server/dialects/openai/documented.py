@@ -1,7 +1,7 @@
 """The shapes of answers, for the OpenAPI document. Tests hold real answers against them.
 
-Answers themselves are plain dictionaries (``openai.response_builder``): a step of 64 streams makes
-64.
+Answers themselves are plain dictionaries (``openai.response_builder``), because a step of 64
+streams makes 64 of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Routes for vectors of texts: OpenAI's embeddings, and documents ranked as Cohere and Jina do it.
 
-Texts become prompts of one stream, as those of a completion do; in place of answers come vectors.
+Texts become prompts of one stream, as those of a completion do, but vectors come instead of
+answers.
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ if TYPE_CHECKING:  # imported only where receipts are asked for
 
 SSE = "text/event-stream; charset=utf-8"
 PING = b": ping\n\n"  # a comment: clients pass over it
-_HEAD_S = 1.0  # a stream without an event gets its head: until then an error has a status
-_PING_S = 3.0  # of silence; proxies and clients give up after five and more
+_HEAD_S = 1.0  # then a stream gets its head anyway; before, an error has a status
+_PING_S = 3.0  # of silence; proxies and clients give up after five or more
 _JSON = {"content-type": "application/json"}
 _MANY_PROMPTS, _MANY_ENTRIES = 8, 1 << 10  # an answer with more takes milliseconds to write
 _AT_ONCE = 64  # entries of a journal that are written again before others have their turn
-_DEPTH = 5  # to a token of an answer's logprobs, or a text's vector
+_DEPTH = 5  # of a token in an answer's logprobs, or of a text's vector
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: faster
 _CONTENT = {"messages", "prompt", "suffix", "input_prefix", "input_suffix", "input_extra"}
 _CONTENT |= {"input", "text_input", "query", "documents", "text_1", "text_2"}
@@ -95,7 +95,7 @@ class Results(Protocol):
     """What becomes of a stream: answers, or vectors.
 
     Attributes:
-        promise: when it was promised to be there, if it was.
+        promise: when the answer was promised to be there, if it was.
         records: of the prompts that have ended.
     """
 
@@ -126,7 +126,7 @@ class OpenAiShape:
     """OpenAI's objects.
 
     Attributes:
-        witness: what states at the end what the answer is, if a receipt was asked for.
+        witness: states at the end what the answer is, if a receipt was asked for.
     """
 
     stream_type, ping = SSE, PING
@@ -164,7 +164,7 @@ class OpenAiShape:
         return self._answers.take_written(event, self._chunk)
 
     def _progress(self, prompt: int, progress: PromptProgress) -> bytes:
-        """Return a chunk without news of the answer: it may be the first that comes, as a role."""
+        """Return a chunk with nothing new of the answer: the first one may be only a role."""
         is_chat = isinstance(self._body, ChatRequest)
         news = {"delta": {"role": "assistant", "content": None}} if is_chat else {"text": ""}
         choice = {"index": self._answers.choice_of(prompt), **news, "finish_reason": None}
@@ -232,9 +232,8 @@ class Reply(Response):
         """Prepare to submit ``stream`` to ``engine`` and to show ``answers`` in their ``shape``.
 
         A failure is told in the names of the ``dialect``. A long answer is written when its key has
-        one of ``turns``.
-        ``promising`` waits until that is promised to be in time, and raises ApiError if it cannot
-        be; ``note_lengths`` is told how long the answers were.
+        one of ``turns``. ``promising`` waits until the answer is promised to be in time, and raises
+        ApiError if it cannot be; ``note_lengths`` is told how long the answers were.
         """
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
@@ -281,7 +280,7 @@ class Reply(Response):
         except TimeoutError:  # no error event would reach it
             self._note["finish"], self._note["error"] = "error", "the client reads too slowly"
             scope["state"]["cut"]()
-            await watcher  # until the connection is gone: uvicorn takes it for a bug otherwise
+            await watcher  # until the connection is gone; otherwise uvicorn would report a bug
         except StreamError as error:
             if self._has_begun and self._journal is not None and isinstance(error, ServerEnds):
                 self._note["finish"], self._note["error"] = "error", str(error)
@@ -309,7 +308,7 @@ class Reply(Response):
         for i, one in enumerate(journal.begin(self._stream, self._fingerprint)):
             self._shape.take(one)  # whose bytes are shown
             if i % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # or a long journal would keep all others waiting
+                await asyncio.sleep(0)  # otherwise a long journal would keep all others waiting
 
     def _frames(self, one: StreamEvent) -> list[bytes]:
         if self._journal is None:

@@ -61,7 +61,7 @@ class ResponseBuilder:
         """Answer what ``body`` asks; messages are read in ``form``, if there is one.
 
         ``room`` is what the model's context leaves, where that is less than what was allowed.
-        Nothing comes out that ``rules`` forbid; they cannot change text that ``is_constrained``.
+        Nothing that ``rules`` forbid is shown; they cannot change text that ``is_constrained``.
         """
         self._rules = rules
         self.room = room
@@ -244,7 +244,7 @@ class ResponseBuilder:
     def new_id(self, prefix: str, *place: int) -> str:
         """Return an id for a place in the answer.
 
-        It follows from the request alone, so who goes on with an answer gives the same. Prompts
+        It follows from the request alone, so another server that goes on gives the same. Prompts
         are in it, since a client may send one ``x-request-id`` with each turn of a conversation.
         """
         if self._digest is None:
@@ -411,7 +411,7 @@ class ResponseBuilder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated, but for one that only the engine needed."""
+        """Tokens generated, except one that only the engine needed."""
         return sum(answer.num_tokens for answer in self.choices)
 
     @property

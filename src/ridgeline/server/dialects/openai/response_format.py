@@ -33,7 +33,7 @@ class ResponseFormat(NamedTuple):
 
 
 def wanted_form(form_fields: dict[str, Any]) -> ResponseFormat | None:
-    """Return the form that a request's fields ask for, if they do.
+    """Return the form that a request's fields ask for, if any.
 
     Args:
         form_fields: those of ``FIELDS`` that a request sets, and ``guided_whitespace_pattern``.

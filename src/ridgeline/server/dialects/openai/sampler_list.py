@@ -1,4 +1,4 @@
-"""The fields that choose tokens, for programs that let people set them: defaults, bounds, words."""
+"""The sampling fields, for programs that let people set them: defaults, bounds, descriptions."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def switched_off(names: Sequence[str] | None) -> dict[str, float]:
 
 
 def check_biases(biases: Any) -> Any:
-    """Drop nulls, and raise for the first wrong pair, or too many: pydantic would list them all."""
+    """Drop nulls, and raise for the first wrong pair, or for too many: pydantic would list all."""
     if not isinstance(biases, dict):
         return biases
     if len(biases) > MAX_BIASES:

@@ -147,7 +147,7 @@ class TextOptions(Strict):
     format: dict[str, Any] | None = None
 
 
-# What may be included; nothing is encrypted here, so of the second there is none.
+# What may be included; nothing is encrypted here, so the second adds nothing.
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 

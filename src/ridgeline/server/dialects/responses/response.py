@@ -115,7 +115,7 @@ class ResponseShape:
     def _hold_logprobs(self, choice: Choice) -> None:
         """Keep the logprobs of tokens until their text comes; text has them, nothing else does.
 
-        A delta without text is of a token that is held back, or that only marks where things end.
+        A delta without text belongs to a token that is held back, or only marks an end.
         """
         self._logprobs += (choice["logprobs"] or {}).get("content", [])
         before, self._num_reasoning = self._num_reasoning, self._answers.num_reasoning

@@ -27,7 +27,7 @@ _Unsigned = Literal["UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = Literal[_Flag, _Number, _Unsigned]
 _MAX_TENSORS = 256
 _NESTED = ("parameters", "sampling_parameters")
-# No name of these means anything here: the route says what is asked, and one text is answered.
+# These names mean nothing here: the route says what is asked, and one text is answered.
 _ABSENT = (
     *("echo", "include_timings", "logprobs", "model", "prompt", "prompt_logprobs"),
     *("return_token_ids", "return_tokens_as_token_ids", "stream_options", "timings_per_token"),
@@ -51,8 +51,8 @@ class TritonRequest(CompletionRequest):
     return_finish_reason: bool | None = None
     return_num_input_tokens: bool | None = None
     return_num_output_tokens: bool | None = None
-    parameters: dict[str, Any] | None = None  # they may stand in here, or beside it
-    sampling_parameters: str | None = None  # or in here, as JSON, where numbers may be texts
+    parameters: dict[str, Any] | None = None  # fields may be in here, or beside it
+    sampling_parameters: str | None = None  # or in here, as JSON; numbers may be texts
 
     @classmethod
     def _flat(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def request_of(body: InferRequest, behind: bytes, *, is_strict: bool) -> TritonR
 
 
 def fields_of_others() -> frozenset[str]:
-    """Return the names that the table knows, of which it says what becomes of them."""
+    """Return the names in the table that says what becomes of each."""
     return frozenset(TritonRequest.extras or ())
 
 

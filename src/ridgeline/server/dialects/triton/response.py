@@ -14,7 +14,7 @@ from ridgeline.server.engine.request_stream import StreamEvent
 from ridgeline.server.http.errors import ApiError
 
 VERSION = "1"  # the only one of each model
-OUTPUTS = {  # of a model that writes; all but the first only where they are asked for
+OUTPUTS = {  # of a generative model; all but the first only on request
     "text_output": "BYTES",
     "finish_reason": "BYTES",
     "num_input_tokens": "UINT32",

@@ -36,7 +36,7 @@ EXTENSIONS = [
     *("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters")
 ]
 LENGTH = "inference-header-content-length"
-STREAM = "text/event-stream"  # who accepts it gets a streamed answer to infer, as an event a piece
+STREAM = "text/event-stream"  # clients that accept it get a stream from infer
 MANAGE = "/v2/repository/models/{model:path}/{action}"
 ANSWERS, FACTS, READY = ("/generate", "/generate_stream", "/infer"), ("/config", ""), "/ready"
 _EMBEDDING = "embedding"
