@@ -1,10 +1,10 @@
 """The cuda backend: NVIDIA GPUs, by kernels in Triton that torch launches.
 
-Other code imports this module alone. It imports torch when a model is loaded, not before: a machine
-without torch can plan, and is told what is missing. ``layer_spec`` says what is refused, ``sizes``
-what a model takes, ``device`` what there is to compute on. ``model`` has the layers as calls of
-operations, ``step`` a step's arrays and graphs, ``kernels`` the operations, and ``twins`` the same
-in torch, which say what kernels must give and run in tests.
+Other code imports only this module. It imports torch when a model is loaded and not before, so a
+machine without torch can plan, and is told what is missing. ``layer_spec`` says what is refused,
+``sizes`` what a model takes, ``device`` what there is to compute on. ``model`` has the layers as
+calls of operations, ``step`` a step's arrays and graphs, ``kernels`` the operations, and ``twins``
+the same in torch: they define what the kernels must return, and run in tests.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
 
 
 def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
-    """Return what a model may take of the device's memory; None where it takes that of the machine.
+    """Return the device memory that a model may take; None where it takes the machine's memory.
 
     Raises ValueError, which names the largest format that fits, if the weights are larger.
     """

@@ -79,5 +79,5 @@ def _ask(query: str) -> Sequence[list[str]]:
 
 
 def _mib(text: str) -> int:
-    """Return the bytes of a number of MiB; 0 of what is no number, as some drivers say."""
+    """Return the bytes of a number of MiB; 0 if it is no number, as with some drivers."""
     return int(text) * _MIB if text.isdigit() else 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ridgeline.backends.interface import Held
 
 TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, without kernels
-ORDERED = "ordered"  # its value where twins' sums have one order, as those of kernels
+ORDERED = "ordered"  # the value that gives twins' sums one order, like those of kernels
 _LEAST_TORCH = (2, 9)
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
 _KEPT_SHARE = 0.02  # of the device's memory
@@ -32,7 +32,7 @@ Version = tuple[int, int]
 
 
 class DeviceFacts(NamedTuple):
-    """What is here of what the backend needs.
+    """Which of the things that the backend needs are installed.
 
     Attributes:
         torch: its version; None if it is not installed.
@@ -52,7 +52,7 @@ class DeviceFacts(NamedTuple):
 
 
 def facts() -> DeviceFacts:
-    """Return what is here. torch is imported only if it can be of use."""
+    """Return these facts. torch is imported only if it can be of use."""
     known = DeviceFacts(has_triton=_has("triton"), driver=_driver())
     if not _has("torch"):
         return known
@@ -145,7 +145,7 @@ def check_count(ranks: int) -> None:
 
 
 def room_bytes() -> int | None:
-    """Return what can be had of the device's memory; None for twins, which live in RAM."""
+    """Return the device memory that can be used; None for twins, which live in RAM."""
     if uses_twins():
         return None
     import torch
@@ -157,14 +157,14 @@ def room_bytes() -> int | None:
 def rest_of_device(
     device: str, named_bytes: int, allocated_bytes: int, reserved_bytes: int, used_bytes: int
 ) -> dict[str, Held]:
-    """Return the memory of a device that no named line counts, so that the lines add up to all.
+    """Return the device memory that no named line counts, so that the lines add up to the total.
 
     Args:
         device: its name.
         named_bytes: of tensors that have a line.
         allocated_bytes: of all tensors, those of graphs among them.
         reserved_bytes: that torch took of the device.
-        used_bytes: of the device, as it says itself, by all processes.
+        used_bytes: of the device by all processes, as it reports itself.
     """
     sizes = {
         "scratch.graphs": allocated_bytes - named_bytes,

@@ -12,7 +12,7 @@ from ridgeline.arch.model import Attention, Layer, ModelArch
 from ridgeline.arch.recurrent import Ssm
 
 MAX_HEAD_DIM = 512
-MANY_CHANNELS = 256  # of a value, above which programs have few rows
+MANY_CHANNELS = 256  # channels of a value above which programs have few rows
 MAX_LATENT = 512  # channels of a latent, which is key and value of many heads
 MAX_SHARED_HEADS = 64  # query heads of one key head: the rows of a program
 
@@ -103,7 +103,7 @@ def head_spec(mixer: Attention, eps: float) -> HeadSpec:
 
 
 def missing(arch: ModelArch) -> str | None:
-    """Return what of a model this backend cannot compute, in words; None if it can all of it."""
+    """Return in words what of a model this backend cannot compute; None if it can compute all."""
     if arch.is_encoder or arch.reads_whole or arch.scores:
         return "models that read texts whole (encoders)"
     return next(filter(None, map(_missing_of, arch.layers)), None)
@@ -128,6 +128,6 @@ def _missing_of(layer: Layer) -> str | None:
 
 
 def values_per_token(arch: ModelArch, groups: tuple[CacheGroup, ...]) -> int:
-    """Return how many values a token has in a block: those of the group that has most."""
+    """Return how many values a token has in a block, in the group that has most."""
     mixers = {i: arch.layers[i].known_attention for i in arch.cached_layers}
     return max(sum(mixers[i].cache_size for i in group.layers) for group in groups)

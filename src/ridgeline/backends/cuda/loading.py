@@ -1,7 +1,7 @@
-"""A model is loaded onto a device, and the device's memory is shared out.
+"""Loads a model onto a device, and divides the device's memory.
 
-What a step takes is measured: a step of the largest size is executed before the cache is made of
-what is left.
+The memory of a step is measured: a step of the largest size is executed, and then the cache is made
+of what is left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_rank(
 ) -> tuple[CudaRunner, Ranks]:
     """Return the runner of a rank over its share of a model, and the rank among others.
 
-    ``meet`` is called when the weights are there; it waits for those of all ranks.
+    ``meet`` is called when the weights are loaded; it waits until all ranks have theirs.
     """
     on_cpu = devices.uses_twins()
     device = torch.device("cpu" if on_cpu else f"cuda:{rank}")
@@ -69,7 +69,7 @@ def load_rank(
 
 
 def keep_kernels(surroundings: BackendContext) -> None:
-    """Let Triton keep what it compiles beside our own kernels, unless the user says where."""
+    """Let Triton keep what it compiles beside our own kernels, unless the user has set a place."""
     if not devices.uses_twins():
         os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
 
@@ -77,7 +77,7 @@ def keep_kernels(surroundings: BackendContext) -> None:
 def step_of(
     setup: Setup, num_groups: int, num_tokens: int, params: SamplingParams = _PLAIN
 ) -> Step:
-    """Return a step of ``num_tokens``: as many single ones as may be, and a prompt of the rest.
+    """Return a step of ``num_tokens``: as many single tokens as possible, and a prompt of the rest.
 
     All write into the first blocks. What they compute means nothing.
     """

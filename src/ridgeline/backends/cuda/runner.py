@@ -49,8 +49,8 @@ _BY_TRITON = "Triton Error [CUDA]"  # how a launch of a kernel begins to say wha
 class _Launched(NamedTuple):
     """A plain step under way: what it draws, and the same on its way to the host.
 
-    Behind the ``num_draws`` tokens lies whether each one's logits are finite, then whether any of
-    the step's keys or values is not.
+    Behind the ``num_draws`` tokens is, for each, whether its logits are finite, and then whether
+    any of the step's keys or values is not finite.
     """
 
     picked: torch.Tensor
@@ -69,9 +69,10 @@ class CudaRunner:
 
     Attributes:
         groups: of layers, each with a block table of its own.
-        num_ahead: items that were there when they were asked for.
-        num_in_vain: those that were computed ahead, and nobody asked for.
-        looks_ahead: whether it runs ahead: not with states, which a step in vain would change.
+        num_ahead: items that were computed already when they were asked for.
+        num_in_vain: items that were computed ahead and never asked for.
+        looks_ahead: whether it runs ahead. It does not with states: an unused step would change
+            them.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class CudaRunner:
         Args:
             arch: of the model.
             weights: on a device.
-            setup: with all that was open decided.
-            scorer: what pooled states go through, if anything.
+            setup: with every "auto" decided.
+            scorer: the layers that pooled states go through, if any.
             ops: kernels, or their twins.
             pads: whether steps are padded as graphs need it; None: on a GPU.
-            ranks: who has the rest of the model, of which this is a share; None: nobody.
+            ranks: the group that has the rest of the model; None: this is the whole model.
         """
         self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
         self.device = weights.embed.device
@@ -284,7 +285,7 @@ class CudaRunner:
         of_items = [poison[first : first + count] for first, count, _ in batch.spans]
         return [(i, int(of_item.argmax())) for i, of_item in enumerate(of_items) if of_item.any()]
 
-    # --- what a backend's face asks for ----------------------------------------------------------
+    # --- the rest of a backend's interface --------------------------------------------------------
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> Floats:
         """Return the logits after each of ``tokens``, ``[tokens, vocab]``.
@@ -381,7 +382,7 @@ def _is_alive() -> bool:
 
 @contextmanager
 def errors_named() -> Iterator[None]:
-    """Turn torch's errors of a device into those that others know."""
+    """Turn torch's device errors into those that other code knows."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,6 +1,6 @@
 """How the kernels cut their work: literal tables, measured on an H200. It imports nothing.
 
-What decides bits is fixed: how many keys a partial result has, and how a weight's inputs are cut.
+What affects bits is fixed: how many keys a partial result has, and how a weight's inputs are cut.
 Everything else (rows, outputs, warps, programs) changes only who computes what. Nothing is tuned
 while a program runs.
 """
@@ -54,7 +54,7 @@ class ProductTile(NamedTuple):
     Attributes:
         rows: of tokens.
         outputs: rows of the weight.
-        inputs: that are multiplied at a time; sums are in their order whatever it is.
+        inputs: how many are multiplied at a time; the order of sums does not depend on it.
         warps: of the program.
         stages: loads that are under way.
         streams: the copy engine loads, and programs stay for several tiles.
@@ -99,8 +99,8 @@ def packed_rows(num_rows: int) -> int:
 def num_parts(N: int, K: int) -> int:
     """Return in how many parts a packed matrix's inputs are summed; they are added in order.
 
-    So few programs as a narrow matrix has cannot keep the memory busy with a single row of tokens.
-    The cut is a property of the matrix, so that a row has the same bits in any batch.
+    A narrow matrix has too few programs to keep the memory busy with a single row of tokens. The
+    cut is a property of the matrix, so that a row has the same bits in any batch.
     """
     parts, programs = 1, -(-N // 64)
     while programs * parts < WANTED_PROGRAMS and K // (2 * parts) >= MIN_INPUTS:

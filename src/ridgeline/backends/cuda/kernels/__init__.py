@@ -1,4 +1,4 @@
-"""The Triton kernels. What stands here has a twin in ``twins``: the same name and arguments.
+"""The Triton kernels. Each has a twin in ``twins`` with the same name and arguments.
 
 Importing this package imports Triton. Nothing here knows of sequences, steps or models.
 """

@@ -4,8 +4,8 @@ A row's bits depend on its own tokens alone. A query at position p takes its key
 alone decides: keys are cut at absolute multiples of a tile (one product) and of SPLIT (one partial
 result), and partial results are folded in order by one function, whether other programs found them
 (single tokens with long contexts) or this one. What is masked changes nothing. The matrix unit sums
-the weights too, beside the values, so the sum's order depends on no number of threads. Where a
-fused multiply-add is meant it is written; the compiler makes none of its own.
+the weights too, beside the values, so the order of the sum does not depend on the number of
+threads. Where a fused multiply-add is meant, it is written; the compiler adds none of its own.
 
 So the instance for single tokens (16 rows, 2 warps) and that for prompts (64 rows, 4 warps) give
 the same bits. Algorithm: FlashAttention-2 (Dao, 2023) over blocks (Kwon et al., 2023), with splits
@@ -38,7 +38,7 @@ def folded(top, total, acc, top_new, total_new, acc_new):
 
 @triton.jit
 def with_sink(top, total, acc, sink):
-    """Return sum and values after a score without a value took its share."""
+    """Return the sum and the values after a score without a value has taken its share."""
     greatest = tl.maximum(top, sink)
     old = tl.exp2(top - greatest)
     return tl.fma(total, old, tl.exp2(sink - greatest)), acc * old[:, None]
@@ -83,7 +83,7 @@ def met_keys(
         key = start + i
         there = (key >= first) & (key <= last)
         nth, slot = key // BLOCK_SIZE, key % BLOCK_SIZE
-        if TILE % BLOCK_SIZE == 0:  # the same, but constants for the compiler
+        if TILE % BLOCK_SIZE == 0:  # the same, as constants for the compiler
             nth, slot = start // BLOCK_SIZE + i // BLOCK_SIZE, i % BLOCK_SIZE
         block = tl.load(table + nth, mask=there, other=0).to(tl.int64)
         at = block * block_stride + slot * SLOT_STRIDE

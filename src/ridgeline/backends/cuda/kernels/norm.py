@@ -1,4 +1,4 @@
-"""Norms, and the residual stream before them. A program has a row, so its sum has one order."""
+"""Norms, and the residual stream before them. A program has one row, so its sum has one order."""
 
 from __future__ import annotations
 

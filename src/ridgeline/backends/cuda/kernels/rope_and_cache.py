@@ -67,7 +67,7 @@ def rope_and_cache_kernel(
         else:
             if V_NORM:
                 x = x * inverse_rms(x, eps, D)
-        finite = tl.abs(x) < float("inf")  # nor is nan
+        finite = tl.abs(x) < float("inf")  # neither is nan
         if tl.sum((inside & (finite == 0)).to(tl.int32), axis=0) > 0:
             tl.store(poison + token, 1)
         kind = (head - H) // K

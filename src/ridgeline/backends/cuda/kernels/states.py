@@ -1,8 +1,8 @@
-"""Recurrent layers: convolutions over the last tokens, and memories, a token after another.
+"""Recurrent layers: convolutions over the last tokens, and memories, one token after another.
 
-A program has one sequence's memory of some channels of one head in its registers, and goes through
-the sequence's tokens. So a row's sums have one order, wherever its text was cut. A step's lists are
-read from the device, so a captured graph may hold it.
+A program holds one sequence's memory of some channels of one head in its registers, and goes
+through the sequence's tokens. So a row's sums have one order, wherever its text was cut. A step's
+lists are read from the device, so a captured graph may hold it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def scan_kernel(
 
 
 def scan(x, b, c, pace, kept, skip, memory, plan):
-    """Return what is read of memories that forget: see the twin."""
+    """Return a state-space scan: see the twin."""
     H, P, N = memory.shape[1:]
     out = torch.zeros_like(x)
     scan_kernel[(plan.programs, H, triton.cdiv(P, ROWS))](
@@ -167,7 +167,7 @@ def remember_kernel(
 
 
 def remember(q, k, v, strength, kept, memory, by_turns, plan):
-    """Return what queries read of memories that are corrected: see the twin."""
+    """Return the gated delta rule: see the twin."""
     H, K, V = memory.shape[1:]
     out = torch.zeros_like(v)
     remember_kernel[(plan.programs, H, triton.cdiv(V, ROWS))](

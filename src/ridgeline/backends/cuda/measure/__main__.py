@@ -11,7 +11,7 @@ import sys
 from ridgeline.backends.cuda import device as devices
 from ridgeline.machine import DeviceLost
 
-_NO_DEVICE, _LOST = 3, 5  # statuses: nothing to compute on, with a line that says why; not any more
+_NO_DEVICE, _LOST = 3, 5  # exit statuses: no device, with a line that says why; the device was lost
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         of_part.measure(Part(args.part, args.seconds, args.skip, args.worker, args.workers))
     except DeviceLost:  # said already
         sys.stdout.flush()
-        os._exit(_LOST)  # to free what lies on the device would fail, or wait
+        os._exit(_LOST)  # freeing what is on the device would fail, or wait
 
 
 if __name__ == "__main__":

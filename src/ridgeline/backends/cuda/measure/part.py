@@ -1,4 +1,4 @@
-"""What the parts of ``ridgeline bench gpu`` share: the device, the clock, where findings go."""
+"""What the parts of ``ridgeline bench gpu`` share: device, clock, and output of findings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 class Part:
     """A part under way, or a worker's share of it.
 
-    Each case is announced as it begins and ends: if this process is lost, another one can go on
-    behind it (``bench.gpu.parts``).
+    Each case is announced when it begins and when it ends. If this process is lost, another one can
+    go on after that case (``bench.gpu.parts``).
 
     Attributes:
         is_tiny: shapes are small, and all is computed by twins on the CPU.
@@ -75,7 +75,7 @@ class Part:
         torch.manual_seed(0)
 
     def say(self, what: str, **values: Any) -> None:
-        """Print a finding. One with ``ok`` is a check; what is None could not be measured."""
+        """Print a finding. One with ``ok`` is a check; None means that it could not be measured."""
         known = {name: value for name, value in values.items() if value is not None}
         print(json.dumps({"part": self.name, "what": what, **known}), flush=True)
 
@@ -92,19 +92,19 @@ class Part:
         self.say(what, error=error, most=most, ok=error <= most)
 
     def equal(self, what: str, found: Tensor | Sequence[Tensor], wanted: Any) -> None:
-        """Check that arrays are equal; what is not a number is equal to what is not either."""
+        """Check that arrays are equal; NaN equals NaN."""
         pairs = [(found, wanted)] if torch.is_tensor(found) else zip(found, wanted, strict=True)
         bad = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in pairs)
         self.say(what, ok=not bad, bad=bad or None)
 
     def same_bits(self, what: str, is_same: bool, **values: Any) -> None:
-        """Check that bits are equal; of twins it is only told, as torch's sums follow the batch."""
+        """Check that bits are equal; for twins only report it, as torch's sums follow the batch."""
         self.say(what, same_bits=is_same, ok=is_same or self.is_tiny, **values)
 
     def run(self, cases: Iterable[Case], need_s: float = 3.0, *, are_ours: bool = True) -> None:
         """Measure cases one after another while there is time; one that fails ends nothing else.
 
-        What others' code cannot do is no failure of ours. A case may run cases itself.
+        What others' code cannot do does not count as a failure. A case may run cases itself.
         """
         left_out = []
         for i, (name, measure) in enumerate(cases):
@@ -121,7 +121,7 @@ class Part:
             self.say("left out", cases=left_out)
 
     def _measure(self, name: str, measure: Callable[[], None], *, are_ours: bool) -> None:
-        """Measure a case with random numbers of its own; a device that is lost is said once."""
+        """Measure a case with random numbers of its own; the loss of a device is reported once."""
         torch.manual_seed(zlib.crc32(name.encode()))
         self._depth += 1
         try:

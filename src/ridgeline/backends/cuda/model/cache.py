@@ -1,7 +1,7 @@
 """Keys and values on the device: blocks of equal bytes, each of one group of layers.
 
-A layer's part of a block is ``[2, K, block_size, D]``: the keys of a head lie in one run,
-and a block in one piece. Of latent attention it has keys alone, ``[1, 1, block_size, D]``.
+A layer's part of a block is ``[2, K, block_size, D]``: the keys of a head are contiguous, and so is
+a block. With latent attention it has only keys, ``[1, 1, block_size, D]``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.backends.cuda.layer_spec import values_per_token
 
 
 class Cache:
-    """All blocks, and of each layer a view of its part of them.
+    """All blocks, and for each layer a view of its part of them.
 
     Attributes:
         blocks: all memory, ``[blocks, values]``.

@@ -23,7 +23,7 @@ _MOST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """The pairs of a step.
+    """The pairs of a token and an expert in a step.
 
     Attributes:
         order: pairs, numbered by token, in the order of their experts.
@@ -52,7 +52,7 @@ def mixture(
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, float32.
 
-    ``routed`` are the rows that choose them. Of each expert every one of ``ranks`` has a part.
+    ``routed`` are the rows that choose them. Each of the ``ranks`` has a part of every expert.
     """
     w: Any = weights
     logits = ops.product(routed, w.router, w.router_bias, torch.float32)
@@ -84,7 +84,7 @@ def mixture(
 def route(logits: Tensor, w: Any, experts: Experts) -> tuple[Tensor, Tensor]:
     """Return each token's experts, by rising number, and their weights.
 
-    Of experts with equal shares the first is chosen (``arch.model.Experts``).
+    Among experts with equal shares the first is chosen (``arch.model.Experts``).
     """
     if experts.router == "sparsemixer":
         return _taken_one_by_one(logits, experts)
@@ -129,7 +129,7 @@ def _taken_one_by_one(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]
 
 
 def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:
-    """Return shares at minus infinity outside of the groups whose ``best`` shares sum to most."""
+    """Return shares, minus infinity outside the groups whose ``best`` shares sum to most."""
     by_group = wanted.unflatten(1, (experts.num_groups, -1))
     top = by_group.sort(2, descending=True).values[..., :best]
     of_group = top[..., 0] if best == 1 else top[..., 0] + top[..., 1]
@@ -139,7 +139,7 @@ def _in_best_groups(wanted: Tensor, experts: Experts, best: int) -> Tensor:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Return where the largest values of each row are; of equal ones the first."""
+    """Return where the largest values of each row are; among equal ones the first."""
     return torch.sort(-values, dim=1, stable=True).indices[:, :count]
 
 

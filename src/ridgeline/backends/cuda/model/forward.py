@@ -33,7 +33,7 @@ from ridgeline.models.rope.tables import query_scales, rope_tables
 class Inputs:
     """What the layers read of a step; ``tables`` are ``[groups, rows, width]``.
 
-    ``poison`` is what they write: which tokens have keys or values that are not finite.
+    ``poison`` is what they write to: which tokens have keys or values that are not finite.
     """
 
     tokens: Tensor
@@ -46,7 +46,7 @@ class Inputs:
 
 
 class Model:
-    """Weights and tables of angles. ``kinds`` are those of attention, by layers that have it."""
+    """Weights and tables of angles. ``kinds`` are the kinds of attention, by layer that has it."""
 
     def __init__(
         self,

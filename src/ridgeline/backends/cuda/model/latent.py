@@ -1,7 +1,7 @@
 """Latent attention (DeepSeek-V2, 2024) in its absorbed form: ``arch.latent``.
 
-A query head's part of a matrix is multiplied as an expert to which every token goes. So a row has
-the same bits in any batch, and no operation is made for latents alone but attention's own.
+A query head's part of a matrix is multiplied like an expert to which every token goes. So a row has
+the same bits in any batch, and only attention itself needs an operation made for latents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mixers that keep a state, as calls of operations: ``arch.recurrent``.
 
 Linear maps and what belongs to single tokens are done for all rows of a step; convolutions and
-recurrences go through states (``step.states``). Sums over channels are operations of ours, whose
-order no batch changes.
+recurrences go through states (``step.states``). Sums over channels are our own operations, whose
+order does not change with the batch.
 """
 
 from __future__ import annotations

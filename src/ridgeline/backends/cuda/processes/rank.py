@@ -1,4 +1,4 @@
-"""What the process of a rank runs: the same steps as the first rank, which tells it.
+"""What the process of a rank runs: the same steps as the first rank, which sends them.
 
 It says nothing on the terminal, and ends when the first rank does.
 """
@@ -42,7 +42,7 @@ def main(descriptor: int) -> None:
 
 
 def _serve(pipe: Connection, start: Start) -> None:
-    # Late, so that Linux knows first with whom this process ends.
+    # Late, so that Linux knows before this with which parent this process ends.
     from ridgeline.backends.cuda.loading import load_rank
     from ridgeline.backends.cuda.ranks.group import Ranks, connect
     from ridgeline.backends.written_steps import Receiver

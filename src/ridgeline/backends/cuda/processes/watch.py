@@ -1,8 +1,8 @@
 """The processes of all ranks but the first: started, told what to do, watched, and ended.
 
-A thread of the first rank's process has started them, and Linux ends them with it. It reads what
+A thread of the first rank's process starts them, and Linux ends them with it. The thread reads what
 they say. If one of them ends, or a step is not done in time, it ends all of them and says in one
-line which one it was; those that wait for a rank wait no longer.
+line which one it was; whatever waits for a rank is woken.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The call ``number`` has failed and left things as they were, or, if it is -1, all has."""
+    """The call ``number`` has failed and changed nothing; if it is -1, everything has failed."""
 
     number: int
     why: str
@@ -77,7 +77,7 @@ class Processes:
         progress: of all ranks, in memory that they share: how far each has come in a step.
         step_timeout_s: after which a step is given up.
         lost: why no step can run any more.
-        on_lost: called once when a rank is lost, in the thread that watches.
+        on_lost: called once, in the watching thread, when a rank is lost.
     """
 
     def __init__(self, model: Path, setup: Setup) -> None:
@@ -132,7 +132,7 @@ class Processes:
         """Tell all ranks to do something, while this one does it as well.
 
         Raises DeviceLost, with the rank's name, if not all of them can. An error that all ranks
-        have had alike is passed on: they can go on.
+        have alike is passed on: they can continue.
         """
         self.raise_lost()
         self._number += 1
@@ -252,7 +252,7 @@ class Processes:
         return f"rank {rank} of {self.count} (process {self._processes[rank].pid})"
 
     def _who_ended(self, seen: int) -> int:
-        """Return the rank that ended first: it says nothing, and others say that it is gone.
+        """Return the rank that ended first: it is silent, and others report that it is gone.
 
         ``seen`` is one of them.
         """

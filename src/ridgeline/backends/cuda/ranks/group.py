@@ -44,8 +44,8 @@ class Ranks:
     def gather(self, x: Tensor, size: int | None = None) -> Tensor:
         """Return the columns of all ranks, ``[T, columns]``, those of the first rank first.
 
-        Every rank has as many of them, but for the last ones where ``size`` says how many there
-        are in all.
+        Every rank has equally many, except the last ones where ``size`` says how many there are in
+        all.
         """
         if self.count == 1:
             return x

@@ -3,7 +3,7 @@ are known to the host.
 
 Its tokens are those that the device has drawn. When the core asks for a step, each item that asks
 for exactly what was computed gets it; all others are computed as usual. A row's bits do not depend
-on the step that it is in, so no answer shows it, and the core knows nothing of it. All launches are
+on the step that it is in, so no answer changes, and the core knows nothing of it. All launches are
 on one stream: a block that was given away meanwhile is written later by its new owner.
 """
 
@@ -26,7 +26,7 @@ class Ahead:
         work: its items, with tokens that were not known when it was launched.
         picked: what it draws, on the device.
         pending: the same on its way to the host, then what is not finite.
-        tokens: that its items turned out to be of, as soon as the host knows.
+        tokens: what its items' tokens turned out to be, once the host knows.
     """
 
     work: tuple[Work, ...]

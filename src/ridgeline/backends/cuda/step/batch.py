@@ -1,9 +1,10 @@
-"""A step as flat arrays for the device. It needs numpy alone, and knows nothing of requests.
+"""A step as flat arrays for the device. It needs only numpy, and knows nothing of requests.
 
 Attention gets a work list for each kind of layer: an item of it is a run of queries of one
 sequence, as many as a program has rows for. A single token whose context is long becomes several
-items, one for each split of its keys, and a fold that adds up what they found. Splits stand at
-absolute positions, so how a step is cut decides who computes what, and no bit of the result.
+items, one for each split of its keys, and a fold that adds up what they found. Splits are at
+absolute positions, so how a step is cut decides which program computes what, but no bit of the
+result.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Tables:
     """Block tables as one array ``[groups, rows, width]``, written where one has changed.
 
     A table is the same object as long as it does not grow, and a sequence's sampling all its life,
-    so ``is`` finds what is new. It is a cache: to ``forget`` costs time and nothing else.
+    so ``is`` finds what is new. It is a cache: ``forget`` costs only time.
     """
 
     def __init__(self, num_groups: int, num_rows: int, width: int) -> None:
@@ -165,8 +166,8 @@ def arrange(work: Sequence[Work], tables: Tables, cuts: Mapping[Kind, Cut]) -> B
 def cut_items(spans: Sequence[Span], row_of: Sequence[int], kind: Kind, cut: Cut) -> WorkList:
     """Cut items into runs of queries that a program has rows for, and share out long contexts.
 
-    Of single queries with several splits each split is an item, for the longest first, as long as
-    there are slots. Items are ordered by length, the longest first: programs stride over them.
+    For single queries with several splits each split is an item, the longest queries first, as long
+    as there are slots. Items are ordered by length, the longest first: programs stride over them.
     """
     span = np.array(spans, np.int64).reshape(-1, 3)
     most = cut.rows // kind.shared

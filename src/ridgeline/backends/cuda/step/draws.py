@@ -1,8 +1,8 @@
-"""Draws on the device: what of ``backends.sampler.rule`` its kernel knows, and for whom.
+"""Draws on the device: which part of ``backends.sampler.rule`` the kernel knows, and for whom.
 
-It knows penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and ranks. Who asks for
-more (typical sampling, top-n-sigma, a draw in which XTC acts, the middle of a text) is answered by
-the rule itself, of logits that are copied.
+It knows penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, and ranks. Requests for
+more (typical sampling, top-n-sigma, a draw in which XTC acts, the middle of a text) are answered by
+the rule itself, from logits that are copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Draws:
         self._are_plain = np.zeros(num_rows, bool)
 
     def note(self, work: Sequence[Work], fresh: Sequence[tuple[int, int]]) -> None:
-        """Keep how items draw whose rows are new to them."""
+        """Keep how those items draw whose rows are new to them."""
         for i, row in fresh:
             sampling = work[i].sampling
             how = rule(sampling.params)

@@ -111,8 +111,8 @@ class Graphs:
 def captured(call: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
     """Return a CUDA graph of a call that ran before, and what the call returned.
 
-    Only calls of this thread can spoil it: others may ask the driver for whatever they like.
-    Raises what the call raised, or RuntimeError if the driver cannot capture it.
+    Only this thread's calls can spoil it: other threads may call the driver meanwhile. Raises what
+    the call raised, or RuntimeError if the driver cannot capture it.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of tokens, made on the device of all logits, and read as few numbers.
+"""Log-probabilities and ranks of tokens, computed on the device: only few numbers are read back.
 
 The rule is ``backends.sampler.rule.rank_tokens``.
 """

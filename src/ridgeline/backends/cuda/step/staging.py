@@ -56,7 +56,7 @@ class Staging:
         return self._views[self._next]
 
     def send(self) -> None:
-        """Start the copy. What is written next is free when its own last copy has ended."""
+        """Start the copy. The arrays written next are free once their own last copy has ended."""
         if not self._pins:
             return
         self.array.copy_(self._hosts[self._next], non_blocking=True)

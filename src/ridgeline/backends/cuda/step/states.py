@@ -1,6 +1,6 @@
 """States of recurrent layers on the device: two of each slot, of which a step reads one.
 
-A step writes the other one, and only when all of it is computed does it count: ``commit``. So a
+A step writes the other one, which counts only when the whole step is computed: ``commit``. So a
 step that failed can be computed again. What recurrences read of a step stands in ``StatePlan``.
 """
 
@@ -23,7 +23,7 @@ Ints = NDArray[np.int32]
 
 
 class States:
-    """Slots of states; none where no layer keeps one. Of slot s there are 2 s and 2 s + 1.
+    """Slots of states; none where no layer keeps one. Slot s has the places 2 s and 2 s + 1.
 
     Attributes:
         by_layer: of each recurrent layer, its parts, ``[2 * slots, ...]`` float32.
@@ -75,7 +75,7 @@ class States:
         return np.array(items, np.int32), np.array(cuts, np.int32)
 
     def commit(self, work: Sequence[Work]) -> None:
-        """Let count what a step wrote."""
+        """Make what a step wrote count."""
         if self.are_there:
             slots = {slot for item in work for slot in (item.state, *(s for _, s in item.save))}
             self._current[list(slots)] ^= 1

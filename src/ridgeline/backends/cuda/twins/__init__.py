@@ -1,8 +1,8 @@
 """Every kernel's twin in torch, with the same name and arguments, written to be read.
 
 On a CPU they compute whole models, so that everything around the kernels is tested without a GPU.
-On a GPU they say what a kernel has to return. They sum in float32, in whatever order torch likes,
-and in float64 if that is what they are given.
+On a GPU they say what a kernel has to return. They sum in float32, in whatever order torch uses,
+and in float64 if their inputs are float64.
 """
 
 from ridgeline.backends.cuda.twins.draws import adjust, draw, rank

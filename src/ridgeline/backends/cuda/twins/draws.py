@@ -1,4 +1,4 @@
-"""Twins of the kernels behind the last layer: they call the rule itself, or state it once more."""
+"""Twins of the kernels after the last layer: they call the rule itself, or state it once more."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def rank(
     Returns:
         Of each ``[R]``: the token's logit, how many tokens are likelier (or as likely and of a
         smaller id) int64, the row's greatest logit, the sum of its weights at temperature 1 int64,
-        and 1 if all logits are finite, else 0, int32. Where they are not, the others are anything.
+        and 1 if all logits are finite, else 0, int32. Where they are not, the other values mean
+        nothing.
     """
     found = []
     for row, token in zip(logits[row_of].numpy(force=True), tokens.tolist(), strict=True):

@@ -131,8 +131,8 @@ def rope_and_cache(
 ) -> Tensor:
     """Norm and rotate queries and keys (Su et al., 2021), store keys and values in their blocks.
 
-    A key or value that is not finite is stored as zero, and its token is marked: a block that
-    others may share never holds what spoils a sum.
+    A key or value that is not finite is stored as zero, and its token is marked. So a block that
+    others may share never holds a value that spoils a sum.
 
     Args:
         qkv: ``[T, (H + 2 * K) * D]``; ``(H + K) * D`` where values are keys or a part of them,

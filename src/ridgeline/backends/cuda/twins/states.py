@@ -46,7 +46,7 @@ def scan(
     memory: Tensor,
     plan: Any,
 ) -> Tensor:
-    """Return what C reads of memories that forget, and take in B times x (Dao and Gu, 2024).
+    """Return a state-space scan (Dao and Gu, 2024): memories decay and add B times x; C reads.
 
     Args:
         x: ``[T, H, P]`` float32.
@@ -81,7 +81,7 @@ def remember(
     by_turns: bool,
     plan: Any,
 ) -> Tensor:
-    """Return what queries read of memories that keys and values correct (Yang et al., 2024).
+    """Return the gated delta rule (Yang et al., 2024): keys and values correct what queries read.
 
     Args:
         q: ``[T, key heads, K]`` float32.

@@ -1,8 +1,7 @@
-"""Products of rows with rows, as twins make them: by torch, or in an order that nothing decides.
+"""Products of rows with rows, as twins make them: by torch, or always in the same order.
 
-Torch's own products sum in an order that follows the sizes of all rows. On a GPU the kernels do not
-(docs/log/gpu.md). Where tests compare bits of rows in different batches, twins have to be like
-them.
+Torch's own products sum in an order that depends on the number of rows. The kernels on a GPU do not
+(docs/log/gpu.md). Where tests compare bits of rows in different batches, twins must not either.
 """
 
 from __future__ import annotations

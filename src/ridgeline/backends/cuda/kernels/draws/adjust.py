@@ -28,7 +28,7 @@ def is_masked_out(masks, mask, ids, mask_stride, inside):
 def mask_kernel(
     logits, row_of, masks, mask_of, out, vocabulary, stride, mask_stride, PIECE: tl.constexpr
 ):
-    """Copy a piece of a row: not a number for what is not finite, else with its mask."""
+    """Copy a piece of a row under its mask, with NaN for what is not finite."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = piece * PIECE + tl.arange(0, PIECE)
     inside = ids < vocabulary
@@ -61,7 +61,7 @@ def edit_kernel(edit_rows, edit_ids, amounts, out, count, vocabulary, EDITS: tl.
     x = rounded(tl.where(x > 0.0, x / scale, x * scale))
     x = rounded(rounded(rounded(x - first) - second) + added)
     made = tl.where(added > float("-inf"), x.to(tl.float32), float("-inf"))
-    stays = (tl.abs(old) < float("inf")) == 0  # masked out, or not a number
+    stays = (tl.abs(old) < float("inf")) == 0  # masked out, or NaN
     tl.store(at, tl.where(stays, old, made), mask=inside)
 
 

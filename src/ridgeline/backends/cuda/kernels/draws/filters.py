@@ -2,8 +2,8 @@
 
 A key has eight digits of four bits. A pass tallies, for each piece of a row, the tokens that share
 the digits known so far by their next one: their number for top-k, their weights for top-p. The next
-pass reads the tallies of all pieces, takes the greatest digit from which on enough is reached, and
-goes on below it. Tallies are whole numbers, so pieces may be counted in any order.
+pass reads the tallies of all pieces, takes the greatest digit at which enough is reached from
+above, and goes on below it. Tallies are whole numbers, so pieces may be counted in any order.
 """
 
 from __future__ import annotations

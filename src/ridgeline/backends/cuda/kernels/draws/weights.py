@@ -1,8 +1,8 @@
 """Whole-number weights of logits, keys that order them, and random bits.
 
-Weights are integers, so their sums have no order. Every float64 operation is one that IEEE 754
-defines, so kernels that use these are compiled without fused multiply-adds, which round once where
-the rule rounds twice.
+Weights are integers, so the order of their sums does not matter. Every float64 operation is one
+that IEEE 754 defines, so kernels that use these are compiled without fused multiply-adds, which
+round once where the rule rounds twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ridgeline.backends.sampler.rule import LEAST_EXPONENT, POLYNOMIAL, WEIGHT_BITS
 
-# What is read a number at a time, from wherever a step's numbers lie: a kernel for each alignment
+# Read one number at a time, at any alignment: otherwise a kernel for each alignment
 # would have to be compiled while answers wait.
 OF_A_STEP = [
     "row_of", "factors", "top_ks", "shares", "leasts", "seeds", "positions", "tops", "likeliest",
@@ -45,7 +45,7 @@ def weight_of(x, top, factor):
 
 @triton.jit
 def key_of(x):
-    """Return a number from 0 to 2**32 - 1 that orders as the logit does; -0.0 is 0.0."""
+    """Return a number from 0 to 2**32 - 1 in the same order as the logits; -0.0 is 0.0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True).to(tl.int64)
     return tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
 

@@ -44,8 +44,8 @@ def grouped_kernel(
 def grouped_product(x, weight, bias, met, first):
     """Return products of rows with their experts' matrices: see the twin.
 
-    ``met`` has also ``tile_expert`` and ``tile_begin``, of each tile its expert (-1 for none) and
-    its first place in ``order``; and ``rows``, how many places a tile has.
+    ``met`` also has, for each tile, ``tile_expert`` (its expert, -1 for none) and ``tile_begin``
+    (its first place in ``order``); and ``rows``, how many places a tile has.
     """
     N, K = weight.shape[1:]
     out = torch.empty((len(met.order), N), dtype=x.dtype, device=x.device)

@@ -1,7 +1,7 @@
 """Cases of every operation: each kernel beside its twin in float64, or to the bit.
 
 ``CASES`` has those of each operation by its name in ``twins``. ``EXACT`` are operations whose
-results are equal to the bit: what they give depends on no order of sums.
+results are equal to the bit, because they depend on no order of sums.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ def convolutions(part: Part) -> Iterator[Case]:
 
 
 def scans(part: Part) -> Iterator[Case]:
-    """Yield memories that forget."""
+    """Yield state-space scans."""
     yield "scan", partial(_through, part, "scan", "scan", ())
 
 
 def corrections(part: Part) -> Iterator[Case]:
-    """Yield memories that are corrected, with key heads in runs and by turns."""
+    """Yield gated delta rules, with key heads in runs and by turns."""
     for by_turns in (False, True):
         what = f"remember{' by turns' if by_turns else ''}"
         yield what, partial(_through, part, what, "remember", (by_turns,))

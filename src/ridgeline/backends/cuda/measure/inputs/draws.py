@@ -1,4 +1,4 @@
-"""Inputs of draws: rows of logits, who asks for what behind them, and arguments of the kernels."""
+"""Inputs of draws: rows of logits, what is asked of each, and arguments of the kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Does a row keep its bits in any batch, and a text however it is cut?
+"""Whether a row keeps its bits in any batch, and a text its bits however it is cut.
 
-``CLAIMS`` has a question for each operation that sums; all others give what "correct" asks to the
-bit (``cases.EXACT``).
+``CLAIMS`` has a check for each operation that sums; "correct" compares all others to the bit
+(``cases.EXACT``).
 """
 
 from __future__ import annotations

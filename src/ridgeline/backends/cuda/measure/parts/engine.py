@@ -1,4 +1,4 @@
-"""Whole steps: models of 7 and 8 thousand million random weights, and a workload on the engine."""
+"""Whole steps: models of 7 and 8 billion random weights, and a workload on the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORMATS = (
     ("llama3-8b", "bf16"), ("qwen2.5-7b", "bf16"), ("llama3-8b", "int4"), ("llama3-8b", "int8"),
 )  # fmt: skip
 _WAYS = {"graphs and ahead": (True, True), "graphs": (True, False), "neither": (False, False)}
-# Requests, tokens of prompts, tokens of answers: what the peer runs too.
+# Requests, tokens of prompts, tokens of answers; the peer runs the same.
 WORKLOAD, TINY_WORKLOAD = (64, 512, 128), (3, 40, 6)
 
 
@@ -102,7 +102,7 @@ def _decode(part: Part, model: _LoadedModel, batch: int, context: int) -> None:
 def _floor(runner: CudaRunner, rows: int, context: int) -> dict[str, Any]:
     """Return the least that a step of ``rows`` tokens reads and computes.
 
-    ``context`` is of how many tokens keys and values are read.
+    ``context`` is the number of tokens whose keys and values are read.
     """
     matrices = [
         size

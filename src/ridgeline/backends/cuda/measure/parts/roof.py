@@ -1,4 +1,4 @@
-"""What the device does at most: later parts are held against it."""
+"""The most that the device can do: later parts are compared with it."""
 
 from __future__ import annotations
 

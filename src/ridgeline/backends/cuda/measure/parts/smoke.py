@@ -74,7 +74,7 @@ def _model(part: Part, name: str, dtype: str) -> None:
         dtype, num_seqs=_NUM_SEQS, num_tokens=64, max_len=_LONGEST, num_blocks=_NUM_BLOCKS
     )
     setup = replace(setup, num_states=_NUM_STATES)
-    # Who fills the device probes a step and graphs, and makes blocks of the rest.
+    # Filling the device means: probe a step and graphs, and make blocks of the rest.
     filling = replace(setup, fills_device=name == "tiny" and dtype == part.dtype_name)
     ours = load_runner(checkpoint, filling, BackendContext(Path.cwd))
     what = f"{name} {dtype}"
