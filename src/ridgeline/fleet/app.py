@@ -81,7 +81,7 @@ _FREE = frozenset(  # no model computes anything for these
 )
 _BYTES_OF_TOKEN = 4  # of a request's body, roughly: the server counts exactly
 _JSON = {"content-type": "application/json"}
-_LONG_BYTES = 1 << 16  # of a body whose keys a thread makes
+_LONG_BYTES = 1 << 16  # from this size on, a thread makes a body's keys
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
 
 
@@ -356,7 +356,7 @@ def _add_of_all_servers(app: FastAPI, router: Router) -> None:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")
 
     async def explain(request: Request) -> Response:
-        """Pass on what the server says that answered a request."""
+        """Pass on what is said by the server that answered a request."""
         slot, worker = await router.asked(request)
         for one in [one for one in slot.workers.values() if not one.trouble]:
             with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
@@ -405,7 +405,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Say that this process lives, and which models hang; it ends those itself.
+        """Say that this process lives, and which models hang; it ends these itself.
 
         It also says which audit logs have lost lines.
         """

@@ -58,7 +58,7 @@ class Pool:
             options: those of every engine.
             flags: the same and all others, as every model gets them.
             limits: what each key may use of all models.
-            num_servers: of each model, while it is loaded; each with ``guards`` beside it.
+            num_servers: of each model while it is loaded; each server has ``guards`` beside it.
             keep_alive_s: how long an unused model stays; below 0 for ever.
             memory_bytes: what all may take together; None is what is free.
             step_timeout_s: how long a model may be silent before it is ended.

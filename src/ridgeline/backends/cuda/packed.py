@@ -140,7 +140,7 @@ def _from_q4_k(blocks: Tensor, shape: tuple[int, int]) -> Packed:
 
 
 def stack(parts: list[Packed]) -> Packed:
-    """Return matrices of one kind and number of inputs as one, the first one's outputs first."""
+    """Return matrices of one kind and number of inputs joined, the first one's outputs first."""
     first = parts[0]
     values = torch.cat([part.values for part in parts])
     scales = torch.cat([part.scales for part in parts])

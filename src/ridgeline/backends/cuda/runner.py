@@ -43,7 +43,7 @@ from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 
 Floats = NDArray[np.float32]
-_BY_TRITON = "Triton Error [CUDA]"  # how a launch of a kernel begins to say what torch did not
+_BY_TRITON = "Triton Error [CUDA]"  # how errors of a kernel's launch begin
 
 
 class _Launched(NamedTuple):

@@ -30,7 +30,7 @@ from ridgeline.server.tunnel.joining import PLACED_AS
 _LOOK_S = 1.0  # between two looks at the load
 _WAITING_S = 10.0  # after which the log says that a server waits for a place
 _LONGEST_REST_S = 30.0  # between two starts that fail
-_LEAVE_S = 40.0  # that a server gets to leave: its shutdown timeout, and some more
+_LEAVE_S = 40.0  # for a server to leave: its shutdown timeout, and some more
 _CONNECT_S = 3.0
 _NOT_NEEDED = "it is not needed any more"
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least: nothing of ours is kept there

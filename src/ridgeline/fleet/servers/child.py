@@ -51,8 +51,8 @@ class ChildProcess:
     def send_signal(self, what: signal.Signals) -> None:
         """Send it a signal, if it runs.
 
-        ``Process.send_signal`` would first look whether it has ended; whoever waits for it would
-        then not learn how it ended.
+        ``Process.send_signal`` would first look whether it has ended; how it ended would then be
+        lost to those who wait for it.
         """
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -161,7 +161,7 @@ class Worker:
         return self._process.memory
 
     async def fingerprint(self) -> str:
-        """Return what its answers are called by their contents. Raises httpx2.HTTPError."""
+        """Return the fingerprint of its answers. Raises httpx2.HTTPError."""
         async with asyncio.timeout(_END_S):
             answer = await self.client.get("/health", headers=self._own())
         return answer.headers.get(FINGERPRINT.decode(), "")

@@ -14,7 +14,7 @@ def timings_of(
 ) -> dict[str, Any]:
     """Return the engine's times, nothing if no token came.
 
-    Of several prompts: until the last began, until the first token of any, until all ended.
+    For several prompts: until the last began, until the first token of any, until all ended.
     """
     firsts = [r.first_token_s for r in records if r.first_token_s is not None]
     starts = [r.scheduled_s for r in records if r.scheduled_s is not None]

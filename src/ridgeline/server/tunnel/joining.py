@@ -39,7 +39,7 @@ from ridgeline.server.tunnel.proof import (
 _REST_S = 1.0  # between two searches for a router that is gone
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_LINKS = 4096  # that a router may want at once
-PLACED_AS = "RIDGELINE_PLACED_AS"  # a variable, and no flag: by it who starts servers knows them
+PLACED_AS = "RIDGELINE_PLACED_AS"  # a variable, not a flag: tells servers apart
 
 
 class RouterAddress:

@@ -51,7 +51,7 @@ class Tunnel:
     def __init__(
         self, app: ASGIApp, key: str, fingerprint: Callable[[], str], spent: Mapping[str, int]
     ) -> None:
-        """Let whoever knows the ``key`` ask ``app`` as a router does.
+        """Let those who know the ``key`` ask ``app`` as a router does.
 
         It is told the ``fingerprint``, and how many tokens the caller's key has ``spent`` here.
         """

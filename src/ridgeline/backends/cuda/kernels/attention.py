@@ -73,7 +73,7 @@ def met_keys(
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPES: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Return what rows find among the keys from ``begin`` to ``stop``: one partial result."""
+    """Return one partial result: attention of rows to the keys from ``begin`` to ``stop``."""
     d, t = tl.arange(0, PADDED), tl.arange(0, TURNING)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     totals = tl.zeros([ROWS, LANES], tl.float32)

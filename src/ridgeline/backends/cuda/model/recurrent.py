@@ -1,6 +1,6 @@
 """Mixers that keep a state, as calls of operations: ``arch.recurrent``.
 
-Linear maps and what belongs to single tokens are done for all rows of a step; convolutions and
+Linear maps and whatever concerns single tokens are done for all rows of a step; convolutions and
 recurrences go through states (``step.states``). Sums over channels are our own operations, whose
 order does not change with the batch.
 """

@@ -157,7 +157,7 @@ def build(
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Return matrices or vectors as one, the first one's rows first."""
+    """Return matrices or vectors joined into one, the first one's rows first."""
     if not isinstance(parts[0], Packed):
         return torch.cat(tuple(parts))
     bits = max(part.bits for part in parts)

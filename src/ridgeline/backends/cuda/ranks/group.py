@@ -1,7 +1,6 @@
 """What ranks tell each other within a step: outputs, side by side in the order of ranks.
 
-Only values travel, never sums of them. So nothing that is computed depends on how many ranks there
-are.
+Only values travel, never sums of them. So no result depends on the number of ranks.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def bits(masks: Sequence[bytes], vocabulary: int) -> NDArray[np.uint8]:
 
 
 def _edits(row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return ids, rising, and what happens to the logit of each, ``[ids, 4]``."""
+    """Return ids in rising order, and how the logit of each changes, ``[ids, 4]``."""
     params, prompt_len = row.sampling.params, row.sampling.prompt_len
     parts: list[tuple[int, Any, Any]] = []
     if row.history and params.penalises:

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks of tokens, computed on the device: only few numbers are read back.
+"""Log-probabilities and ranks of tokens, computed on the device: few numbers are read back.
 
 The rule is ``backends.sampler.rule.rank_tokens``.
 """

@@ -174,7 +174,7 @@ class InfillRequest(LlamaCppRequest):
     prompt: str = ""  # follows the prefix: the part of the line before the cursor
 
     def texts(self, max_chars: int) -> tuple[str, str, list[File]]:
-        """Return what stands before and behind the cursor, and the last of the other files.
+        """Return the text before and after the cursor, and the last part of the other files.
 
         Each has little more than ``max_chars`` characters, as no more can fit.
         """

@@ -96,7 +96,7 @@ class OllamaShape:
         return shown | {"response": piece["content"]} | thinking
 
     def _end(self) -> dict[str, Any]:
-        """Return what the last object says besides: why it ended, tokens, and times in ns."""
+        """Return what else the last object says: why it ended, tokens, and times in ns."""
         usage, times = self._answers.usage(), self._answers.timings()
         prompt_ms = times["time_to_first_token_ms"] - times["queue_time_ms"] if times else 0.0
         answer_ms = times["generation_time_ms"] if times else 0.0

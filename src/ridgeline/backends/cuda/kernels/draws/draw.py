@@ -1,7 +1,7 @@
 """The draw of ``backends.sampler.rule``: temperature, top-k, top-p and min-p, in pieces of a row.
 
 One program for each row is too few for a GPU. Greatest logits and sums of whole-number weights can
-be put together from pieces of a row in any order, so each piece has a program.
+be combined from pieces of a row in any order, so each piece has a program.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Texts:
 
     @property
     def spans(self) -> list[Span]:
-        """Of each piece its first token in ``q``, number of tokens, first position."""
+        """For each piece: its first token in ``q``, its number of tokens, its first position."""
         counts = [end - start for start, end in self.pieces]
         firsts = np.cumsum([0, *counts]).tolist()
         starts = [start for start, _ in self.pieces]

@@ -31,7 +31,7 @@ def experts(part: Part, num_tokens: int) -> tuple[Tensor, Tensor, Tensor, Meetin
 
 
 def states_plan(part: Part, texts: tuple[tuple[int, int, int], ...]) -> StatePlan:
-    """Return the plan of texts: of each its start, tokens, and slot; two tokens more are padding.
+    """Return the plan of texts, each with its start, tokens and slot; two more tokens are padding.
 
     The first one's state is saved twice on the way, where it has tokens enough.
     """
