@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -56,11 +57,11 @@ class Routed:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         own = {"authorization": f"Bearer {self.key}"} if self.key else {}
         given = JSON | own | {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request("GET" if data is None else "POST", path, data, given)
-        response = connection.getresponse()
-        text = response.read()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        connection.close()
+        with contextlib.closing(connection):
+            connection.request("GET" if data is None else "POST", path, data, given)
+            response = connection.getresponse()
+            text = response.read()
+            found = {name.lower(): value for name, value in response.getheaders()}
         is_json = found.get("content-type") == "application/json"
         return response.status, json.loads(text) if is_json else text.decode(), found
 

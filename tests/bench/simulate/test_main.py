@@ -295,7 +295,10 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
         (("--sweep", "replicas=0"), "not values for replicas"),
         (("--sweep", "router=best"), "not values for router"),
         (("--replicas", "0"), "--replicas 0 is not from 1 to 1024"),
-        (("--router", "best"), "--router best is none of round-robin, least-tokens, prefix"),
+        (
+            ("--router", "best"),
+            "--router best is none of least-work, round-robin, least-",
+        ),
         (("--replicas", "2", "--turns", "2", *("--prompt-tokens", "9"), *SHORT[2:]), "no --turns"),
         (("--replicas", "2", "--trace", "t.jsonl"), "give no --replicas"),
         (("--out", "a.svg"), "give --sweep"),

@@ -150,8 +150,14 @@ class WebServer(uvicorn.Server):
             self._write(log_line(fields, self._log_format))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say in one line, and not each second, that there is no room for connections."""
+        """Say in one line, and not each second, that there is no room for connections.
+
+        A Unix socket of anyio that is readable in the turn in which its reader was cancelled sets
+        the result of a future that is done. Nobody waits for that one any more.
+        """
         error = context.get("exception")
+        if isinstance(error, asyncio.InvalidStateError) and "set_result" in context["message"]:
+            return
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
         elif loop.time() > self._warned_s + _QUIET_S:
