@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ _KILLER_TOKENS = 97  # by which it is known in the views of servers
 def _has_killer(routed: Routed, number: str) -> bool:
     """Whether a server computes for the request that ends it."""
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=5)
-    with suppress(OSError, http.client.HTTPException, ValueError):
+    with closing(connection), suppress(OSError, http.client.HTTPException, LookupError, ValueError):
         connection.request("GET", f"/v1/live?replica={number}")
-        line = connection.getresponse().readline()
-        view = json.loads(line.removeprefix(b"data: "))
+        with connection.getresponse() as response:
+            view = json.loads(response.readline().removeprefix(b"data: "))
         return any(one["max_tokens"] == _KILLER_TOKENS for one in view["sequences"])
     return False
 
