@@ -9,27 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.emit.argmax import DRAWN, BoundPruning
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
+from tests.backends.cpu.test_runner import WIDE
 from tests.kept_kernels import KERNELS
-from tests.tiny import PLAIN, changed, checkpoint, new_setup, random_arrays
+from tests.tiny import checkpoint, new_setup, random_arrays
 
 VOCAB = 3000
-ARCH = replace(
-    changed(
-        PLAIN,
-        hidden_size=96,
-        size=160,
-        num_heads=3,
-        num_kv_heads=1,
-        head_dim=32,
-        rope=Rope(theta=1e4, dim=32),
-    ),
-    vocab_size=VOCAB,
-)
+ARCH = replace(WIDE, vocab_size=VOCAB)
 LENGTH = 12
 PROMPTS = np.random.default_rng(5).integers(0, VOCAB, (40, LENGTH)).tolist()
 PRUNED: list[dict[str, Any]] = [
