@@ -36,9 +36,8 @@ _MAX_FAILED = 8  # attempts in a row without any progress, whatever ended them
 _REST_S = 0.1  # until a server is asked again, or a suspected request looks for its turn
 _REFUSALS = frozenset({429, 503})  # by one server, where another may have room
 _OF_CONNECTION = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"content-length"})
-_OURS = frozenset(
-    {b"date", b"x-request-id", HEADER, FINGERPRINT, SPENT}
-)  # the gate sets the first two
+# The gate sets the first two.
+_OURS = frozenset({b"date", b"x-request-id", HEADER, FINGERPRINT, SPENT})
 
 
 class _Refused(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from ridgeline.fleet.servers.worker import Worker
+from ridgeline.fleet.servers.worker import Worker, json_of
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -18,8 +18,8 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 class NotLoaded(Exception):
     """A server has not done what an operator asked for: its answer, or None if it has ended."""
 
-    def __init__(self, answer: httpx2.Response | None) -> None:
-        super().__init__("it has ended" if answer is None else answer.json()["error"]["message"])
+    def __init__(self, why: str = "it has ended", answer: httpx2.Response | None = None) -> None:
+        super().__init__(why)
         self.answer = answer
 
 
@@ -95,7 +95,8 @@ class SharedAdapters:
 async def _order(worker: Worker, path: str, fields: Mapping[str, Any]) -> None:
     try:
         answer = await worker.order(path, fields)
+        why = "" if answer.is_success else json_of(answer)["error"]["message"]
     except httpx2.HTTPError:
-        raise NotLoaded(None) from None
-    if not answer.is_success:
-        raise NotLoaded(answer)
+        raise NotLoaded from None
+    if why:
+        raise NotLoaded(why, answer)
