@@ -335,4 +335,4 @@ def test_who_has_sent_half_a_request_when_the_server_ends_is_told(
     with connection, connection.makefile("rb") as answer:
         assert status_of(answer.read()) == 503
     assert "Exception in ASGI" not in caplog.text
-    assert any("status=503" in line for line in served.lines)
+    eventually(lambda: any("status=503" in line for line in served.lines))

@@ -217,6 +217,7 @@ def test_what_is_only_noted_changes_nothing(keyed: Served) -> None:
     free = keyed.call("/v1/completions", body, **_as("k2"))[1]["choices"]
     before = keyed.num_lines()
     assert keyed.call("/v1/completions", body, **_as("k3"))[1]["choices"] == free
+    eventually(lambda: any("key=noted" in line for line in keyed.lines[before:]))
     (line,) = [line for line in keyed.lines[before:] if "key=noted" in line]
     assert "noted:input:note" in line
     assert "noted:content:note" in line

@@ -14,7 +14,7 @@ from openai import BadRequestError
 from ridgeline import LLM
 from ridgeline.api.vectors import cosine
 from ridgeline.server.dialects.openai.documented import EmbeddingList, Reranked, Scored
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, eventually, serving
 
 TEXTS = ["The river is deep.", "A dog barks.", "deep", "The river is deep."]
 
@@ -152,7 +152,7 @@ def test_a_vector_is_counted_and_logged(model: Path) -> None:
         assert found["ridgeline:time_to_first_token_seconds_count"] == len(TEXTS)
         key = 'http_requests_total{handler="/v1/embeddings",method="POST",status="200"}'
         assert found[key] == 1
-        assert any("/v1/embeddings" in line for line in served.lines)
+        eventually(lambda: any("/v1/embeddings" in line for line in served.lines))
 
 
 def test_a_failing_step_fails_its_own_text(model: Path) -> None:
