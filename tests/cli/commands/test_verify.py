@@ -153,9 +153,9 @@ def test_signatures(made: Made, model: Path, tmp_path: Path) -> None:
         (b"\xff\xfe", "this is not JSON"),
         (b"[]", "it must be an object"),
         (b"{}", "payloadType is missing"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "recursion limit exceeded"),
         (b" " * (MOST_BYTES + 1), "a receipt has 33,554,432 at most"),
-        (b'{"payloadType": "x", "payload": ""}', "this is no receipt"),
+        (b'{"payloadType": "x", "payload": ""}', "is no receipt: payloadType is 'x'"),
     ],
 )
 def test_what_is_no_receipt(tmp_path: Path, data: bytes, says: str) -> None:
@@ -174,7 +174,10 @@ def last_of(name: str, value: Any) -> Callable[[Any], object]:
     [
         (lambda said: said.update(odd=1), "odd is not known in a receipt"),
         (lambda said: said.pop("code"), "code is missing"),
-        (lambda said: said["params"].update(temperature=float("nan")), "NaN is no JSON"),
+        (
+            lambda said: said["params"].update(temperature=float("nan")),
+            "params: temperature is nan",
+        ),
         (lambda said: said["params"].update(temperatur=1.0), "temperatur"),
         (lambda said: said["params"].update(temperature=1.0), "does not stand in a receipt so"),
         (lambda said: said["params"].update(top_p=7), "top_p is 7"),
@@ -183,11 +186,14 @@ def last_of(name: str, value: Any) -> Callable[[Any], object]:
         (lambda said: said.update(max_model_len=0), "max_model_len is 0"),
         (lambda said: said.update(prompts=[]), "prompts is empty"),
         (lambda said: said["prompts"][0]["tokens"].update(ids=[]), "tokens are none"),
-        (lambda said: said["prompts"][0]["tokens"].update(ids=[-1]), "must be token ids"),
+        (
+            lambda said: said["prompts"][0]["tokens"].update(ids=[-1]),
+            "ids[0] is -1: it must be greater than or equal to 0",
+        ),
         (lambda said: said["prompts"][0].update(seed=1 << 70), "seed is 1180591620717411303424"),
         (lambda said: said.update(parsers=["hermes", "odd"]), "no parser of reasoning"),
         (lambda said: said.update(adapter="odd"), "it must be a digest in hex"),
-        (last_of("finish", None), "finish is None: it must be str"),
+        (last_of("finish", None), "finish is None: it must be a valid string"),
         (last_of("parts", {"content": "0" * 64}), "no answer of this receipt has that text"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline import LLM
-from ridgeline.api.receipts.reading import Envelope, read
+from ridgeline.api.receipts.reading import Signed, read
 from ridgeline.api.receipts.verify import differences, notes_on, opened, other_files
 from tests.server.serving import Served
 
@@ -88,9 +88,9 @@ class Verifier:
         self.model, self._options = model, SMALL | options
         self._llms: dict[Any, LLM] = {}
 
-    def llm(self, envelope: Envelope) -> LLM:
+    def llm(self, signed: Signed) -> LLM:
         """Return the model as the receipt's was."""
-        receipt = envelope.receipt
+        receipt = signed.receipt
         key = receipt.formats, receipt.max_model_len
         if key not in self._llms:
             self._llms[key] = opened(receipt, self.model, **self._options)
@@ -103,8 +103,8 @@ class Verifier:
         Without ``prompts`` those of the receipt are computed. Raises ValueError for what is none,
         and for what cannot be computed.
         """
-        envelope = read(data)
-        receipt, llm = envelope.receipt, self.llm(envelope)
+        signed = read(data)
+        receipt, llm = signed.receipt, self.llm(signed)
         if found := list(other_files(receipt, llm.digest, llm.file_digests)):
             return found
         own = [list(one.tokens.ids or ()) for one in receipt.prompts]

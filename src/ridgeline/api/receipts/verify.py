@@ -31,14 +31,14 @@ _SHOWN_HEX = 12
 
 def other_files(receipt: Receipt, digest: str, files: Mapping[str, str]) -> Iterator[str]:
     """Yield which of a model's files, by their digests, are not those of a receipt."""
-    said = dict(receipt.model["files"])
+    said = receipt.model.files
     if len(said) == len(files) == 1:  # the name of a file alone does not count
         said = dict.fromkeys(files, *said.values())
     names = [name for name in sorted({*files, *said}) if files.get(name) != said.get(name)]
     for name in names:
         yield f"the file {name} is another one: {_two(said.get(name), files.get(name))}"
-    if not names and digest != receipt.model["digest"]:
-        yield f"the model is another one: {_two(receipt.model['digest'], digest)}"
+    if not names and digest != receipt.model.digest:
+        yield f"the model is another one: {_two(receipt.model.digest, digest)}"
 
 
 def opened(
@@ -111,9 +111,9 @@ def _computed(
 ) -> Iterator[str]:
     """Compute the answers to a prompt; yield the first difference of one of them."""
     engine, text, prompt = llm.engine, llm.text, receipt.prompts[number]
-    params, form = receipt.sampling(prompt), receipt.form
-    if form is not None and form.tools is not None:
-        form = form._replace(tools=(text.tool_format, form.tools[1]))
+    params = receipt.sampling(prompt)
+    stated = receipt.form
+    form = stated.message_form(receipt.parsers[1], text.tool_format) if stated else None
     watched = [_Answer(llm, receipt, one, AnswerReader(form)) for one in prompt.answers]
     request = engine.add(
         ids,

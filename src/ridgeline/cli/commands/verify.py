@@ -19,7 +19,7 @@ from ridgeline.models.checkpoint import load_checkpoint
 
 if TYPE_CHECKING:
     from ridgeline import LLM
-    from ridgeline.api.receipts.reading import Envelope
+    from ridgeline.api.receipts.reading import Signed
     from ridgeline.api.receipts.statement import Receipt
 
 
@@ -63,16 +63,16 @@ def verify(
     from ridgeline.api.receipts.reading import read
 
     try:
-        envelope = read(receipt.read_bytes())
+        signed = read(receipt.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{receipt}: {error}") from None
-    said = envelope.receipt
+        raise ValueError(f"{receipt} is no receipt: {error}") from None
+    said = signed.receipt
     num_tokens = sum(one.tokens.num for each in said.prompts for one in each.answers)
     print(
-        f"{receipt}: {num_tokens} tokens of {said.model['name']} by {said.engine}, {said.time}, "
+        f"{receipt}: {num_tokens} tokens of {said.model.name} by {said.engine}, {said.time}, "
         f"request {said.request}"
     )
-    wrong = _signature(envelope, key)
+    wrong = _signature(signed, key)
     name, path = _located(said, model)
     wrong += _files(said, path)
     if not wrong:
@@ -85,13 +85,13 @@ def verify(
     print("EQUAL: computed again, every token is the same")
 
 
-def _signature(envelope: Envelope, file: Path | None) -> list[str]:
+def _signature(signed: Signed, file: Path | None) -> list[str]:
     """Say whose signature a receipt has; return what is wrong with it."""
     from ridgeline.api.receipts.signing import KEY_FILE, NEEDED, is_signed, read_public_key
 
     own = default_home() / KEY_FILE
     file = file or (own if own.exists() else None)
-    if not envelope.signatures:
+    if not signed.signatures:
         print("  it is not signed: anybody may have written it")
         return []
     if file is None:
@@ -101,7 +101,7 @@ def _signature(envelope: Envelope, file: Path | None) -> list[str]:
         public = read_public_key(file)
     except ModuleNotFoundError:
         raise UsageError(NEEDED) from None
-    if any(is_signed(envelope.payload, one, public) for one in envelope.signatures):
+    if any(is_signed(signed.payload, one, public) for one in signed.signatures):
         print(f"  signed with the key {public.name[:16]} of {file}")
         return []
     return [f"it is not signed with the key of {file}, or was changed since"]
@@ -111,13 +111,13 @@ def _located(said: Receipt, model: str | None) -> tuple[str, Path]:
     """Return what the model is called, and where it is. Nothing is pulled for a receipt's sake."""
     if model is not None:
         return model, locate(model).path
-    name = said.model["name"]
+    name = said.model.name
     try:
         if "/" in name or name.startswith(("~", ".")):
             raise ValueError(name)
         return name, find_model(name, stores(), available_bytes()).path
     except ValueError:  # NotPulledError is one
-        digest = said.model["digest"][:16]
+        digest = said.model.digest[:16]
         raise UsageError(f"name the receipt's model, {name!r:.80} (sha256 {digest}...)") from None
 
 

@@ -13,13 +13,15 @@ from ridgeline.api.receipts.statement import (
     FILTERED,
     Receipt,
     StatedAnswer,
+    StatedForm,
+    StatedModel,
     StatedPrompt,
-    Tokens,
     digest_of_logprobs,
     enveloped,
     name_of_reasoning,
     parts_of,
-    written,
+    statement_of,
+    tokens_of,
 )
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
@@ -47,7 +49,7 @@ class Notary:
         """
         self._signer, self._max_model_len = signer, max_model_len
         self._fingerprint = fingerprint(facts)
-        self._model = {"name": name, "digest": facts["model"], "files": dict(files)}
+        self._model = StatedModel(name=name, digest=facts["model"], files=dict(files))
         backend, dtype, kv_cache_dtype = facts["formats"]
         tool_call, reasoning = facts["parsers"]
         self._of_server = {
@@ -70,7 +72,7 @@ class Notary:
             **self._of_server,
             **of_answer,
         )
-        payload = written(receipt, shown)
+        payload = statement_of(receipt, shown)
         return enveloped(payload, [self._signer.sign(payload)] if self._signer else [])
 
 
@@ -119,7 +121,7 @@ class Witness:
             shown,
             self._adapter,
             params=self._stream.params,
-            form=self._form,
+            form=StatedForm.of(self._form) if self._form else None,
             narrows=self._body.narrows,
             rules=self._rules,
             prompts=tuple(map(self._prompt, range(len(self._stream.prompts)))),
@@ -133,18 +135,19 @@ class Witness:
         answers = tuple(map(self._answer, range(first, first + n)))
         are_told = self._answers.may_show(index)
         ids = self._stream.prompts[index]
-        return StatedPrompt(Tokens.of(ids, are_told=are_told), seed % (1 << 64), answers)
+        tokens = tokens_of(ids, are_told=are_told)
+        return StatedPrompt(tokens=tokens, seed=seed % (1 << 64), answers=answers)
 
     def _answer(self, index: int) -> StatedAnswer:
         seen, choice = self._seen[index], self._answers.choices[index]
         is_cut = choice.finish_reason == FILTERED
         is_ruled = self._rules is not None
         return StatedAnswer(
-            Tokens.of(seen.tokens, are_told=not is_ruled),
-            FILTERED if is_cut else seen.finish,
-            None if is_cut or is_ruled else seen.stop,
-            digest_of_logprobs(seen.logprobs) if seen.logprobs and not is_ruled else None,
-            {} if is_ruled else parts_of(seen.pieces),
+            tokens=tokens_of(seen.tokens, are_told=not is_ruled),
+            finish=FILTERED if is_cut else seen.finish,
+            stop=None if is_cut or is_ruled else seen.stop,
+            logprobs=digest_of_logprobs(seen.logprobs) if seen.logprobs and not is_ruled else None,
+            parts={} if is_ruled else parts_of(seen.pieces),
         )
 
 
