@@ -92,7 +92,7 @@ def routing(
     program: tuple[str, ...] = ("-m", "ridgeline"),
     **variables: str,
 ) -> Iterator[Routed]:
-    is_model = (folder / "config.json").is_file()
+    is_model = folder.is_file() or (folder / "config.json").is_file()
     what = [str(folder)] if is_model else ["--models-dir", str(folder)]
     command = [sys.executable, *program, "serve", *what]
     command += ["--port", "0", "--kv-cache-memory", "1MiB", "--threads", "1", *flags]

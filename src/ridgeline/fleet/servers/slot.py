@@ -213,12 +213,13 @@ class Slot:
 
     def choose(self, prompt: PromptKeys, avoided: Collection[Worker] = ()) -> Worker | None:
         """Return the server that should get a request; None if only those to avoid take any."""
-        able = {
-            str(number): one
-            for number, one in self.workers.items()
-            if one.takes_requests and one not in avoided
-        }
-        return able[self.where.best(prompt, able)] if able else None
+
+        def takes(name: str) -> bool:
+            worker = self.workers[int(name)]
+            return worker.takes_requests and worker not in avoided
+
+        name = self.where.best(prompt, takes)
+        return None if name is None else self.workers[int(name)]
 
     def has_lost(self, worker: Worker, silence_s: float) -> bool:
         """Whether a server is silent for so long, or is leaving, and another one answers."""

@@ -23,6 +23,7 @@ import httpx2
 
 from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
+from ridgeline.fleet.servers.link import ServerLink
 from ridgeline.machine import Memory
 from ridgeline.server.http.errors import STOPPING
 from ridgeline.server.main import TUNNEL_KEY
@@ -94,11 +95,7 @@ class Worker:
         self._spent: dict[str, int] = {}
         self.adapters: dict[str, str] | None = None
         self.client = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(
-                uds=str(socket), limits=httpx2.Limits(max_connections=None)
-            ),
-            base_url="http://localhost",
-            timeout=None,
+            transport=ServerLink(socket), base_url="http://localhost", timeout=None
         )
 
     @classmethod

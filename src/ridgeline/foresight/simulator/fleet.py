@@ -333,20 +333,26 @@ class _Fleet:
 
     def arrive(self, way: _Way, now_s: float) -> None:
         """Send a request where the router says; let it wait if no replica is open."""
-        open_ = [m for m in self.members if m.is_open]
-        if not open_:
+        member = self._chosen(way)
+        if member is None:
             self._homeless.append(way)
-            return
-        if isinstance(self._router, Where):
-            prompt = PromptKeys(len(way.now.prompt) + sum(way.now.num_before), way.keys())
-            name = self._router.best(prompt, [str(m.index) for m in open_])
-            way.placed = self._router.place(name, prompt)
-            member = self.members[int(name)]
         else:
-            views = [View(m.index, m.num_pending, m.num_cached(way.now)) for m in open_]
-            member = self.members[self._router(way.now, views)]
-        member.take(way, now_s)
-        self._wake(member)
+            member.take(way, now_s)
+            self._wake(member)
+
+    def _chosen(self, way: _Way) -> _FleetReplica | None:
+        """Return the replica that the router chooses; None if none is open."""
+        if isinstance(self._router, Where):  # which knows those that are open
+            prompt = PromptKeys(way.now.num_to_read, way.keys())
+            name = self._router.best(prompt)
+            if name is None:
+                return None
+            way.placed = self._router.place(name, prompt)
+            return self.members[int(name)]
+        views = [
+            View(m.index, m.num_pending, m.num_cached(way.now)) for m in self.members if m.is_open
+        ]
+        return self.members[self._router(way.now, views)] if views else None
 
     def open(self, member: _FleetReplica, now_s: float) -> None:
         """Let a replica take requests, first those that found none open."""
