@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.models.checkpoint import load_checkpoint
@@ -67,11 +69,19 @@ def take_events(engine: Engine, found: Answers) -> None:
     engine.check()
 
 
-def answers(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> list[list[int]]:
-    """Return the tokens of requests that run side by side, in their order."""
+def answers(
+    engine: Engine,
+    requests: list[tuple[list[int], SamplingParams]],
+    adapters: Sequence[Adapter] = (),
+) -> list[list[int]]:
+    """Return the tokens of requests that run side by side, in their order.
+
+    ``adapters`` are those of the requests, if they have any.
+    """
     found: Answers = {}
-    for prompt, params in requests:
-        engine.add(tuple(prompt), params)
+    given = adapters or [NO_ADAPTER] * len(requests)
+    for (prompt, params), adapter in zip(requests, given, strict=True):
+        engine.add(tuple(prompt), params, adapter=adapter)
     while engine.has_work():
         take_events(engine, found)
     return [found[key] for key in sorted(found)]

@@ -98,7 +98,11 @@ class LLM:
         lora = read_adapters(wishes.adapters, Base.of(checkpoint))
         max_lora_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
         self.config = resolve(
-            wishes, checkpoint, taken_bytes=taken_bytes + lora_bytes, max_lora_rank=max_lora_rank
+            wishes,
+            checkpoint,
+            taken_bytes=taken_bytes,
+            lora_bytes=lora_bytes,
+            max_lora_rank=max_lora_rank,
         )
         for line in start_lines(name, checkpoint, self.config):
             say(line)

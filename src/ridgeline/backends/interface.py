@@ -32,6 +32,7 @@ class Setup:
         max_num_batched_tokens: longest step, tokens.
         num_blocks: blocks of the cache; 0 while that is still to be chosen.
         max_lora_rank: largest rank of adapters; 0 if there will be none.
+        lora_bytes: memory to leave for them.
         num_states: slots for states of recurrent layers.
         groups: of layers, each with a block table of its own; none is one of all layers.
         tensor_parallel_size: devices that divide each layer among them.
@@ -51,6 +52,7 @@ class Setup:
     max_num_batched_tokens: int
     num_blocks: int = 0
     max_lora_rank: int = 0
+    lora_bytes: int = 0
     num_states: int = 0
     groups: tuple[CacheGroup, ...] = ()
     tensor_parallel_size: int = 1

@@ -51,12 +51,13 @@ def resolve(
     taken_bytes: int = 0,
     most_bytes: int | None = None,
     max_lora_rank: int = 0,
+    lora_bytes: int = 0,
     keeps_all: bool = False,
 ) -> EngineConfig:
     """Choose everything that is still open, from the model and from the memory that is there.
 
-    ``taken_bytes`` of it are for another model and for adapters, whose rank is at most
-    ``max_lora_rank``; of the rest, this model takes ``most_bytes`` at most. A cache that
+    ``taken_bytes`` of it are for another model, and ``lora_bytes`` for adapters, whose rank is at
+    most ``max_lora_rank``; of the rest, this model takes ``most_bytes`` at most. A cache that
     ``keeps_all`` gives nothing back behind windows. Raises ValueError if an option contradicts
     another or the model, or if nothing fits.
     """
@@ -82,6 +83,7 @@ def resolve(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
             max_lora_rank=max_lora_rank,
+            lora_bytes=lora_bytes,
             groups=groups,
             tensor_parallel_size=options.tensor_parallel_size,
             stages=options.stages,
@@ -92,7 +94,7 @@ def resolve(
     )
     room_bytes = backend.room_bytes(checkpoint, setup)
     setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
-    left_bytes = _left_bytes(room_bytes, taken_bytes, most_bytes)
+    left_bytes = _left_bytes(room_bytes, taken_bytes + lora_bytes, most_bytes)
     fitted = fit(options, backend, checkpoint, setup, left_bytes)
     kept = fitted.num_checkpoints
     return EngineConfig(
@@ -122,6 +124,7 @@ def resolve(
         speculative=fitted.speculative,
         enable_contrastive_search=options.enable_contrastive_search,
         max_lora_rank=max_lora_rank,
+        lora_bytes=lora_bytes,
         notes=(*notes, *fitted.notes),
     )
 

@@ -71,7 +71,6 @@ def test_plain_layers_and_experts_are_computed() -> None:
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
         ({"dtype": "f32", "kv_cache_dtype": "bf16"}, "--kv-cache-dtype bf16"),
         ({"block_size": 8}, "--block-size is 8"),
-        ({"max_lora_rank": 8}, "adapters"),
     ],
 )
 def test_settings_are_refused_by_their_flags(

@@ -110,6 +110,17 @@ def products() -> Iterator[tuple[str, Any]]:
         yield f"experts, {rows} rows", lambda given=given: kernels.grouped_product(*given)
 
 
+def adapters(rows: int, tile: int) -> Iterator[tuple[str, Any]]:
+    """Yield what adapters add to queries, keys and values, and to what comes after them."""
+    lists = dict.fromkeys(("order", "offsets", "tile_expert", "tile_begin"), numbers(64, dtype=I64))
+    met = SimpleNamespace(rows=tile, **lists)
+    plan = SimpleNamespace(words=numbers(64, dtype=I64), rank=64)
+    x, out = numbers(rows, 4096), numbers(rows, 6144)
+    for first, sizes in ((0, (4096, 1024, 1024)), (3, (4096,)), (8, (1024, 1024))):
+        given = (out, x, met, plan, first, sizes)
+        yield f"adapters, {tile} rows", lambda given=given: kernels.add_low_rank(*given)
+
+
 def small_kernels() -> Iterator[tuple[str, Any]]:
     """Yield norms, rope, gates, draws and copies."""
     x, row = numbers(8, 4096, dtype=F32), numbers(4096, dtype=F32)
@@ -185,6 +196,7 @@ def step(rows: int) -> Iterator[tuple[str, Any]]:
     yield "draw of adjusted rows", lambda: kernels.draw(*draws, is_adjusted=True)
     yield "rank", lambda: kernels.rank(draws[0], long, integers)
     yield from recurrences(rows)
+    yield from adapters(rows, 16)
 
 
 def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
@@ -201,6 +213,8 @@ def cases(is_full: bool) -> Iterator[tuple[str, Any]]:
         yield from attention("SmolLM2-1.7B", 32, 32, 64)
         yield from attention("MPT-7B", 32, 32, 128, slopes=True)
     yield from products()
+    for tile in (16, 64, 128):
+        yield from adapters(64, tile)
     yield from small_kernels()
     yield from recurrences(8)
 

@@ -15,14 +15,17 @@ pytest.importorskip("triton", reason="the kernels need Triton: make test-gpu")
 
 MOST_SHARED_BYTES = 232_448  # of a program on H100 and H200: 227 KB
 # Loads and stores of spilled registers that are let pass, by kernel and warps.
-SPILLED = {("attend_kernel", 2): 16, ("attend_kernel", 4): 4}
+SPILLED = {("attend_kernel", 2): 16, ("attend_kernel", 4): 4, ("expand_kernel", 8): 2}
 # Heads of 256 channels, slopes, or seven query heads of a key head.
-SPILLED_BY_RARE_HEADS = {
+SPILLED_BY_RARE_HEADS = SPILLED | {
     ("attend_kernel", 2): 54,
     ("attend_kernel", 4): 12,
     ("attend_kernel", 8): 20,
 }
-PRODUCTS = {"attend_kernel", "product_kernel", "streamed_kernel", "packed_kernel", "grouped_kernel"}
+PRODUCTS = {
+    "attend_kernel", "product_kernel", "streamed_kernel", "packed_kernel", "grouped_kernel",
+    "shrink_kernel", "expand_kernel",
+}  # fmt: skip
 # Tiles that have less than the 64 rows of a warpgroup.
 NARROW = {
     ("attend_kernel", 2), ("product of 16 x 32 x 128", 4),

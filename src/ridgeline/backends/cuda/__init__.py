@@ -44,8 +44,6 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     has_experts = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
     packs = setup.dtype in ("int8", "int4")
     what = missing(arch)
-    if setup.max_lora_rank:
-        what = what or "adapters (--lora)"
     if packs and has_experts:
         what = what or f"experts in {setup.dtype} (--dtype)"
     if what:

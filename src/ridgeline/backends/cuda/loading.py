@@ -96,15 +96,15 @@ def step_of(
 
 
 def blocks_of_rest(
-    free_bytes: int, total_bytes: int, step_bytes: int, graph_bytes: int, block_bytes: int
+    free_bytes: int, total_bytes: int, step_bytes: int, kept_bytes: int, block_bytes: int
 ) -> int:
-    """Return how many blocks of the cache the device has room for beside steps and graphs."""
-    rest = free_bytes - int(_SPARE_SHARE * total_bytes) - step_bytes - graph_bytes
+    """Return how many blocks of the cache the device has room for beside steps and what is kept."""
+    rest = free_bytes - int(_SPARE_SHARE * total_bytes) - step_bytes - kept_bytes
     return max(rest, 0) // block_bytes
 
 
 def _fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
-    """Make the cache of what the device has left beside weights, a step and graphs.
+    """Make the cache of what the device has left beside weights, adapters, a step and graphs.
 
     Of several devices the one that has least left decides.
     """
@@ -127,7 +127,8 @@ def _fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     blocks = setup.num_blocks
     if block_bytes := runner.cache.block_bytes:  # none in a model without attention
-        blocks = blocks_of_rest(free_bytes, total_bytes, step_bytes, graph_bytes, block_bytes)
+        kept_bytes = graph_bytes + setup.lora_bytes
+        blocks = blocks_of_rest(free_bytes, total_bytes, step_bytes, kept_bytes, block_bytes)
     runner.resize(ranks.least(blocks, runner.device))
 
 
@@ -142,4 +143,5 @@ def _graph_bytes(runner: CudaRunner, setup: Setup) -> int:
     runner.graphs.forget()
     torch.cuda.empty_cache()
     largest = runner.graphs.sizes[-1] / sizes[-1]
-    return int(taken * max(largest, len(runner.graphs.sizes) / len(sizes)))
+    kinds = 2 if setup.max_lora_rank else 1  # steps with adapters have graphs of their own
+    return int(taken * kinds * max(largest, len(runner.graphs.sizes) / len(sizes)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
+from ridgeline.backends.cuda.model.adapters import Adapted, LoadedAdapter, load_adapter
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
@@ -30,7 +32,7 @@ from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
 from ridgeline.backends.cuda.step.states import States
-from ridgeline.backends.interface import Counters, Held, KeptAdapter, Setup, Traffic
+from ridgeline.backends.interface import Counters, Held, Setup, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
 from ridgeline.backends.states import HiddenStates
@@ -111,7 +113,10 @@ class CudaRunner:
             ranks or Ranks(),
         )  # fmt: skip
         kinds = list(self.model.kinds.values())
-        self._steps = StagedSteps(setup, len(self.groups), kinds, arch, self.states, self.device)
+        self._adapters: WeakValueDictionary[int, LoadedAdapter] = WeakValueDictionary()
+        self._steps = StagedSteps(
+            setup, len(self.groups), kinds, arch, self.states, self._adapters, self.device
+        )
         num_draws = max_draws(setup.max_num_seqs)
         self._draws = Draws(setup.max_num_seqs + 1, num_draws, ops, self.device)
         self._poison = torch.zeros(most, dtype=torch.int32, device=self.device)
@@ -259,13 +264,16 @@ class CudaRunner:
     def _launch(self, batch: Batch) -> torch.Tensor:
         """Run the layers over what is staged; return final states of at least its tokens."""
         folds = any(len(of_kind.folds) for of_kind in batch.lists.values())
-        variant = Variant(folds, single=len(batch.tokens) == len(batch.spans))
+        is_single = len(batch.tokens) == len(batch.spans)
+        variant = Variant(folds, single=is_single, adapted=bool(batch.adapters))
         return self.graphs.run(self.graphs.padded(len(batch.tokens)), variant)
 
     def _run(self, size: int, variant: Variant, is_captured: bool) -> torch.Tensor:
         self._poison[:size] = 0
         plans = self._steps.plans(variant, is_captured=is_captured)
-        there = self._steps.staging.device
+        there, adapted = self._steps.staging.device, None
+        if variant.adapted:
+            adapted = Adapted(self._steps.adapter_plan(size), self.arch, self._ops)
         given = Inputs(
             tokens=there["tokens"][:size],
             positions=there["positions"][:size],
@@ -274,6 +282,7 @@ class CudaRunner:
             poison=self._poison,
             plans=plans,
             state_plan=self._steps.state_plan(size),
+            adapted=adapted,
         )
         return self.model(given, self.cache)
 
@@ -307,9 +316,24 @@ class CudaRunner:
             self.states.commit((work,))
         return logits
 
-    def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
-        """Raise ValueError: there are none here yet."""
-        raise ValueError("--backend cuda has no adapters (--lora) yet: use --backend cpu")
+    def add_adapter(self, number: int, weights: AdapterWeights) -> LoadedAdapter:
+        """Let work name an adapter by this number while what is returned is kept.
+
+        Raises ValueError if its rank is larger than there is room for, or if the device has no
+        memory for it.
+        """
+        most = self._setup.max_lora_rank
+        if weights.rank > most:
+            raise ValueError(f"rank {weights.rank}: the runner has room for {most}")
+        dtype = DTYPES[self._setup.dtype]
+        try:
+            loaded = load_adapter(weights, self.arch.num_layers, dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                "the GPU has no memory for another adapter: leave more for them (--lora-memory)"
+            ) from error
+        self._adapters[number] = loaded
+        return loaded
 
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: kernels on a device are not counted."""
@@ -326,6 +350,8 @@ class CudaRunner:
         parts["scratch.step"] = [
             self._steps.staging.array, self._steps.tables, self._draws.staging.array, self._poison,
         ]  # fmt: skip
+        if adapters := list(self._adapters.values()):
+            parts["adapters"] = [part for one in adapters for part in (one.values, one.words)]
         by_name = {name: self._held(arrays) for name, arrays in parts.items()}
         if self.device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info()

@@ -152,7 +152,7 @@ def meet(chosen: Tensor, num: int) -> Meetings:
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     tiles = (counts + rows - 1) // rows
     ends = tiles.cumsum(0)
-    number = torch.arange(pairs // rows + num, device=device)
+    number = torch.arange(min(pairs, pairs // rows + num), device=device)  # no tile is empty
     expert = torch.searchsorted(ends, number, right=True)
     known = expert.clamp(max=num - 1)
     begin = offsets[known] + (number - (ends - tiles)[known]) * rows

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import head_spec
+from ridgeline.backends.cuda.model.adapters import Adapt, Adapted, adaptation, not_adapted
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.latent import Places, latent_attention
@@ -34,6 +35,7 @@ class Inputs:
     """What the layers read of a step; ``tables`` are ``[groups, rows, width]``.
 
     ``poison`` is what they write to: which tokens have keys or values that are not finite.
+    ``adapted`` says which tokens have an adapter, if any has one.
     """
 
     tokens: Tensor
@@ -43,6 +45,7 @@ class Inputs:
     poison: Tensor
     plans: Mapping[Kind, AttentionPlan]
     state_plan: StatePlan | None = None
+    adapted: Adapted | None = None
 
 
 class Model:
@@ -107,7 +110,7 @@ class Model:
                 x = self._enter(x, mixed, post, None)[0]
             else:
                 x, row = self._enter(x, mixed, post, norms.get("mlp_norm"), replaces)
-            delta, post = self._feed_forward(x, row, w, layer.ffn), norms.get("mlp_post_norm")
+            delta, post = self._feed_forward(i, x, row, w, given), norms.get("mlp_post_norm")
             if own is not None:
                 x = x if delta is None else self._enter(x, delta, post, None)[0]
                 x, delta = self._with_input(x, own[:, i], w, layer.ffn.activation), None
@@ -236,7 +239,9 @@ class Model:
             )
         attention: Any = w.attention
         row = x if mixer.in_scale == 1.0 else x * mixer.in_scale
+        adapt = adaptation(i, given.adapted)
         qkv = self._product(row, attention.qkv, attention.qkv_bias, None)
+        qkv = adapt(qkv, row, *mixer.projections)
         if mixer.qk_norm == "width":
             qkv = self._normed_widths(qkv, mixer, attention)
         cos, sin = self._angles[mixer.rope] if mixer.rope else (None, None)
@@ -255,7 +260,8 @@ class Model:
         if attention.gate is not None:
             gate = self._product(x, attention.gate, None, torch.float32)
             out = (out * torch.sigmoid(gate)).to(out.dtype)
-        out = self._product(self._ranks.gather(out), attention.o, attention.o_bias, None)
+        whole = self._ranks.gather(out)
+        out = adapt(self._product(whole, attention.o, attention.o_bias, None), whole, "o")
         out = self._ranks.gather(out)
         return out if mixer.out_scale == 1.0 else out * mixer.out_scale
 
@@ -278,16 +284,19 @@ class Model:
         whole = self.ops.norm(whole.contiguous(), weight, None, eps, "rms", part.dtype)
         return whole[:, first : first + width]
 
-    def _feed_forward(self, x: Tensor, row: Tensor, w: LayerWeights, ffn: Any) -> Tensor | None:
+    def _feed_forward(
+        self, i: int, x: Tensor, row: Tensor, w: LayerWeights, given: Inputs
+    ) -> Tensor | None:
         """Return what a network makes of normed rows; some experts read the stream ``x`` itself."""
+        ffn = self.arch.layers[i].ffn
         if w.ffn is None:
             return None
         if not isinstance(ffn, Experts):
-            return self._network(row, w.ffn, ffn)
+            return self._network(row, w.ffn, ffn, adaptation(i, given.adapted))
         if ffn.beside is None:
             return mixture(row, row, w.ffn, ffn, self.ops, self._ranks)
         norms, wide = w.norms, torch.float32
-        dense = self._network(row, w.ffn.beside, ffn.beside)
+        dense = self._network(row, w.ffn.beside, ffn.beside, not_adapted)
         read, routed = (
             self._normed(x, norms[name], self.dtype) for name in ("experts_norm", "router_norm")
         )
@@ -295,9 +304,10 @@ class Model:
         dense = self._normed(dense, norms["beside_post_norm"], wide)
         return dense + self._normed(met, norms["experts_post_norm"], wide)
 
-    def _network(self, row: Tensor, weights: Any, ffn: Any) -> Tensor:
+    def _network(self, row: Tensor, weights: Any, ffn: Any, adapt: Adapt) -> Tensor:
         inner = self._product(row, weights.gate_up, weights.gate_up_bias, None)
-        inner = self.ops.gate(inner, ffn.activation, ffn.gated, ffn.gate_scale)
-        out = self._product(self._ranks.gather(inner), weights.down, weights.down_bias, None)
+        inner = adapt(inner, row, *(("gate", "up") if ffn.gated else ("up",)))
+        inner = self._ranks.gather(self.ops.gate(inner, ffn.activation, ffn.gated, ffn.gate_scale))
+        out = adapt(self._product(inner, weights.down, weights.down_bias, None), inner, "down")
         out = self._ranks.gather(out)
         return out if ffn.out_scale == 1.0 else out * ffn.out_scale

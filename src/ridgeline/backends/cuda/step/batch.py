@@ -70,6 +70,8 @@ class Batch:
         spans: of each item.
         row_of: of each item, the row of its tables.
         lists: attention's work, by kind of layer.
+        adapters: the numbers of those that items have; and ``slots``, of each token the place of
+            its adapter among them, -1 if it has none.
     """
 
     tokens: Ints
@@ -78,6 +80,8 @@ class Batch:
     spans: list[Span]
     row_of: list[int]
     lists: Mapping[Kind, WorkList]
+    adapters: list[int]
+    slots: Ints
 
 
 class Tables:
@@ -160,7 +164,10 @@ def arrange(work: Sequence[Work], tables: Tables, cuts: Mapping[Kind, Cut]) -> B
         positions = (np.arange(num_tokens) + offsets).astype(np.int32)
     spans = list(zip(firsts.tolist(), counts, starts, strict=True))
     lists = {kind: cut_items(spans, row_of, kind, cut) for kind, cut in cuts.items()}
-    return Batch(tokens, positions, table_rows, spans, row_of, lists)
+    adapters = list(dict.fromkeys(item.adapter for item in work if item.adapter))
+    place = {number: slot for slot, number in enumerate(adapters)} | {0: -1}
+    slots = np.repeat(np.array([place[item.adapter] for item in work], np.int32), counts)
+    return Batch(tokens, positions, table_rows, spans, row_of, lists, adapters, slots)
 
 
 def cut_items(spans: Sequence[Span], row_of: Sequence[int], kind: Kind, cut: Cut) -> WorkList:

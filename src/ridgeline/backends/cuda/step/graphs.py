@@ -25,10 +25,12 @@ class Variant(NamedTuple):
     Attributes:
         folds: whether partial results of attention are folded.
         single: whether each item is one token, so that programs have few rows.
+        adapted: whether any item has an adapter.
     """
 
     folds: bool
     single: bool
+    adapted: bool = False
 
 
 class Graphs:

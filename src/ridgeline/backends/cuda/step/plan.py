@@ -1,9 +1,10 @@
-"""Attention's work on the device, as the model hands it to the operation that attends."""
+"""A step's work on the device, as the model hands it to operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +28,26 @@ class StatePlan:
     num_cuts: Tensor
     item_of: Tensor
     programs: int
+
+
+@dataclass(slots=True)
+class AdapterPlan:
+    """Which adapter each token of a step has, on the device.
+
+    Attributes:
+        slot_of: of each token, the number of its adapter in this step, int32; that of no slot, if
+            it has none.
+        words: of each slot, the address of the adapter's words, int64 (``model.adapters``).
+        rank: the largest that an adapter may have.
+        numbers: of the adapters, by slot, and ``loaded`` they themselves: what twins read. Whoever
+            keeps an adapter does so elsewhere.
+    """
+
+    slot_of: Tensor
+    words: Tensor
+    rank: int
+    numbers: Sequence[int]
+    loaded: Mapping[int, Any]
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from ridgeline.backends.cuda.step.batch import (
     arrange,
 )
 from ridgeline.backends.cuda.step.graphs import Variant
-from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
+from ridgeline.backends.cuda.step.plan import AdapterPlan, AttentionPlan, StatePlan
 from ridgeline.backends.cuda.step.staging import StagedArray, Staging
 from ridgeline.backends.cuda.step.states import CUT, States
 from ridgeline.backends.cuda.step.states import ITEM as ITEM_OF_STATES
@@ -48,9 +48,13 @@ class StagedSteps:
         kinds: Sequence[Kind],
         arch: ModelArch,
         states: States,
+        adapters: Mapping[int, Any],
         device: torch.device,
     ) -> None:
-        """Make room for the largest step, whose layers have attention of these kinds, or states."""
+        """Make room for the largest step, whose layers have attention of these kinds, or states.
+
+        ``adapters`` are those that work may name, while there are any.
+        """
         most, width = setup.max_num_batched_tokens, -(-setup.max_model_len // setup.block_size) + 1
         self._kinds = list(dict.fromkeys(kinds))
         self._host_tables = Tables(num_groups, setup.max_num_seqs + 1, width)
@@ -65,10 +69,16 @@ class StagedSteps:
         if states.are_there:
             shapes |= {"state_items": (most, ITEM_OF_STATES), "item_of": (most,)}
             shapes |= {"cuts": (2 * most, CUT), "state_counts": (2,)}
+        self._adapters, self._max_lora_rank = adapters, setup.max_lora_rank
+        if setup.max_lora_rank:
+            shapes |= {"slot_of": (most,), "adapter_words": (setup.max_num_seqs + 1,)}
         for n in range(len(self._kinds)):
             shapes |= {f"counts{n}": (2,), f"folds{n}": (MOST_SLOTS, FOLD)}
             shapes[f"items{n}"] = (most + MOST_SLOTS, ITEM)
-        parts = {name: StagedArray(shape, torch.int32) for name, shape in shapes.items()}
+        parts = {
+            name: StagedArray(shape, torch.int64 if name == "adapter_words" else torch.int32)
+            for name, shape in shapes.items()
+        }
         self.staging = Staging(parts, device)
         self._most_slots, *sizes = attention_room(arch)
         self.partial_results = [
@@ -106,6 +116,12 @@ class StagedSteps:
             host["cuts"][: len(ends)] = ends
             host["item_of"][:count] = np.repeat(np.arange(len(texts)), texts[:, 1])
             host["item_of"][count:size] = -1
+        if batch.adapters:
+            words = [self._adapters[number].words.data_ptr() for number in batch.adapters]
+            host["adapter_words"][: len(words)] = words
+            none = len(host["adapter_words"])
+            host["slot_of"][:count] = np.where(batch.slots < 0, none, batch.slots)
+            host["slot_of"][count:size] = none
         return batch, self._host_tables.fresh
 
     def send(self, head_rows: Any = (), places: Sequence[int] = ()) -> Mapping[str, torch.Tensor]:
@@ -142,6 +158,18 @@ class StagedSteps:
             num_cuts=there["state_counts"][1:],
             item_of=there["item_of"],
             programs=min(size, self._host_tables.array.shape[1]),
+        )
+
+    def adapter_plan(self, size: int) -> AdapterPlan:
+        """Return which adapters ``size`` tokens have."""
+        assert self._batch is not None
+        there = self.staging.device
+        return AdapterPlan(
+            slot_of=there["slot_of"][:size],
+            words=there["adapter_words"],
+            rank=self._max_lora_rank,
+            numbers=self._batch.adapters,
+            loaded=self._adapters,
         )
 
     def plans(self, variant: Variant, *, is_captured: bool) -> dict[Kind, AttentionPlan]:

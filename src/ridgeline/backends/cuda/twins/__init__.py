@@ -7,6 +7,7 @@ and in float64 if their inputs are float64.
 
 from ridgeline.backends.cuda.twins.draws import adjust, draw, rank
 from ridgeline.backends.cuda.twins.layers import (
+    add_low_rank,
     add_norm,
     attend,
     copy_blocks,
@@ -20,6 +21,7 @@ from ridgeline.backends.cuda.twins.layers import (
 from ridgeline.backends.cuda.twins.states import convolve, remember, scan
 
 __all__ = [
+    "add_low_rank",
     "add_norm",
     "adjust",
     "attend",

@@ -323,6 +323,29 @@ def grouped_product(
     return out
 
 
+def add_low_rank(
+    out: Tensor, x: Tensor, met: Any, plan: Any, first: int, sizes: tuple[int, ...]
+) -> None:
+    """Add ``B (A x)`` to rows of some products, in place: LoRA (Hu et al., 2021).
+
+    Args:
+        out: products with matrices side by side, ``[T, N]``; rows without an adapter stay.
+        x: what they are products of, ``[T, K]``.
+        met: which token has the adapter of which slot, as of ``grouped_product``.
+        plan: the adapters (``step.plan.AdapterPlan``). Read here: ``numbers`` and ``loaded``.
+        first: the number of the first matrix (``model.adapters``); the others follow it.
+        sizes: outputs of each.
+    """
+    for number, (low, high) in zip(plan.numbers, pairwise(met.offsets.tolist()), strict=False):
+        rows, begin = met.order[low:high], 0
+        for matrix, size in enumerate(sizes, first):
+            if matrix in plan.loaded[number].parts:
+                a, b = plan.loaded[number].parts[matrix]
+                added = product(product(x[rows], a, None), b, None)
+                out[rows, begin : begin + size] += added
+            begin += size
+
+
 def copy_blocks(cache: Tensor, old: Tensor, new: Tensor) -> None:
     """Copy blocks ``old`` to ``new``, rows of ``cache``; all are read before any is written.
 

@@ -1,16 +1,18 @@
-"""Products: plain, packed, of experts, and of heads that have a matrix each."""
+"""Products: plain, packed, of experts, of heads that have a matrix each, and of adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
 from ridgeline.backends.cuda.measure.inputs.layers import experts
 from ridgeline.backends.cuda.measure.part import Case, Part
-from ridgeline.backends.cuda.model.experts import meet_heads
+from ridgeline.backends.cuda.model.experts import meet, meet_heads
 from ridgeline.backends.cuda.packed import pack
 
 F32 = torch.float32
@@ -82,4 +84,33 @@ def _heads(part: Part, num_tokens: int) -> None:
     part.near(f"matrices of heads {num_tokens}", found, wanted)
 
 
-CASES = {"product": plain, "packed_product": packed, "grouped_product": grouped}
+def low_rank(part: Part) -> Iterator[Case]:
+    """Yield what adapters add, for few rows and for many."""
+    for rows in (1, 5, 90) if part.is_tiny else (1, 64, 700):
+        yield f"adapters {rows}", partial(_adapters, part, rows)
+
+
+def _adapters(part: Part, rows: int) -> None:
+    loaded, sizes, inputs = adapters(part)
+    slots = (torch.arange(rows, device=part.device) + 1) % (len(loaded) + 1)
+    plan, met = plan_of(part, loaded, slots), meet(slots[:, None], len(loaded))
+    x, out = part.normal(rows, inputs), part.normal(rows, sum(sizes))
+    wanted = out.double()
+    exact = {
+        number: replace(one, parts={n: (a.double(), b.double()) for n, (a, b) in one.parts.items()})
+        for number, one in loaded.items()
+    }
+    twins.add_low_rank(wanted, x.double(), met, replace(plan, loaded=exact), 0, sizes)
+    has_none = slots == len(loaded)
+    plain = out[has_none].clone()
+    part.ops.add_low_rank(out, x, met, plan, 0, sizes)
+    part.near(f"adapters {rows}", out, wanted)
+    part.equal(f"adapters {rows}, rows without", out[has_none], plain)
+
+
+CASES = {
+    "product": plain,
+    "packed_product": packed,
+    "grouped_product": grouped,
+    "add_low_rank": low_rank,
+}

@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.measure.cases.attention import named_heads
 from ridgeline.backends.cuda.measure.cases.layers import ACTIVATIONS
+from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
 from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs, texts
 from ridgeline.backends.cuda.measure.inputs.layers import experts, state_inputs, states_plan
 from ridgeline.backends.cuda.measure.part import Case, Part
@@ -122,6 +123,26 @@ def _heads(part: Part) -> None:
         return out.reshape(len(rows), -1)
 
     _rows_alone(part, "matrices of heads", made, part.normal(max(_sizes(part)), heads * inputs))
+
+
+def _low_rank(part: Part) -> Iterator[Case]:
+    yield "adapters", partial(_adapters, part)
+
+
+def _adapters(part: Part) -> None:
+    loaded, sizes, inputs = adapters(part)
+    x = part.normal(max(_sizes(part)), inputs)
+
+    def made(rows: Tensor) -> Tensor:  # each has its token's number, which chooses its adapter
+        tokens = rows[:, 0].long()
+        slots = (tokens + 1) % (len(loaded) + 1)
+        out = x.new_zeros((len(rows), sum(sizes)))
+        met = meet(slots[:, None], len(loaded))
+        part.ops.add_low_rank(out, x[tokens], met, plan_of(part, loaded, slots), 0, sizes)
+        return out
+
+    numbers = torch.arange(len(x), device=part.device, dtype=torch.float64)[:, None]
+    _rows_alone(part, "adapters", made, numbers)
 
 
 def _rowwise(part: Part) -> Iterator[Case]:
@@ -238,6 +259,7 @@ CLAIMS: Mapping[str, Callable[[Part], Iterator[Case]]] = {
     "product": partial(_by_matrix, claim=_product),
     "packed_product": partial(_by_matrix, claim=_packed),
     "grouped_product": _groups,
+    "add_low_rank": _low_rank,
     "norm, add_norm, gate": _rowwise,
     "rope_and_cache": _ropes,
     "convolve, scan, remember": _recurrences,

@@ -20,6 +20,7 @@ import torch
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda.loading import load_runner
+from ridgeline.backends.cuda.measure.inputs.adapters import adaptable, random_adapter
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import BLOCK_SIZE, SMALL_ARCHS, setup_of
 from ridgeline.backends.cuda.model.weights import load
@@ -29,6 +30,7 @@ from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.cache.states import StateSlots
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.models.tensors import Checkpoint, Tensor
@@ -36,6 +38,7 @@ from ridgeline.models.tensors import Checkpoint, Tensor
 _LONGEST, _NUM_BLOCKS, _NUM_SEQS, _NUM_STATES = 512, 400, 8, 12
 _ERROR = {"f32": 1e-3, "bf16": 5e-2, "int4": 5e-2}  # of logits
 _MEMORY_ERROR = 0.01
+_RANK, _ADAPTED = 24, (1, 2, 4)  # of adapters, and the requests that have one
 # In 16 bits rounding sends some tokens to other experts.
 _FORMATS = {"tiny": ("", "int4"), "latents and experts": ("f32",), "states": ("",)}
 _WISHES: tuple[dict[str, Any], ...] = (
@@ -73,7 +76,7 @@ def _model(part: Part, name: str, dtype: str) -> None:
     setup = setup_of(
         dtype, num_seqs=_NUM_SEQS, num_tokens=64, max_len=_LONGEST, num_blocks=_NUM_BLOCKS
     )
-    setup = replace(setup, num_states=_NUM_STATES)
+    setup = replace(setup, num_states=_NUM_STATES, max_lora_rank=_RANK)
     # Filling the device means: probe a step and graphs, and make blocks of the rest.
     filling = replace(setup, fills_device=name == "tiny" and dtype == part.dtype_name)
     ours = load_runner(checkpoint, filling, BackendContext(Path.cwd))
@@ -118,6 +121,8 @@ def _logits(part: Part, model: _Model) -> None:
 def _tokens(part: Part, model: _Model) -> None:
     """Run a workload eagerly, with graphs, and with graphs and ahead: the same tokens."""
     runner, wanted = model.ours, None
+    shapes = adaptable(runner.arch)
+    kept = [runner.add_adapter(i, random_adapter(shapes, _RANK - i, seed=i)) for i in _ADAPTED]
     for pads, ahead in ((False, False), (True, False), (True, runner.looks_ahead)):
         runner.graphs.pads, runner.runs_ahead = pads, ahead
         before = runner.num_ahead
@@ -128,6 +133,8 @@ def _tokens(part: Part, model: _Model) -> None:
         ok = ok and (num_ahead > 0) == ahead
         what = f"{model.name} tokens, graphs {pads}, ahead {ahead}"
         part.say(what, ok=ok, num_ahead=num_ahead)
+    own_bytes = sum(one.num_bytes for one in kept)
+    part.say(f"{model.name} adapters", ok=runner.memory()["adapters"].num_bytes == own_bytes)
 
 
 # Answers of the longest prompts go on when others have ended: their contexts are cut in splits.
@@ -144,8 +151,9 @@ def _answers(runner: CudaRunner) -> list[tuple[Any, ...]]:
     engine = Engine(scheduler, runner, itertools.count().__next__, max_model_len=_LONGEST)
     for i, wish in enumerate(_WISHES):
         prompt = tuple(j * 31 % 800 + i for j in range(365 - 90 * i))
+        adapter = Adapter(i, bytes([i])) if i in _ADAPTED else NO_ADAPTER
         params = SamplingParams(seed=i, max_tokens=6 if i > 2 else 30, ignore_eos=True, **wish)
-        engine.add(prompt, params)
+        engine.add(prompt, params, adapter=adapter)
     found = []
     while engine.has_work():
         found += [(event.seq_id, event.token, event.error) for event in engine.step()]
