@@ -42,6 +42,11 @@ class Fitted(NamedTuple):
     total_bytes: int
     notes: tuple[str, ...]
 
+    @property
+    def num_states(self) -> int:
+        """Slots for states of recurrent layers: of running sequences and of checkpoints."""
+        return 0 if self.num_checkpoints is None else self.max_num_seqs + self.num_checkpoints
+
 
 def fit(
     options: Options, backend: Backend, checkpoint: Checkpoint, setup: Setup, left_bytes: int

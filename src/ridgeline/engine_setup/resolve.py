@@ -69,9 +69,7 @@ def resolve(
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
     policy, notes = _policy(options, arch)
-    least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
-    usual = _SHARED_STEP if options.is_shared and name != "cuda" else _USUAL_STEP
-    batched = options.max_num_batched_tokens or max(usual, least)
+    batched = options.max_num_batched_tokens or _usual_step(options, policy, name, model_len)
     max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
     setup = backend.check(
         Setup(
@@ -96,7 +94,6 @@ def resolve(
     setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
     left_bytes = _left_bytes(room_bytes, taken_bytes + lora_bytes, most_bytes)
     fitted = fit(options, backend, checkpoint, setup, left_bytes)
-    kept = fitted.num_checkpoints
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -108,7 +105,7 @@ def resolve(
         block_size=options.block_size,
         num_blocks=fitted.num_blocks,
         num_checkpoints=fitted.num_checkpoints,
-        num_states=0 if kept is None else fitted.max_num_seqs + kept,
+        num_states=fitted.num_states,
         groups=groups,
         tensor_parallel_size=setup.tensor_parallel_size,
         stages=setup.stages,
@@ -127,6 +124,13 @@ def resolve(
         lora_bytes=lora_bytes,
         notes=(*notes, *fitted.notes),
     )
+
+
+def _usual_step(options: Options, policy: Policy, name: str, model_len: int) -> int:
+    """Return how many tokens a step of the backend ``name`` has if nobody says it."""
+    least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
+    usual = _SHARED_STEP if options.is_shared and name != "cuda" else _USUAL_STEP
+    return max(usual, least)
 
 
 def _check_processes(options: Options, name: str) -> None:

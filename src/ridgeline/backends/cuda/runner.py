@@ -20,7 +20,7 @@ from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
-from ridgeline.backends.cuda.model.adapters import Adapted, LoadedAdapter, load_adapter
+from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
@@ -273,7 +273,7 @@ class CudaRunner:
         plans = self._steps.plans(variant, is_captured=is_captured)
         there, adapted = self._steps.staging.device, None
         if variant.adapted:
-            adapted = Adapted(self._steps.adapter_plan(size), self.arch, self._ops)
+            adapted = AdaptedRows(self._steps.adapter_plan(size), self.arch, self._ops)
         given = Inputs(
             tokens=there["tokens"][:size],
             positions=there["positions"][:size],

@@ -21,7 +21,7 @@ from ridgeline.backends.cuda.model.experts import meet
 from ridgeline.backends.cuda.step.plan import AdapterPlan
 from ridgeline.models.adapters import MATRICES, AdapterWeights
 
-Adapt = Callable[..., Tensor]  # see ``Adapted.add``, without the layer
+Adapt = Callable[..., Tensor]  # see ``AdaptedRows.add``, without the layer
 RANK_STEP = 16  # what the matrix unit multiplies at a time
 WORDS = 3  # of a matrix: how many RANK_STEPs its rank has, and the addresses of A and B
 
@@ -85,7 +85,7 @@ def load_adapter(
     return LoadedAdapter(parts, values, words.to(device))
 
 
-class Adapted:
+class AdaptedRows:
     """Which rows of a step have which adapter."""
 
     def __init__(self, plan: AdapterPlan, arch: ModelArch, ops: Any) -> None:
@@ -105,7 +105,7 @@ class Adapted:
         return out
 
 
-def adaptation(layer: int, adapted: Adapted | None) -> Adapt:
+def adaptation(layer: int, adapted: AdaptedRows | None) -> Adapt:
     """Return what adds to a layer's products: for a step in which some row has an adapter."""
     return not_adapted if adapted is None else partial(adapted.add, layer)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import head_spec
-from ridgeline.backends.cuda.model.adapters import Adapt, Adapted, adaptation, not_adapted
+from ridgeline.backends.cuda.model.adapters import Adapt, AdaptedRows, adaptation, not_adapted
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.latent import Places, latent_attention
@@ -45,7 +45,7 @@ class Inputs:
     poison: Tensor
     plans: Mapping[Kind, AttentionPlan]
     state_plan: StatePlan | None = None
-    adapted: Adapted | None = None
+    adapted: AdaptedRows | None = None
 
 
 class Model:
