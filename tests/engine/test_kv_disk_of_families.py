@@ -9,9 +9,9 @@ import pytest
 
 from ridgeline import LLM
 from tests.engine.test_same_answer_of_families import (
+    BLOCK,
     CONTEXT,
     FORMATS,
-    KEEP_STATES,
     OFTEN,
     ON_CPU,
     REQUESTS,
@@ -21,6 +21,7 @@ from tests.engine.tiny_families import write_family
 from tests.kv_disk.test_tier import assert_same
 
 pytestmark = pytest.mark.engine
+LEAST = 16  # tokens of a prompt that is kept
 CASES = [
     pytest.param(name, one, marks=[] if (name, one) in OFTEN else pytest.mark.full)
     for name in ON_CPU
@@ -42,15 +43,9 @@ def answers(llm: LLM) -> tuple[list[Any], int]:
 def test_a_restart_changes_no_bit(tmp_path: Path, name: str, form: str) -> None:
     path = write_family(tmp_path / "model", name)
     options = {"threads": 1, "max_model_len": CONTEXT, "kv_cache_memory": "4MiB"} | FORMATS[form]
-    kept = {"kv_disk": f"{tmp_path / 'kept'}:256MiB", "kv_disk_min": 16}
+    kept = {"kv_disk": f"{tmp_path / 'kept'}:256MiB", "kv_disk_min": LEAST}
     with LLM(path, **options) as llm:
         alone, cached_alone = answers(llm)
-        has_states = llm.config.num_checkpoints is not None
-    if has_states:
-        with pytest.raises(ValueError, match="states of recurrent layers are not kept"):
-            LLM(path, **options, **kept)
-        return
-    assert name not in KEEP_STATES
     with LLM(path, **options, **kept) as llm:
         first, cached = answers(llm)
         assert cached == cached_alone
@@ -59,3 +54,6 @@ def test_a_restart_changes_no_bit(tmp_path: Path, name: str, form: str) -> None:
     for ours, theirs in zip([*first, *again], [*alone, *alone], strict=True):
         assert_same(ours, theirs, tolerance=TOLERANCE.get(form, 0.0))
     assert cached > cached_alone
+    assert cached == sum(
+        (len(prompt) - 1) // BLOCK * BLOCK for prompt, _ in REQUESTS if len(prompt) >= LEAST
+    )

@@ -14,6 +14,7 @@ from ridgeline.kv_disk.segments import KeptBlock, RecordForm, Segments
 
 NAME, OTHER = "ab" * 16, "cd" * 16
 FORM = RecordForm(4, 1000)
+OF_STATES = RecordForm(4, 3000)
 SIZE = 64 * FORM.record_bytes  # of eight segments
 
 
@@ -27,7 +28,8 @@ def record(number: int) -> KeptBlock:
 
 
 def opened(folder: Path, said: list[str] | None = None, name: str = NAME) -> Segments:
-    return Segments(folder, SIZE, name, FORM, [].append if said is None else said.append)
+    forms = [FORM, OF_STATES]
+    return Segments(folder, SIZE, name, forms, [].append if said is None else said.append)
 
 
 def filled(folder: Path, count: int, name: str = NAME) -> Path:
@@ -40,7 +42,7 @@ def filled(folder: Path, count: int, name: str = NAME) -> Path:
 
 
 def read(segments: Segments, number: int) -> KeptBlock | None:
-    (room,) = segments.room(1)
+    (room,) = segments.room(1, FORM)
     return segments.read(record(number).key, room)
 
 
@@ -149,6 +151,29 @@ def test_what_was_used_least_lately_makes_room(tmp_path: Path) -> None:
     assert found(opened(tmp_path), 200) == kept
 
 
+def state(number: int) -> KeptBlock:
+    block = record(number)
+    data = bytes([number % 249]) * OF_STATES.data_bytes
+    return KeptBlock(b"s" + block.key[1:], block.key, block.tokens, data)
+
+
+def test_blocks_and_states_share_the_room(tmp_path: Path) -> None:
+    segments, folder = opened(tmp_path), tmp_path / NAME
+    for number in range(200):
+        segments.append(record(number))
+        if number % 4 == 3:
+            segments.append(state(number))
+        assert sum(one.stat().st_size for one in folder.glob("*.kv")) <= SIZE
+    segments.close()
+    segments = opened(tmp_path)
+    (room,) = segments.room(1, OF_STATES)
+    kept = [n for n in range(3, 200, 4) if segments.read(state(n).key, room) == state(n)]
+    assert kept
+    assert kept[-1] == 199
+    assert found(segments, 200)[-1] == 199
+    assert segments.num_bad == 0
+
+
 def test_other_names_make_room_first(tmp_path: Path) -> None:
     filled(tmp_path, 50, OTHER)
     filled(tmp_path, 50)
@@ -218,4 +243,4 @@ def test_a_path_that_is_a_file(tmp_path: Path, below: str) -> None:
 
 def test_too_small_a_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give at least"):
-        Segments(tmp_path, FORM.record_bytes, NAME, FORM, print)
+        Segments(tmp_path, 16 * FORM.record_bytes, NAME, [FORM, OF_STATES], print)

@@ -15,12 +15,20 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from tests.api.test_llm import model
+from tests.engine.tiny_families import write_family
 
 __all__ = ["model"]  # a fixture
 
 DRAWN = SamplingParams(max_tokens=8, temperature=0.8, seed=7, logprobs=2, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0, logprobs=2, ignore_eos=True)
 PROMPTS = [[5 + (i * 7 + j * j) % 90 for j in range(90)] for i in range(3)]
 CACHED = 80  # tokens of each: at least one is computed
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with layers that keep a state, and layers of attention."""
+    return write_family(tmp_path_factory.mktemp("recurrent") / "model", "qwen3.5")
 
 
 def engine(model: Path, folder: Path | None, **options: Any) -> LLM:
@@ -121,6 +129,40 @@ def test_a_prompt_that_goes_on_reads_what_memory_lacks(model: Path, tmp_path: Pa
         assert answers(llm) == (first, [CACHED] * 3)
 
 
+def test_what_a_shorter_prompt_left_is_kept_too(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path, kv_disk_min=64) as llm:
+        llm.generate([PROMPTS[0][:40]], GREEDY, progress=False)
+        assert answers(llm)[1] == [32, 0, 0]
+    with engine(model, tmp_path, kv_disk_min=64) as llm:
+        assert answers(llm)[1] == [CACHED] * 3
+
+
+def test_a_prompt_goes_on_behind_the_last_state(recurrent: Path, tmp_path: Path) -> None:
+    longer = PROMPTS[0] + PROMPTS[1][:20]
+    with engine(recurrent, None) as llm:
+        (alone,) = llm.generate([longer], GREEDY, progress=False)
+    with engine(recurrent, tmp_path) as llm:
+        llm.generate([PROMPTS[0]], GREEDY, progress=False)
+    for cached in (CACHED, 96):  # behind the shorter prompt, and then behind itself
+        with engine(recurrent, tmp_path) as llm:
+            (found,) = llm.generate([longer], GREEDY, progress=False)
+            assert found.outputs[0] == alone.outputs[0]
+            assert found.num_cached_tokens == cached
+            assert llm.kv_disk is not None
+            assert llm.kv_disk.counts["read"] == cached // 16 + 1
+
+
+def test_memory_that_has_blocks_and_no_state_reads_it(recurrent: Path, tmp_path: Path) -> None:
+    with engine(recurrent, tmp_path) as llm:
+        first, _ = answers(llm)
+        slots = llm.engine.scheduler.queues.kv.states
+        assert slots is not None
+        slots.retract()
+        assert answers(llm) == (first, [CACHED] * 3)
+        assert llm.kv_disk is not None
+        assert llm.kv_disk.counts["read"] == 3
+
+
 def test_a_cache_that_is_too_small_takes_what_fits(model: Path, tmp_path: Path) -> None:
     with engine(model, tmp_path) as llm:
         first, _ = answers(llm)
@@ -129,18 +171,21 @@ def test_a_cache_that_is_too_small_takes_what_fits(model: Path, tmp_path: Path) 
         assert answers(llm) == (first, [CACHED] * 3)
 
 
-def test_damaged_files_change_no_answer(model: Path, tmp_path: Path) -> None:
+def test_damaged_files_change_no_answer(recurrent: Path, tmp_path: Path) -> None:
     dice = Random(5)
-    with engine(model, tmp_path) as llm:
+    with engine(recurrent, tmp_path) as llm:
         first, _ = answers(llm)
-    (file,) = tmp_path.glob("*/*.kv")
-    whole = file.read_bytes()
-    for _ in range(12):
-        data = bytearray(whole)
+    files = {path: path.read_bytes() for path in sorted(tmp_path.glob("*/*.kv"))}
+    assert len(files) == 2, "of blocks and of states"
+    for number in range(12):
+        for path, whole in files.items():
+            path.write_bytes(whole)
+        path = [*files][number % 2]
+        data = bytearray(files[path])
         for _ in range(dice.choice((1, 3, 200))):
             data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        file.write_bytes(data[: dice.choice((len(data), dice.randrange(len(data))))])
-        with engine(model, tmp_path) as llm:
+        path.write_bytes(data[: dice.choice((len(data), dice.randrange(len(data))))])
+        with engine(recurrent, tmp_path) as llm:
             assert answers(llm)[0] == first
 
 
@@ -180,11 +225,18 @@ with engine(Path(sys.argv[1]), Path(sys.argv[2])) as llm:
 """
 
 
-@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "num_kills"),
+    [
+        ("recurrent", 3),
+        pytest.param("recurrent", 50, marks=pytest.mark.full),
+        pytest.param("model", 50, marks=pytest.mark.full),
+    ],
+)
 def test_a_process_that_is_killed_leaves_no_wrong_answer(
-    model: Path, tmp_path: Path, num_kills: int
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_kills: int
 ) -> None:
-    dice = Random(9)
+    dice, model = Random(9), request.getfixturevalue(kind)
     with engine(model, None) as llm:
         alone, _ = answers(llm)
     for number in range(num_kills):

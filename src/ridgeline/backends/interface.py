@@ -128,6 +128,20 @@ class Traffic:
         return self.ops / self.read_bytes
 
 
+class CacheMemory(NamedTuple):
+    """What a runner keeps of texts.
+
+    Attributes:
+        blocks: of the cache, ``[blocks, bytes]``.
+        states: of recurrent layers, ``[slots, ...]`` each, f32; empty where there are none.
+        layout: how both are laid out.
+    """
+
+    blocks: NDArray[np.uint8]
+    states: Sequence[NDArray[np.float32]]
+    layout: str
+
+
 class Counters(Protocol):
     """Cycles by kind of work, counted inside a step."""
 
@@ -188,8 +202,8 @@ class BackendRunner(Protocol):
         What belongs together has the same beginning. Any thread may call.
         """
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
-        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out.
+    def cache_memory(self) -> CacheMemory:
+        """Return the memory of the cache and of states.
 
         Equal tokens behind equal ones have equal bytes in any process with the same fingerprint
         and layout. Raises ValueError where it is not this machine's memory.

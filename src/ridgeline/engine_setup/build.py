@@ -124,18 +124,19 @@ def new_tier(
     from ridgeline.kv_disk.segments import RecordForm, Segments  # here: most engines have none
     from ridgeline.kv_disk.tier import Tier
 
-    if config.num_checkpoints is not None:
-        raise ValueError("--kv-disk: states of recurrent layers are not kept: this model has them")
     if not config.enable_prefix_caching:
         raise ValueError("--kv-disk: without prefix caching no block is found again")
     try:
-        blocks, layout = runner.blocks()
+        blocks, states, layout = runner.cache_memory()
     except ValueError as error:
         raise ValueError(f"--kv-disk: {error}") from None
     digest = hashlib.sha256(f"{name} {layout}".encode()).hexdigest()
-    form = RecordForm(config.block_size, len(config.groups) * blocks[0].nbytes)
-    segments = Segments(*place, digest[:32], form, say)
-    return Tier(engine, blocks, segments, least_tokens=options.kv_disk_min, say=say)
+    sizes = [len(config.groups) * blocks[0].nbytes]
+    if states:
+        sizes.append(sum(array[0].nbytes for array in states))
+    forms = [RecordForm(config.block_size, size) for size in sizes]
+    segments = Segments(*place, digest[:32], forms, say)
+    return Tier(engine, blocks, states, segments, least_tokens=options.kv_disk_min, say=say)
 
 
 def _new_search(config: EngineConfig, request: Request) -> Search | None:

@@ -1,10 +1,10 @@
 """A folder of records: blocks of one model's cache, each with what it is the cache of.
 
-``PATH/NAME/00000001.kv`` and so on are segments. A segment is a header and records of one size,
-which are appended and never changed. What there is stands in the records' heads alone, so nothing
-else can be out of date: the index is read from them at the start. A torn record at the end is cut,
-and a damaged one is passed over. The segment that was used least lately goes first, and before it
-those of other names: of a model, formats or code that are not in use.
+``PATH/NAME/00000001.kv`` and so on are segments. A segment is a header and records of one form, of
+blocks or of states, which are appended and never changed. What there is stands in the records'
+heads alone, so nothing else can be out of date: the index is read from them at the start. A torn
+record at the end is cut, and a damaged one is passed over. The segment that was used least lately
+goes first, and before it those of other names: of a model, formats or code that are not in use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -27,9 +27,10 @@ from ridgeline.machine import lock_file
 
 _MAGIC = b"RLKV0001"
 _MOST_SEGMENT_BYTES = 64 << 20
-_LEAST_RECORDS = 16  # that a folder must have room for
+_LEAST_RECORDS = 16  # that a folder must have room for, of the largest
 _ROOT_BYTES = 64  # of a first block's root, or of a parent's key
 _CHECK_BYTES = 8
+_HEADER_BYTES = len(_MAGIC) + 16 + 8  # with the name and the form
 _MODE, _FOLDER_MODE = 0o600, 0o700  # they have the tokens of prompts
 _SEGMENT = re.compile(r"\d{8}\.kv")
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -38,7 +39,8 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 class KeptBlock(NamedTuple):
     """A place of a text: its tokens, after those of its parent, and the blocks of all groups.
 
-    ``parent`` is the key of the block before, or of a first block its request's root.
+    ``parent`` is the key of the block before, or of a first block its request's root. A state
+    behind a block is a record too: with that block's tokens, and its key as the parent.
     """
 
     key: bytes
@@ -90,30 +92,35 @@ class RecordForm(NamedTuple):
 
 
 class _Segment:
-    """A file of records; it is closed when nobody reads it any more."""
+    """A file of records; it is closed when nobody uses it any more."""
 
-    def __init__(self, path: Path, header: bytes, form: RecordForm) -> None:
-        """Open a file for reading. Raises OSError, and ValueError if it is none of ours."""
-        self.path, self._begin, self._form = path, len(header), form
-        self._file = os.open(path, os.O_RDONLY)
+    def __init__(self, path: Path, form_of: dict[bytes, RecordForm], flags: int) -> None:
+        """Open a file, of whose header ``form_of`` says which form its records have.
+
+        Raises OSError, and ValueError if it is none of ours.
+        """
+        self.path = path
+        self._file = os.open(path, flags)
         weakref.finalize(self, os.close, self._file)
-        if os.pread(self._file, len(header), 0) != header:
+        header = os.pread(self._file, _HEADER_BYTES, 0)
+        if header not in form_of:
             raise ValueError(f"{path} has another form")
+        self.form = form_of[header]
         self.num_bytes = os.fstat(self._file).st_size
         self.used = 0  # when, in reads and writes
 
     @property
     def num_records(self) -> int:
         """How many are whole."""
-        return (self.num_bytes - self._begin) // self._form.record_bytes
+        return (self.num_bytes - _HEADER_BYTES) // self.form.record_bytes
 
     def place(self, number: int) -> int:
         """Return where a record begins."""
-        return self._begin + number * self._form.record_bytes
+        return _HEADER_BYTES + number * self.form.record_bytes
 
     def heads(self) -> Iterator[bytes]:
         """Yield the heads of all records."""
-        size = self._form.head.size + _CHECK_BYTES
+        size = self.form.head.size + _CHECK_BYTES
         for number in range(self.num_records):
             yield os.pread(self._file, size, self.place(number))
 
@@ -121,35 +128,58 @@ class _Segment:
         """Put a record, as it is stored, into ``room``; return how many bytes there are of it."""
         return os.preadv(self._file, [room], self.place(number))
 
+    def append(self, record: KeptBlock) -> int:
+        """Add a record behind those that are whole; return its number. Raises OSError."""
+        number = self.num_records
+        begin = self.place(number)
+        try:
+            if os.pwritev(self._file, self.form.written(record), begin) < self.form.record_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, begin)
+            raise
+        self.num_bytes = begin + self.form.record_bytes
+        return number
+
 
 class Segments:
     """The records under one name in a folder that has records of others too.
 
     Attributes:
+        forms: of the records: of blocks, and of states if there are some.
         can_write: whether this process adds records; another one may do that, or nobody can.
         num_bad: records that were damaged.
     """
 
     def __init__(
-        self, folder: Path, most_bytes: int, name: str, form: RecordForm, say: Callable[[str], None]
+        self,
+        folder: Path,
+        most_bytes: int,
+        name: str,
+        forms: Sequence[RecordForm],
+        say: Callable[[str], None],
     ) -> None:
         """Read which records there are.
 
         Raises ValueError, in a line, if the folder cannot be had or is too small for what it holds.
         """
-        least = _LEAST_RECORDS * form.record_bytes
+        largest = max(form.record_bytes for form in forms)
+        least = _LEAST_RECORDS * largest
         if most_bytes < least:
             raise ValueError(
-                f"--kv-disk: {most_bytes:,} bytes hold fewer than {_LEAST_RECORDS} blocks of this "
-                f"model: give at least {least:,}"
+                f"--kv-disk: {most_bytes:,} bytes hold fewer than {_LEAST_RECORDS} blocks or "
+                f"states of this model: give at least {least:,}"
             )
-        self._form, self._most_bytes, self._say = form, most_bytes, say
+        self.forms, self._most_bytes, self._say = tuple(forms), most_bytes, say
         self._top, self._folder = folder, folder / name
-        self._header = _MAGIC + bytes.fromhex(name) + struct.pack("<II", *form)
-        self._segment_bytes = min(_MOST_SEGMENT_BYTES, most_bytes // 8)
+        begin = _MAGIC + bytes.fromhex(name)
+        self._header_of = {form: begin + struct.pack("<II", *form) for form in forms}
+        self._form_of = {header: form for form, header in self._header_of.items()}
+        most = max(_MOST_SEGMENT_BYTES, _HEADER_BYTES + largest)
+        self._segment_bytes = min(most, most_bytes // 8)
         self._index: dict[bytes, tuple[_Segment, int]] = {}
         self._segments: list[_Segment] = []
-        self._current: int | None = None  # of the last segment, for appending
         self._lock, self._clock, self.num_bad = Lock(), 0, 0
         self._unlock: Callable[[], object] = lambda: None
         self.can_write = self._begin()
@@ -178,13 +208,14 @@ class Segments:
 
     def _enter(self, path: Path) -> None:
         try:
-            segment = _Segment(path, self._header, self._form)
+            flags = os.O_RDWR if self.can_write else os.O_RDONLY
+            segment = _Segment(path, self._form_of, flags)
         except (OSError, ValueError):  # damaged at its beginning, or no file of ours
             self.num_bad += 1
             return
         self._segments.append(segment)
         for number, head in enumerate(segment.heads()):
-            if (key := self._form.key_of(head)) is None:
+            if (key := segment.form.key_of(head)) is None:
                 self.num_bad += 1
             else:
                 self._index[key] = segment, number
@@ -197,9 +228,9 @@ class Segments:
         """What all segments under this name take."""
         return sum(one.num_bytes for one in tuple(self._segments))
 
-    def room(self, count: int) -> list[memoryview]:
+    def room(self, count: int, form: RecordForm) -> list[memoryview]:
         """Return room for this number of records, on huge pages where the system has them."""
-        size = self._form.record_bytes
+        size = form.record_bytes
         area = mmap.mmap(-1, count * size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # an operating system without them
@@ -222,7 +253,7 @@ class Segments:
         record = None
         with suppress(OSError):  # then it is lost, as a damaged one
             if segment.read(number, room) == len(room):
-                record = self._form.read(room)
+                record = segment.form.read(room)
         if record is None or record.key != key:
             with self._lock:
                 self.num_bad += 1
@@ -236,19 +267,12 @@ class Segments:
         with self._lock:
             if not self.can_write or record.key in self._index:
                 return
-            segment = self._room()
-            stored, number = self._form.written(record), segment.num_records
-            assert self._current is not None
-            begin = segment.place(number)
             try:
-                if os.pwritev(self._current, stored, begin) < self._form.record_bytes:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                segment = self._room(len(record.data))
+                number = segment.append(record)
             except OSError:
                 self.can_write = False
-                with suppress(OSError):
-                    os.ftruncate(self._current, begin)
                 raise
-            segment.num_bytes = begin + self._form.record_bytes
             self._clock += 1
             segment.used = self._clock
             self._index[record.key] = segment, number
@@ -257,21 +281,17 @@ class Segments:
         """Let go of the folder."""
         with self._lock:
             self.can_write = False
-            if self._current is not None:
-                os.close(self._current)
-            self._current = None
             self._unlock()
             self._segments.clear()
             self._index.clear()
 
     # --- room ----------------------------------------------------------------------------------
 
-    def _room(self) -> _Segment:
-        """Return the segment to append to."""
-        last = self._segments[-1] if self._segments else None
+    def _room(self, data_bytes: int) -> _Segment:
+        """Return the segment to append a record of this size to."""
+        (form,) = {form for form in self.forms if form.data_bytes == data_bytes}
+        last = next((one for one in reversed(self._segments) if one.form == form), None)
         if last is not None and last.place(last.num_records + 1) <= self._segment_bytes:
-            if self._current is None:
-                self._current = os.open(last.path, os.O_RDWR)
             return last
         number = 1 + max((int(one.path.stem) for one in self._segments), default=0)
         path = self._folder / f"{number:08d}.kv"
@@ -279,12 +299,10 @@ class Segments:
             number += 1
             path = self._folder / f"{number:08d}.kv"
         self._make_room()
-        if self._current is not None:
-            os.close(self._current)
-        self._current = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
-        os.write(self._current, self._header)
-        segment = _Segment(path, self._header, self._form)
-        self._segments.append(segment)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+        with open(file, "wb") as begun:
+            begun.write(self._header_of[form])
+        self._segments.append(segment := _Segment(path, self._form_of, os.O_RDWR))
         return segment
 
     def _make_room(self) -> None:

@@ -3,8 +3,9 @@
 It stands beside the engine and decides nothing in it. Behind a step it copies the blocks that were
 filled, and a thread writes them: no step waits for a disk. Before a prompt enters the engine, the
 blocks that files have and memory has not are read, and put into free blocks of the pool, as if a
-request that has ended had computed them. A key is never believed: tokens and parents are compared,
-and a checksum says whether the bytes are those that were written.
+request that has ended had computed them. Where layers keep a state, a prompt goes on behind the
+last block whose state was kept; of that block it is read too. A key is never believed: tokens and
+parents are compared, and a checksum says whether the bytes are those that were written.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.core.cache.kvcache import KVCache, hash_block
+from ridgeline.core.cache.kvcache import NOWHERE, KVCache, hash_block
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.request import Content
@@ -33,7 +35,10 @@ _LEAST_TOKENS = 64  # of a prompt in a step that says how fast prompts are compu
 
 
 class KeptPrompt(NamedTuple):
-    """What files have more of a prompt than memory: the keys of its blocks, and where it ends."""
+    """What files have more of a prompt than memory: the keys of its blocks, and where it ends.
+
+    With states that is behind a block whose state files have.
+    """
 
     root: bytes
     keys: list[bytes]
@@ -45,13 +50,14 @@ class Tier:
     """Blocks of one engine's cache in files.
 
     Attributes:
-        counts: blocks that were written, read, and dropped as the disk was too slow.
+        counts: blocks and states that were written, read, and dropped as the disk was too slow.
     """
 
     def __init__(
         self,
         engine: Engine,
         blocks: NDArray[np.uint8],
+        states: Sequence[NDArray[np.float32]],
         segments: Segments,
         *,
         least_tokens: int,
@@ -59,15 +65,18 @@ class Tier:
     ) -> None:
         """Keep the ``blocks`` of ``engine``'s cache, ``[blocks, bytes]``, in ``segments``.
 
+        So are ``states`` of recurrent layers, ``[slots, ...]`` each, of which there may be none.
         Prompts of fewer than ``least_tokens`` are neither written nor read.
         """
         self._engine, self._blocks, self._segments = engine, blocks, segments
         self._kv: KVCache = engine.scheduler.queues.kv
+        self._states, self._slots = states, self._kv.states
         self._least_tokens, self._say = least_tokens, say
         self.counts = dict.fromkeys(("written", "read", "dropped"), 0)
         self._read_bytes_per_s = _READ_BYTES_PER_S
         self._tokens_per_s: float | None = None  # how fast prompts are computed
         self._queue: queue.SimpleQueue[KeptBlock | threading.Event | None] = queue.SimpleQueue()
+        self._queued = set[bytes]()  # keys
         self._queued_bytes = 0
         self._writer = threading.Thread(target=self._write, name="kv-disk", daemon=True)
         self._writer.start()
@@ -81,7 +90,7 @@ class Tier:
     # --- writing -------------------------------------------------------------------------------
 
     def _on_record(self, record: Record) -> None:
-        """Copy the blocks that a step has filled, in the engine's thread."""
+        """Copy what a step has filled, or what a new prompt adopted, in the engine's thread."""
         if not isinstance(record, StepRecord):
             return
         size = self._kv.block_size
@@ -91,8 +100,11 @@ class Tier:
             self._tokens_per_s = _mixed(self._tokens_per_s, now)
         if not self._segments.can_write:
             return
+        admitted = dict(record.admitted)
         for (number, index), start, count in record.work:
             first, end = start // size, (start + count) // size
+            if (number, index) in admitted:  # a shorter prompt may have left this unwritten
+                first = 0
             request = self._engine.requests.get(number)
             if first == end or request is None or len(request.prompt) < self._least_tokens:
                 continue
@@ -102,21 +114,39 @@ class Tier:
                         self._keep(key)
 
     def _keep(self, key: bytes) -> None:
-        """Queue a block that was published, unless files have it or it is gone."""
+        """Queue a block that was published, and its state, unless files have it or it is gone."""
         pool = self._kv.pool
         blocks = [index.get(key) for index in pool.index]
         known = [block for block in blocks if block is not None]
-        if key in self._segments or len(known) < len(blocks):
+        if len(known) < len(blocks):
             return
         content = pool.content[known[0]]
         assert content is not None
+        parent = content.parent if isinstance(content.parent, bytes) else content.parent.key
+        self._put(key, parent, content.tokens, lambda: self._blocks[known].tobytes())
+        if self._slots is None:
+            return
+        checkpoint = self._slots.checkpoints.get(known[0])
+        if checkpoint is not None and checkpoint[0] is content:
+            copied = partial(self._copied_state, checkpoint[1])
+            self._put(_state_key(key), key, content.tokens, copied)
+
+    def _put(
+        self, key: bytes, parent: bytes, tokens: tuple[int, ...], copied: Callable[[], bytes]
+    ) -> None:
+        """Queue a record, whose data is copied only if files are to have it."""
+        if key in self._segments or key in self._queued:
+            return
         if self._queued_bytes > _MOST_QUEUED_BYTES:
             self.counts["dropped"] += 1
             return
-        parent = content.parent if isinstance(content.parent, bytes) else content.parent.key
-        record = KeptBlock(key, parent, content.tokens, self._blocks[known].tobytes())
+        record = KeptBlock(key, parent, tokens, copied())
+        self._queued.add(key)
         self._queued_bytes += len(record.data)
         self._queue.put(record)
+
+    def _copied_state(self, slot: int) -> bytes:
+        return b"".join(array[slot].tobytes() for array in self._states)
 
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -130,6 +160,7 @@ class Tier:
             except OSError as error:
                 self._say(f"--kv-disk: no more blocks are kept: {error.strerror}")
             self._queued_bytes -= len(item.data)
+            self._queued.discard(item.key)
 
     def settle(self) -> None:
         """Wait until all that was queued is written."""
@@ -166,17 +197,31 @@ class Tier:
             num_known += in_memory
             keys.append(parent)
             parts.append(part)
-        num_more = len(keys) - num_known
-        if num_more <= 0:
+        end, num_resumable = len(keys), num_known
+        if self._slots is not None:
+            end = next(
+                (i for i in range(end, 0, -1) if _state_key(keys[i - 1]) in self._segments), 0
+            )
+            ends = range(min(num_known, end), 0, -1)
+            num_resumable = next((i for i in ends if self._has_state(keys[i - 1])), 0)
+        if end <= num_resumable:
             return None
-        read_s = num_more * self._bytes_per_place / self._read_bytes_per_s
-        if self._tokens_per_s is not None and num_more * size / self._tokens_per_s < read_s:
+        wanted = KeptPrompt(root, keys[:end], parts[:end], min(num_known, end))
+        read_s = self._bytes_of(wanted) / self._read_bytes_per_s
+        num_tokens = (end - num_resumable) * size
+        if self._tokens_per_s is not None and num_tokens / self._tokens_per_s < read_s:
             return None
-        return KeptPrompt(root, keys, parts, num_known)
+        return wanted
 
-    @property
-    def _bytes_per_place(self) -> int:
-        return int(self._blocks[0].nbytes) * len(self._kv.windows)
+    def _bytes_of(self, wanted: KeptPrompt) -> int:
+        of_block, *of_states = (form.record_bytes for form in self._segments.forms)
+        return (len(wanted.keys) - wanted.num_known) * of_block + sum(of_states)
+
+    def _has_state(self, key: bytes) -> bool:
+        """Whether memory has the state behind a block."""
+        block = self._kv.pool.index[0].get(key, NOWHERE)
+        checkpoint = self._slots.checkpoints.get(block) if self._slots else None
+        return checkpoint is not None and checkpoint[0] is self._kv.pool.content[block]
 
     def pieces(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], int]]:
         """Read what is worth it of a prompt, piece by piece; any thread may call.
@@ -185,27 +230,39 @@ class Tier:
         """
         if (wanted := self.wanted(tokens, root)) is None:
             return
-        num_keys = len(wanted.keys)
-        rooms = self._segments.room(min(_PIECE, num_keys - wanted.num_known))
+        num_keys, of_block = len(wanted.keys), self._segments.forms[0]
+        parents = [root, *wanted.keys]
+        if wanted.num_known < num_keys:
+            rooms = self._segments.room(min(_PIECE, num_keys - wanted.num_known), of_block)
         for first in range(wanted.num_known, num_keys, _PIECE):
-            records = self._read(wanted, first, rooms)
+            end = min(first + _PIECE, num_keys)
+            expected = zip(
+                wanted.keys[first:end], parents[first:end], wanted.tokens[first:end], strict=True
+            )
+            records = self._read(expected, rooms)
             yield partial(self._place, wanted, first, records)
-            if len(records) < min(_PIECE, num_keys - first):
+            if len(records) < end - first:
                 return
+        if self._slots is not None:
+            rooms = self._segments.room(1, self._segments.forms[-1])
+            last = wanted.keys[-1]
+            for record in self._read([(_state_key(last), last, wanted.tokens[-1])], rooms):
+                yield partial(self._place_state, wanted, record)
 
-    def _read(self, wanted: KeptPrompt, first: int, rooms: Sequence[memoryview]) -> list[KeptBlock]:
-        """Return records of a prompt's blocks, up to the first that is not what it should be."""
+    def _read(
+        self, expected: Iterable[tuple[bytes, bytes, tuple[int, ...]]], rooms: Sequence[memoryview]
+    ) -> list[KeptBlock]:
+        """Return records, each with its key, parent and tokens, up to the first that is another."""
         found: list[KeptBlock] = []
         begin_s = time.perf_counter()
-        for i, room in enumerate(rooms[: len(wanted.keys) - first], start=first):
-            parent = wanted.keys[i - 1] if i else wanted.root
-            record = self._segments.read(wanted.keys[i], room)
-            if record is None or (record.parent, record.tokens) != (parent, wanted.tokens[i]):
+        for (key, parent, tokens), room in zip(expected, rooms, strict=False):
+            record = self._segments.read(key, room)
+            if record is None or (record.parent, record.tokens) != (parent, tokens):
                 break
             found.append(record)
         took_s = max(time.perf_counter() - begin_s, 1e-9)
         if found:
-            now = len(found) * self._bytes_per_place / took_s
+            now = len(found) * len(rooms[0]) / took_s
             self._read_bytes_per_s = _mixed(self._read_bytes_per_s, now)
         return found
 
@@ -242,7 +299,8 @@ class Tier:
                 continue
             if i < first or len(pool.free) < len(absent):  # it was there, and is gone
                 break
-            parts = np.frombuffer(records[i - first].data, np.uint8).reshape(len(kv.windows), -1)
+            parts = np.frombuffer(records[i - first].data, np.uint8)
+            parts = parts.reshape(len(kv.windows), self._blocks.shape[1])
             for group in absent:
                 block = pool.take(group)
                 self._blocks[block] = parts[group]
@@ -254,11 +312,39 @@ class Tier:
         self.counts["read"] += num_placed
         return num_placed
 
+    def _place_state(self, wanted: KeptPrompt, record: KeptBlock) -> int:
+        """Put the state behind a prompt's last block into a slot, between two steps.
+
+        Return how many: none if that block has left, or all slots are held.
+        """
+        pool, slots, content = self._kv.pool, self._slots, None
+        for key, tokens in zip(wanted.keys, wanted.tokens, strict=True):
+            if (content := pool.find(key, content or wanted.root, tokens)) is None:
+                return 0
+        block = pool.index[0].get(wanted.keys[-1])
+        if slots is None or content is None or block is None:
+            return 0
+        if not slots.free and not slots.checkpoints:
+            return 0
+        slot, begin = slots.restore(block, content), 0
+        for array in self._states:
+            end = begin + array[slot].nbytes
+            part = np.frombuffer(record.data[begin:end], np.float32)
+            array[slot] = part.reshape(array[slot].shape)
+            begin = end
+        self.counts["read"] += 1
+        return 1
+
     def load(self, tokens: Sequence[int], root: bytes) -> None:
         """Put what is worth reading of a prompt into the cache, between two steps."""
         for place in self.pieces(tokens, root):
             if not place():
                 break
+
+
+def _state_key(key: bytes) -> bytes:
+    """Return the key of the state behind a block."""
+    return blake2b(key, digest_size=16, person=b"state").digest()
 
 
 def _mixed(known: float | None, new: float) -> float:

@@ -97,6 +97,23 @@ def test_a_prompt_resumes_at_the_last_checkpoint_and_not_at_the_last_block() -> 
     assert kv.num_cached(new([*range(6), 90, 91])) == 0
 
 
+def test_a_state_from_elsewhere_is_resumed_like_one_that_was_saved() -> None:
+    kv, states = caches(1, 1)
+    read_whole(kv, range(23))  # one is kept, behind 20 tokens
+    block = next(block for block, one in enumerate(kv.pool.content) if one and one.tokens[0] == 8)
+    content = kv.pool.content[block]
+    assert content is not None
+    states.restore(block, content)
+    slot = states.restore(block, content)  # once more, of the same block
+    read_whole(kv, range(50, 54))  # too short to be kept, and it has a slot
+    kv.check([])
+    assert kv.num_cached(new(range(23))) == 12, "of one state that is kept the latest is"
+    seq = new([*range(14), 90])
+    assert kv.admit(seq, 15)
+    assert (seq.num_computed, states.copies) == (12, [(slot, seq.state)])
+    kv.check([seq])
+
+
 def test_a_checkpoint_is_of_what_its_block_holds() -> None:
     kv, _ = caches(2, 8, num_blocks=2)
     read_whole(kv, range(6))

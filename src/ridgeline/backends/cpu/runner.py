@@ -34,7 +34,7 @@ from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.traffic import step_traffic
 from ridgeline.backends.cpu.slots import Done, Slots, segments
 from ridgeline.backends.inputs import EmbeddingNorm, FirstInputs
-from ridgeline.backends.interface import BackendContext, Held, Setup, Traffic
+from ridgeline.backends.interface import BackendContext, CacheMemory, Held, Setup, Traffic
 from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.sampler.step_output import LogitsRequest, Pick, Sampled, answered, finish
 from ridgeline.backends.states import HiddenStates
@@ -167,10 +167,11 @@ class CpuRunner:
             by_name["adapters"] = held(array for one in adapters for array in one.arrays)
         return by_name | {"kernels": Held(grown_bytes, grown_bytes)}
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
-        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out."""
+    def cache_memory(self) -> CacheMemory:
+        """Return the memory of the cache and of states, and how they are laid out."""
         layout = f"{self.block_size} {self._windows} {replace(self.sizes, profiled=False)}"
-        return self.cache.reshape(self.num_blocks, -1), layout
+        blocks = self.cache.reshape(self.num_blocks, self.cache[0].size)
+        return CacheMemory(blocks, [self._slots.states] if self.sizes.recurrence else [], layout)
 
     def give_back(self, *, weights: bool) -> None:
         """Give back the cache, the states and scratch memory; with ``weights`` those of a file."""

@@ -32,7 +32,7 @@ from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.backends.cuda.step.staged import StagedSteps
 from ridgeline.backends.cuda.step.staging import Pending
 from ridgeline.backends.cuda.step.states import States
-from ridgeline.backends.interface import Counters, Held, Setup, Traffic
+from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
 from ridgeline.backends.memory_use import held
 from ridgeline.backends.sampler.step_output import LogitsRequest, Sampled, finish
 from ridgeline.backends.states import HiddenStates
@@ -384,7 +384,7 @@ class CudaRunner:
             "launches draws": (self._draws, "of_items"),
         }
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+    def cache_memory(self) -> CacheMemory:
         """Raise ValueError: a device's memory is not read by the processor."""
         raise ValueError("the cuda backend keeps its cache on the device: use --backend cpu")
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
-from ridgeline.backends.interface import Counters, Held, Setup, Traffic
+from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
 from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
 from ridgeline.backends.memory_use import held, release
 from ridgeline.backends.reference.cache import KeysAndValues
@@ -181,9 +181,10 @@ class ReferenceRunner:
             by_name["adapters"] = held(array for part in parts for array in (part.a, part.b))
         return by_name
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
-        """Return the memory of the cache, ``[blocks, bytes]``, and how it is laid out."""
-        return self.cache.blocks.view(np.uint8), f"{self.block_size} {self.cache.group_of}"
+    def cache_memory(self) -> CacheMemory:
+        """Return the memory of the cache and of states, and how they are laid out."""
+        layout = f"{self.block_size} {self.cache.group_of}"
+        return CacheMemory(self.cache.blocks.view(np.uint8), list(self._recurrent.arrays()), layout)
 
     def give_back(self, *, weights: bool) -> None:
         """Give back the cache and the states; no weights are mapped that a step needs whole."""

@@ -123,6 +123,12 @@ class StateSlots:
             self.free.append(self.checkpoints.pop(block)[1])
         self.checkpoints[block] = content, slot
 
+    def restore(self, block: int, content: Content) -> int:
+        """Return a slot for the state behind a block, which is known; write it there at once."""
+        self._saving.append(slot := self._take())
+        self.publish(slot, block, content)
+        return slot
+
     def retract(self) -> None:
         """Drop all checkpoints: what a step that failed wrote, and where, is not known."""
         self.free += [slot for _, slot in self.checkpoints.values()]

@@ -283,7 +283,7 @@ class Metrics:
             yield self._one(gauge, name, name, value)
         text = "Requests that have an adapter."
         yield self._by("lora_name", gauge, "lora_requests", text, self._adapters())
-        text = "Blocks of the cache that files keep: what became of them."
+        text = "Blocks and states of the cache that files keep: what became of them."
         yield self._by("what", counter, "kv_disk_blocks", text, self._kept())
         live = sum(count for count, _ in self._live.values())
         elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}

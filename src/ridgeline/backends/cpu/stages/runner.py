@@ -26,6 +26,7 @@ from ridgeline.backends.cpu.stages.split import bounds, layers_of, setup_of
 from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, rows_of
 from ridgeline.backends.interface import (
     BackendContext,
+    CacheMemory,
     Counters,
     Held,
     KeptAdapter,
@@ -194,7 +195,7 @@ class StagesRunner:
         """Return nothing: the other stages' is not known here."""
         return {}
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+    def cache_memory(self) -> CacheMemory:
         """Raise ValueError: the other stages' cache is not in this process."""
         raise ValueError("--stages: the cache of a divided model is not kept on disk: leave it out")
 

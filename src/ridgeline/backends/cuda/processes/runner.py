@@ -21,6 +21,7 @@ from ridgeline.backends.cuda.ranks.group import Ranks, connect
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import (
     BackendContext,
+    CacheMemory,
     Counters,
     Held,
     KeptAdapter,
@@ -85,9 +86,9 @@ class RanksRunner:
         """Return nothing: kernels on a device are not counted."""
         return self.first.traffic(step, num_experts)
 
-    def blocks(self) -> tuple[NDArray[np.uint8], str]:
+    def cache_memory(self) -> CacheMemory:
         """Raise ValueError: devices' memory is not read by the processor."""
-        return self.first.blocks()
+        return self.first.cache_memory()
 
     def give_back(self, *, weights: bool) -> None:
         """Raise ValueError: the devices' memory is reserved for as long as the process runs."""
