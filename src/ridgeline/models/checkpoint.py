@@ -18,6 +18,7 @@ from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf.file import MAGIC
 from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.models.gguf.pre_tokenizers import BEGIN_WITH_BOS, pre_tokenizer
+from ridgeline.models.gguf.tokenizer import TokenType
 from ridgeline.models.identity.contents import Contents
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.sentence import check_dense
@@ -25,7 +26,6 @@ from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming
 
 _DENSE = ("dense_2.weight", "dense_3.weight")  # what vectors go through, in order
 _OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
-_CONTROL = 3  # GGUF's token type of special tokens
 # A control token with one of these texts ends a turn, whatever the file's eos is.
 _END_OF_TURN = frozenset(
     {
@@ -78,7 +78,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         path=path,
         arch=arch,
         tensors=tensors,
-        eos_ids=_eos_ids(facts, arch.vocab_size),
+        eos_ids=eos_ids_of(facts, arch.vocab_size),
         bos_id=bos[0] if bos else None,
         begin_ids=tuple(bos) if begins else (),
         chat_template=facts.text("tokenizer.chat_template", "") or None,
@@ -121,12 +121,14 @@ def _around_text(facts: Facts, kind: str, vocab_size: int) -> tuple[list[int], b
     return first, begins, last if ends else []  # early files of Gemma 4 wrongly say false
 
 
-def _eos_ids(facts: Facts, vocab_size: int) -> tuple[int, ...]:
-    """Return every token that ends an answer, the file's own eos first."""
+def eos_ids_of(facts: Facts, vocab_size: int) -> tuple[int, ...]:
+    """Return every token that ends an answer by a GGUF file's keys, its own eos first."""
     ids = [i for role in ("eos", "eot", "eom") for i in _token_id(facts, role, vocab_size)]
     tokens, types = (facts.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
-        control = np.flatnonzero(types[: min(len(tokens), vocab_size)] == _CONTROL).tolist()
+        control = np.flatnonzero(
+            types[: min(len(tokens), vocab_size)] == TokenType.CONTROL
+        ).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
         if facts.get("tokenizer.ggml.model") == "gemma4":
             ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]

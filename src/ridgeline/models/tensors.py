@@ -114,8 +114,26 @@ class Tensor:
             order = order[index]
             shape, room = (len(order), *self.shape[1:]), _room(len(order), self.stored.shape[1])
             return replace(self, name=name or self.name, shape=shape, stored=room, order=order)
-        data = self.data[index]
-        return Tensor(name or self.name, self.dtype, (data.shape[0], *self.shape[1:]), data)
+        if isinstance(index, slice) and self.parts and self.order is None:
+            return Tensor.stacked(name or self.name, self._within(index))
+        if self.order is not None and not self.parts:  # of all rows no more than these are copied
+            data = self.stored[self.order[index]]
+        else:
+            data = self.data[index]
+        shape = (len(data), *self.shape[-1:]) if len(self.shape) > 1 else (len(data),)
+        return Tensor(name or self.name, self.dtype, shape, data)
+
+    def _within(self, index: slice) -> list[Tensor]:
+        """Return what a range of rows has of each part of a stack."""
+        lengths = [part.shape[0] for part in self.parts]
+        low, high, step = index.indices(sum(lengths))
+        found, begin = [], 0
+        for part, length in zip(self.parts, lengths, strict=True):
+            own = slice(max(low - begin, 0), min(high - begin, length), step)
+            if own.start < own.stop:
+                found.append(part.rows(own))
+            begin += length
+        return found
 
     def reordered(self, order: NDArray[np.intp]) -> Tensor:
         """Return the same with its rows in another order; nothing is read yet."""

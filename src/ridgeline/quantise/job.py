@@ -259,8 +259,8 @@ class Requantiser:
 
 def _pieces(tensor: Tensor, *, whole: bool) -> Iterator[slice]:
     """Yield ranges of the rows of a tensor, all of its axes but the last taken together."""
-    num_rows = len(tensor.stored)
     is_vector = len(tensor.shape) < 2
+    num_rows = int(np.prod(tensor.shape if is_vector else tensor.shape[:-1]))
     at_once = num_rows if whole or is_vector else max(1, _AT_ONCE // tensor.shape[-1])
     for low in range(0, num_rows, at_once):
         yield slice(low, min(low + at_once, num_rows))

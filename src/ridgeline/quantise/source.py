@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +12,15 @@ from numpy.typing import NDArray
 
 from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.models.conversion import as_gguf
+from ridgeline.models.conversion.row_numbers import numbered, numbers_of
 from ridgeline.models.families import model_from_config, model_from_gguf
 from ridgeline.models.gguf.file import stored_keys
 from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
+from ridgeline.models.gguf.write import stored
 from ridgeline.models.safetensors_dir import Folder, read_weights
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.quantise.text_keys import text_keys
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -58,23 +61,36 @@ class Added(NamedTuple):
 
 
 def read_source(path: Path) -> SourceFile:
-    """Read a GGUF file, or a model in several.
+    """Read a model that becomes a GGUF file: such a file, several, or a directory of safetensors.
+
+    A directory's tensors are as they would stand in a GGUF file; no matrix is read yet.
 
     Raises:
         ModelFileError: it is none, damaged or not supported.
     """
     if path.is_dir():
-        raise ModelFileError(
-            f"{path}: a directory of safetensors; convert it to a GGUF file of 16 bits first, with "
-            f"llama.cpp's convert_hf_to_gguf.py, or write it --to int4-gptq"
-        )
-    checkpoint = load_checkpoint(path)
-    values, raw = read_gguf_parts(path)
-    stored = stored_keys(next(part_paths(path)))
-    metadata = {key: value for key, value in stored.items() if not key.startswith("split.")}
-    numbered = _numbered(raw, _OF_GGUF)
-    _, bound = model_from_gguf(values, numbered, str(path))
+        checkpoint = _unquantised(path)
+        form = as_gguf(checkpoint)
+        values, raw = form.values, form.tensors
+        texts = text_keys(checkpoint, values["general.architecture"])
+        metadata = {key: stored(value) for key, value in (values | texts).items()}
+    else:
+        checkpoint = load_checkpoint(path)
+        values, raw = read_gguf_parts(path)
+        in_file = stored_keys(next(part_paths(path)))
+        metadata = {key: value for key, value in in_file.items() if not key.startswith("split.")}
+    _, bound = model_from_gguf(values, _numbered(raw, _OF_GGUF), str(path))
     return SourceFile(checkpoint, raw, metadata, _places(bound, _OF_GGUF))
+
+
+def _unquantised(path: Path) -> Checkpoint:
+    """Return the model of a directory. Raises ModelFileError if it is quantised already."""
+    checkpoint = load_checkpoint(path)
+    if checkpoint.quantization:
+        raise ModelFileError(
+            f"{path}: quantised already ({checkpoint.quantization}): give the model it was made of"
+        )
+    return checkpoint
 
 
 def read_directory(path: Path) -> SourceFile:
@@ -87,12 +103,8 @@ def read_directory(path: Path) -> SourceFile:
         raise ModelFileError(
             f"{path}: a GGUF file; int4-gptq is made of a directory of safetensors"
         )
-    checkpoint, folder = load_checkpoint(path), Folder(path)
+    checkpoint, folder = _unquantised(path), Folder(path)
     config, raw = folder.json("config.json") or {}, read_weights(folder)
-    if checkpoint.quantization:
-        raise ModelFileError(
-            f"{path}: quantised already ({checkpoint.quantization}): give the model it was made of"
-        )
     _, bound = model_from_config(config, _numbered(raw, _OF_DIRECTORIES), str(path))
     places = _places(bound, _OF_DIRECTORIES)
     if not places:
@@ -101,14 +113,12 @@ def read_directory(path: Path) -> SourceFile:
 
 
 def _numbered(raw: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str, Tensor]:
-    """Return tensors whose rows hold nothing but their own number, where names say matrices.
+    """Return tensors, with numbers for rows where names say matrices of layers.
 
     When the engine has bound them, the numbers say where its rows came from.
     """
     return {
-        name: Tensor.converted(
-            name, "F32", tensor.shape, 4 * tensor.shape[0], partial(_numbers, tensor.shape[0])
-        )
+        name: numbered(name, tensor.shape)
         if matrices.fullmatch(name) and len(tensor.shape) == 2
         else tensor
         for name, tensor in raw.items()
@@ -120,12 +130,8 @@ def _places(bound: Mapping[str, Tensor], matrices: re.Pattern[str]) -> dict[str,
     for name, tensor in bound.items():
         in_file = tensor.name.partition("/")[0]
         if tensor.make is not None and matrices.fullmatch(in_file):
-            found[name] = MatrixPlace(in_file, tensor.data.view(np.int32).reshape(-1))
+            found[name] = MatrixPlace(in_file, numbers_of(tensor))
     return found
-
-
-def _numbers(rows: int) -> NDArray[np.uint8]:
-    return np.arange(rows, dtype=np.int32).reshape(-1, 1).view(np.uint8)
 
 
 def additions(path: Path, source: SourceFile) -> dict[str, list[Added]]:

@@ -55,7 +55,7 @@ def quantize(
 ) -> None:
     """Write a model again in fewer bits, layer by layer.
 
-    A GGUF file is made of a GGUF file, int4-gptq of a directory of safetensors.
+    A GGUF file is made of a GGUF file or a directory of safetensors, int4-gptq of such a directory.
     """
     if to not in _TARGETS:
         raise UsageError(f"--to {to}: give one of {', '.join(_TARGETS)}")

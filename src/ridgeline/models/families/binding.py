@@ -5,7 +5,7 @@ What a family stores otherwise is put right here: turned, stacked, offset, or so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,23 +43,9 @@ def bind(
     raw = _with_turned_keys(arch, raw, family)
     if family.plain_norms or family.plain_head_norms:
         raw = _with_plain_norms(arch, raw, family)
-    stacked: dict[str, list[str]] = {}  # name in the file -> its parts
-    for name in shapes:
-        if name in family.outer:
-            in_file = family.outer[name].format(arch.num_layers - 1)
-        else:
-            _, index, part = name.split(".")
-            number = number_in_file(arch, family, int(index), part)
-            in_file = family.layer[part]
-            if in_file.startswith(_BEFORE):
-                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
-            prefix, instead = family.prefix.format(number), family.instead.get(part, "")
-            in_file = prefix + (instead if prefix + instead in raw else in_file)
-        stacked.setdefault(in_file, []).append(name)
-
     tensors: dict[str, Tensor] = {}
     used = set[str]()
-    for in_file, parts in stacked.items():
+    for in_file, parts in names_in_file(arch, family, raw).items():
         num_rows = sum(shapes[part][0] for part in parts)
         wanted = (num_rows, *shapes[parts[0]][1:])
         tensor, names = _found(facts, raw, in_file, wanted, family)
@@ -93,6 +79,27 @@ def bind(
         if name.endswith(family.lacks_root):
             tensors[name] = _divided(tensors[name], arch.hidden_size**0.5)
     return {name: tensors[name] for name in shapes}
+
+
+def names_in_file(arch: ModelArch, family: Family, raw: Container[str]) -> dict[str, list[str]]:
+    """Return the names of a file's tensors, each with those of the canonical ones that it holds.
+
+    ``raw`` has the names of a file that is there: it may have a tensor under its other name.
+    """
+    stacked: dict[str, list[str]] = {}
+    for name in arch.matrix_shapes():
+        if name in family.outer:
+            in_file = family.outer[name].format(arch.num_layers - 1)
+        else:
+            _, index, part = name.split(".")
+            number = number_in_file(arch, family, int(index), part)
+            in_file = family.layer[part]
+            if in_file.startswith(_BEFORE):
+                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
+            prefix, instead = family.prefix.format(number), family.instead.get(part, "")
+            in_file = prefix + (instead if prefix + instead in raw else in_file)
+        stacked.setdefault(in_file, []).append(name)
+    return stacked
 
 
 def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ class FamilyRow:
     hf: str
     types: str
     gguf: str
+    written_as: str
     runs: bool
     text_defaults: Mapping[str, Any]
     changes: Changes
@@ -47,6 +48,7 @@ def row(
     hf: str = "",
     types: str | None = None,
     gguf: str = "",
+    written_as: str = "",
     runs: bool = True,
     text_defaults: Mapping[str, Any] | None = None,
     in_gguf: Changes | None = None,
@@ -63,6 +65,7 @@ def row(
         hf: classes in Hugging Face's configs, with a comma between two.
         types: values of ``model_type``; ``name`` unless said.
         gguf: values of ``general.architecture``, with a comma between two.
+        written_as: that of the files into which its models are written, if no row is its own.
         runs: False for a family that is only counted.
         text_defaults: what the config of a text half leaves out: only what differs from the
             defaults of a class is written into such a half.
@@ -75,6 +78,7 @@ def row(
         hf=hf,
         types=types,
         gguf=gguf,
+        written_as=written_as,
         runs=runs,
         text_defaults=text_defaults or {},
         changes=changes,
@@ -92,6 +96,7 @@ class FamilyTables:
         gguf: by ``general.architecture``.
         class_of_type: ``model_type`` to the class: halves of models that also see have it alone.
         class_of_gguf: ``general.architecture`` to the class, whose modules adapters of PEFT name.
+        gguf_of_class: a class to the ``general.architecture`` of files that its models become.
         text_defaults: by ``model_type``, see ``row``.
     """
 
@@ -100,6 +105,7 @@ class FamilyTables:
     gguf: dict[str, Family] = field(default_factory=dict)
     class_of_type: dict[str, str] = field(default_factory=dict)
     class_of_gguf: dict[str, str] = field(default_factory=dict)
+    gguf_of_class: dict[str, str] = field(default_factory=dict)
     text_defaults: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -114,6 +120,8 @@ def tables_of(rows: Iterable[FamilyRow]) -> FamilyTables:
         fields, classes = _settled(of_hf), _names(one.hf)
         for name in classes:
             (tables.hf if one.runs else tables.counted)[name] = Family(**fields)
+        for name in _names(one.gguf or one.written_as)[:1]:
+            tables.gguf_of_class.update(dict.fromkeys(classes, name))
         for name in _names(one.gguf):
             tables.gguf[name] = _in_gguf(_settled(_merged(_half_of_gguf(fields), of_gguf)))
             if " " not in name:

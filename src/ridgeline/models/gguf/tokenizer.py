@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping
+from enum import IntEnum
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,20 @@ from ridgeline.models.tensors import ModelFileError
 
 Numbers = NDArray[Any]
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+
+class TokenType(IntEnum):
+    """What ``tokenizer.ggml.token_type`` says of a token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_ADDED = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+
 
 _MAX_PIECE_CHARS = 1024  # real vocabularies stop at 256; merges cost the square of a piece's length
 _MOST_COMPARED_CHARS = 1 << 28  # the sum of those squares; Gemma's 262,144 pieces have 2^24
@@ -50,7 +64,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
         raise ModelFileError("tokenizer.ggml.tokens is missing or is not a list of strings")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=_NORMAL)
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=TokenType.NORMAL)
     if kind == "gpt2":
         spec = _byte_level(metadata, tokens)
     elif kind == "llama":
@@ -75,13 +89,15 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         {
             "id": i,
             "content": tokens[i],
-            "special": bool(types[i] != _USER_DEFINED),
+            "special": bool(types[i] != TokenType.USER_DEFINED),
             "single_word": False,
             "lstrip": tokens[i] in ("<mask>", "[MASK]") and mask_strips,
             "rstrip": strips and tokens[i] not in _PHI3_LEAVES_SPACE,
             "normalized": False,
         }
-        for i in np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
+        for i in np.flatnonzero(
+            np.isin(types, (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED))
+        ).tolist()
     ]
     spec["model"] = {"type": "BPE", "vocab": tokens} | spec["model"]
     return spec
@@ -145,7 +161,7 @@ def _wordpiece(metadata: Mapping[str, Any], tokens: list[str], types: Numbers) -
     """BERT's: converters write the beginning of a word as ``▁word`` and what continues it bare."""
     lowers = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
     strips = bool(metadata.get("tokenizer.ggml.normalizer.strip_accents", lowers))
-    controls = (types == _CONTROL) | (types == _UNKNOWN)
+    controls = (types == TokenType.CONTROL) | (types == TokenType.UNKNOWN)
     pieces = [
         token if is_control else token[1:] if token.startswith("▁") else f"##{token}"
         for token, is_control in zip(tokens, controls.tolist(), strict=True)
@@ -175,16 +191,16 @@ def _unigram(metadata: Mapping[str, Any], tokens: list[str], types: Numbers) -> 
     for key in ("add_space_prefix", "remove_extra_whitespaces"):
         if not metadata.get(f"tokenizer.ggml.{key}", True):
             raise ModelFileError(f"tokenizer.ggml.{key} is false, which is not supported for t5")
-    if (types == _BYTE).any():
+    if (types == TokenType.BYTE).any():
         raise ModelFileError("tokenizer.ggml.tokens has bytes, which is not supported for t5")
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens)).astype(np.float64)
-    normal = types == _NORMAL
+    normal = types == TokenType.NORMAL
     if not normal.any():
         raise ModelFileError("tokenizer.ggml.token_type has no normal token")
     # The lowest score decides what an unknown character costs; only text has one.
     scores[~normal] = scores[normal].min()
     # Words have no spaces, so that a piece with one is never found in a text.
-    unused = (types == _UNUSED).tolist()
+    unused = (types == TokenType.UNUSED).tolist()
     pieces = [
         f" {token}" if is_unused else token for token, is_unused in zip(tokens, unused, strict=True)
     ]
@@ -222,7 +238,9 @@ def _merges_of_scores(tokens: list[str], types: Numbers, scores: Numbers) -> lis
     SentencePiece joins the neighbours whose union scores highest; a BPE library joins those whose
     pair stands first in a list. Only normal pieces take part: text must never merge into ``</s>``.
     """
-    normal = {tokens[i]: float(scores[i]) for i in np.flatnonzero(types == _NORMAL).tolist()}
+    normal = {
+        tokens[i]: float(scores[i]) for i in np.flatnonzero(types == TokenType.NORMAL).tolist()
+    }
     if any(len(piece) > _MAX_PIECE_CHARS for piece in normal):
         raise ModelFileError(
             f"tokenizer.ggml.tokens has a piece above {_MAX_PIECE_CHARS} characters"

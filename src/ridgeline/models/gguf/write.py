@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,23 @@ class TensorRoom(NamedTuple):
         return int(np.prod(self.shape)) // size * block_bytes
 
 
+def stored(value: Any) -> bytes:
+    """Return a value of metadata, in the form that its type suggests: whole numbers are u32."""
+    match value:
+        case bool():
+            return number("bool", value)
+        case int():
+            return number("u32", value)
+        case float():
+            return number("f32", value)
+        case str():
+            return string(value)
+        case np.ndarray():
+            return numbers("f32" if value.dtype == np.float32 else "i32", value)
+    is_flags = {*map(type, value)} == {bool}
+    return _flags(value) if is_flags else strings(value)
+
+
 def number(form: str, value: float) -> bytes:
     """Return a value of metadata: ``form`` is u32, i32, f32 or bool."""
     kind, packed = _FORMS[form]
@@ -56,6 +73,10 @@ def strings(texts: list[str]) -> bytes:
 def numbers(form: str, values: NDArray[np.int32] | NDArray[np.float32]) -> bytes:
     """Return an array of i32 or f32 as a value of metadata."""
     return struct.pack("<IIQ", _ARRAY, _FORMS[form][0], len(values)) + values.tobytes()
+
+
+def _flags(values: list[bool]) -> bytes:
+    return struct.pack("<IIQ", _ARRAY, _BOOL, len(values)) + bytes(values)
 
 
 def _text(text: str) -> bytes:

@@ -30,7 +30,7 @@ _KEYS = frozenset((
 # Of those, what only some architectures go by: transformers passes over it in others' configs.
 _OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
 _LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
-_STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
+STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
 
 def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
@@ -153,9 +153,9 @@ def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) ->
     divisors: tuple[float, ...] = ()
     if kind == "yarn":
         divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
-        attention_factor *= _magnitude(factor)
+        attention_factor *= magnitude(factor)
         if meta.get(_LOG_MULTIPLIER):
-            attention_factor /= _magnitude(factor, meta.number(_LOG_MULTIPLIER))
+            attention_factor /= magnitude(factor, meta.number(_LOG_MULTIPLIER))
     elif kind == "linear" and factor != 1.0:
         divisors = (factor,) * (dim // 2)
     elif kind == "longrope":
@@ -185,7 +185,7 @@ def yarn_score_factor(config: Facts) -> float:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "default" or not scaling.get("mscale_all_dim"):
         return 1.0
-    return _magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
+    return magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
 
 
 def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[Rope, float]:
@@ -198,7 +198,7 @@ def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[R
     if meta.text("rope.scaling.type", "linear") != "yarn":
         return rope, 1.0
     rope = replace(rope, attention_factor=meta.number("rope.scaling.attn_factor", 1.0))
-    return rope, _magnitude(meta.number("rope.scaling.factor"), weight) ** 2
+    return rope, magnitude(meta.number("rope.scaling.factor"), weight) ** 2
 
 
 def _scaling(config: Facts) -> Facts:
@@ -229,10 +229,10 @@ def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) ->
         shape = tensors[name].shape if name in tensors else "no such tensor"
         meta.fail(f"tensor {name!r}: found {shape}, wanted shape {(dim // 2,)}")
     factors = tensors[name].to_f32().tolist()
-    turning = [1.0 if value >= _STANDS_STILL else value for value in factors]
+    turning = [1.0 if value >= STANDS_STILL else value for value in factors]
     divisors = positive(turning, f"{meta.where}: tensor {name!r}")
     return tuple(
-        math.inf if value >= _STANDS_STILL else divisor
+        math.inf if value >= STANDS_STILL else divisor
         for value, divisor in zip(factors, divisors, strict=True)
     )
 
@@ -280,10 +280,10 @@ def _yarn(
 def _yarn_attention(scaling: Facts, factor: float) -> float:
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         weights = scaling.number("mscale"), scaling.number("mscale_all_dim")
-        return _magnitude(factor, weights[0]) / _magnitude(factor, weights[1])
-    return _magnitude(factor)
+        return magnitude(factor, weights[0]) / magnitude(factor, weights[1])
+    return magnitude(factor)
 
 
-def _magnitude(factor: float, weight: float = 1.0) -> float:
+def magnitude(factor: float, weight: float = 1.0) -> float:
     """YaRN's correction of the attention's temperature, applied to cosine and sine."""
     return 1.0 + 0.1 * weight * log(factor) if factor > 1 else 1.0

@@ -66,14 +66,14 @@ def load_tokenizer(
     if isinstance(source, Mapping):
         return Tokenizer(tokenizer_json(source), bos_id, begin_ids, end_ids, eos_ids, named_in)
     try:
-        tokenizer = Tokenizer(_read(source), bos_id, begin_ids, end_ids, eos_ids, named_in)
+        tokenizer = Tokenizer(read_spec(source), bos_id, begin_ids, end_ids, eos_ids, named_in)
         tokenizer.prepare()  # a damaged file must fail here, not at the first text
     except ModelFileError as error:
         raise ModelFileError(f"{source}: {error}") from error.__cause__
     return tokenizer
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_spec(path: Path) -> dict[str, Any]:
     """Return the contents of a tokenizer.json of bounded size.
 
     Raises:

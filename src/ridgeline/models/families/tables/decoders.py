@@ -59,6 +59,7 @@ ROWS = (
     row(
         "mistral",
         hf="MistralForCausalLM",
+        written_as="llama",
         facts=BIASES,
         windows="all",
         default_window=4096,
