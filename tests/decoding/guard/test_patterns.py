@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,19 @@ def test_a_scanner_finds_what_trying_every_span_finds_however_the_text_is_cut(
     drawn = [text[a:b] for a, b in pairwise(edges)]
     for pieces in ([text], list(text), drawn):
         assert scanned(pieces) == expected
+    assert PATTERNS.may_match(text) or not any(isinstance(one, Hit) for one in expected)
+
+
+def test_a_text_that_begins_matches_and_ends_none_is_passed_at_once() -> None:
+    patterns = Patterns([TextPattern(r"\d{3}-\d{2}"), TextPattern(r"a.{30}b", is_word=False)])
+    assert not patterns.may_match("12-34, 123-4 and 1\u200b2345, a1b")
+    assert patterns.may_match("so 123-45")
+    assert patterns.may_match("so 1\u200b23-4\uff15!")
+    dice = Random(3)
+    for _ in range(200):  # each makes states of its own, until there are enough
+        patterns.may_match("".join(dice.choice("ac") for _ in range(100)))
+    assert len(patterns.accepts) < 6_000
+    assert patterns.may_match("x 123-45")
 
 
 def test_what_is_held_back_is_no_longer_than_a_match_can_be() -> None:

@@ -51,6 +51,11 @@ class TextRules:
         self.noted = _compiled(self.noting)
         self.serves_on_error = serves_on_error
 
+    def may_match(self, text: str) -> bool:
+        """Whether a rule may find something in a whole text; False is certain."""
+        compiled = (self.forbidden, self.noted)
+        return "\\" in text or any(one is not None and one.may_match(text) for one in compiled)
+
     def __bool__(self) -> bool:
         """Whether there is any rule."""
         return bool(self.forbidding or self.noting)
@@ -251,6 +256,8 @@ def screened(
     text: str, rules: TextRules, note: Callable[[TextRule], None]
 ) -> tuple[str, TextRule | None]:
     """Return a whole text as it may be shown, and the rule that ends it, if one does."""
+    if not rules.may_match(text):  # as most are
+        return text, None
     guarded = GuardedText(rules, note, keeps_form=False)
     shown = guarded.feed(text, is_end=True)
     return shown, guarded.blocked

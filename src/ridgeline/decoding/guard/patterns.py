@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ridgeline.decoding.guard.expressions import ExpressionError, Nfa
 
 _MOST_MOVES = 200_000  # of a cache, which then begins anew
+_MOST_STATES = 5_000  # that texts may make of matches that have begun together
 _MOST_MATCH = 4_096  # characters that a match may have at most
 _LONG = 48  # characters: what holds back more is not read by pieces
 _DEAD = 0
@@ -80,6 +81,7 @@ class Patterns:
         self.least = min(one.most for one in patterns)
         self.most = max(one.most for one in patterns)
         self._folded: dict[str, str] = {}
+        self._passes: dict[tuple[tuple[int, bool], str], tuple[int, bool] | None] = {}
 
     def _number(self, nodes: frozenset[int]) -> int:
         """Return the state of a set of nodes."""
@@ -116,6 +118,35 @@ class Patterns:
                 to = self._number(self._nfa.reached(reached))
             self.next[key] = to
         return to
+
+    def may_match(self, text: str) -> bool:
+        """Whether a whole text may have a match: one pass, and no closer look; False is certain."""
+        at: tuple[int, bool] | None = (_DEAD, False)
+        for char in text:
+            assert at is not None
+            key = at, char
+            at = self._passes[key] if key in self._passes else self._passed(*key)
+            if at is None:
+                return True
+        return False
+
+    def _passed(self, at: tuple[int, bool], char: str) -> tuple[int, bool] | None:
+        """Return where a pass is behind a character; None if a match may be complete.
+
+        That is the state of all matches that have begun, and whether a letter was read last.
+        """
+        state, after_word = at
+        if self.folded(char):  # none begins with what nobody sees
+            begun = self._sets[self.step(self.begins[after_word], char)]
+            nodes = self._sets[self.step(state, char)] | begun
+            if nodes not in self._numbers and len(self._sets) > _MOST_STATES:
+                return None
+            state = self._number(nodes)
+        if len(self._passes) > _MOST_MOVES:
+            self._passes.clear()
+        found = None if self.accepts[state] else (state, is_word(char))
+        self._passes[at, char] = found
+        return found
 
     def move(
         self, states: States, after_word: bool, text: str
