@@ -339,7 +339,7 @@ class Service:
             entry.take(body, name, fingerprint, params, answers)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         if body.receipt:
-            self._add_witness(shape, body, stream, answers, prepared.form)
+            self._add_witness(body, stream, answers, prepared.form)
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
@@ -350,7 +350,6 @@ class Service:
 
     def _add_witness(
         self,
-        shape: ReplyShape,
         body: ChatRequest | CompletionRequest,
         stream: RequestStream,
         answers: ResponseBuilder,
@@ -359,14 +358,12 @@ class Service:
         """Have an answer end with its receipt. Raises ApiError if it cannot be signed."""
         from ridgeline.server.receipts.notary import Witness  # few ask for a receipt
 
-        assert isinstance(shape, OpenAiShape)  # no other dialect has the field
         rules = self.rules()
         of_rules = rules.name if rules and rules.key.output else None
         try:
-            witness = Witness(self.notary, body, stream, answers, form, rules=of_rules)
+            answers.witness = Witness(self.notary, body, stream, answers, form, rules=of_rules)
         except (OSError, ValueError):
             raise no_key() from None
-        shape.witness = witness
 
     async def checked(
         self, request: Request, body: Any, prompts: Sequence[Ids], param: str

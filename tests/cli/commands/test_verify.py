@@ -54,9 +54,10 @@ def test_an_answer_that_is_the_receipts(made: Made, model: Path, tmp_path: Path)
     for one in (public, key):
         done = verified(file, model, "--key", one)
         assert done.exit_code == 0, done.output
-        first, signed, last = done.output.splitlines()
+        first, signed, texts, last = done.output.splitlines()
         assert first.startswith(f"{file}: 14 tokens of tiny by ridgeline 0.1.0, 20")
         assert signed.startswith("  signed with the key ")
+        assert texts == "  its texts are not here as a whole, so they are not compared"
         assert last == "EQUAL: computed again, every token is the same"
     asked = tmp_path / "asked.json"
     for prompt, status in (("The cat", 0), ("The dog", 1)):
@@ -126,6 +127,25 @@ def test_a_model_file_that_was_changed_is_named(made: Made, model: Path, tmp_pat
     done = verified(given(tmp_path, written(made[0])), other, "--key", made[1])
     assert done.exit_code == 1
     assert "wrong: the file model.safetensors is another one" in done.output
+
+
+def test_by_default_only_receipts_of_ones_own_key_are_checked(
+    made: Made, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs a server has a key; receipts of others are then not wrong for that."""
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
+    receipt, key = made
+    file = given(tmp_path, written(receipt))
+    not_checked = f"signed with the key {Signer(key).public.name[:16]}, which was not checked"
+    assert not_checked in verified(file, model).output
+    Signer(tmp_path / "receipt.key")
+    done = verified(file, model)
+    assert (done.exit_code, not_checked in done.output) == (0, True)
+    shutil.copy(key, tmp_path / "receipt.key")
+    assert f"of {tmp_path / 'receipt.key'}" in verified(file, model).output
+    (signature,) = receipt["signatures"]
+    lied = receipt | {"signatures": [signature | {"sig": "AAAA"}]}
+    assert verified(given(tmp_path, written(lied)), model).exit_code == 1
 
 
 def test_signatures(made: Made, model: Path, tmp_path: Path) -> None:
@@ -219,7 +239,9 @@ def test_the_model_must_be_here_or_named(made: Made, tmp_path: Path) -> None:
         change = changed(made[0], lambda said, name=name: said["model"].update(name=name))
         done = verified(given(tmp_path, change))
         assert done.exit_code != 0
-        assert f"name the receipt's model, {name!r}" in str(done.exception)
+        assert f"no model {name!r} is here: name the receipt's model (sha256 " in str(
+            done.exception
+        )
 
 
 def test_a_hidden_prompt_must_be_given(made: Made, model: Path, tmp_path: Path) -> None:

@@ -48,6 +48,74 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "an adapter": (TEXT, LONG | {"model": "a"}),
     "a short list": (TEXT, LONG | {"samplers": ["top_k", "infill"], "top_k": 20}),
 }
+_TURN = {"messages": HELLO["messages"]}
+_CHAT_TOOL = {"name": "send", "input_schema": SCHEMA}
+_RESPONSES_TOOL = {"type": "function", "name": "send", "parameters": SCHEMA}
+APIS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # with the places of texts
+    "a chat": (CHAT, HELLO, ["choices[0].message.content"]),
+    "completions of the best": (
+        TEXT,
+        LONG | {"best_of": 3, "n": 2},
+        ["choices[0].text", "choices[1].text"],
+    ),
+    "a response": (
+        "/v1/responses",
+        {"input": "Hello", "max_output_tokens": 12},
+        ["output[0].content[0].text"],
+    ),
+    "a response with a call": (
+        "/v1/responses",
+        {
+            "input": "Hello",
+            "max_output_tokens": 60,
+            "tools": [_RESPONSES_TOOL],
+            "tool_choice": "required",
+        },
+        ["output[0].name", "output[0].arguments"],
+    ),
+    "a message": ("/v1/messages", _TURN | {"model": "tiny", "max_tokens": 12}, ["content[0].text"]),
+    "a message with a call": (
+        "/v1/messages",
+        _TURN
+        | {
+            "model": "tiny",
+            "max_tokens": 60,
+            "tools": [_CHAT_TOOL],
+            "tool_choice": {"type": "any"},
+        },
+        ["content[0].name"],
+    ),
+    "Ollama's chat": (
+        "/api/chat",
+        _TURN | {"model": "tiny", "options": {"num_predict": 12}},
+        ["message.content"],
+    ),
+    "Ollama's call": (
+        "/api/chat",
+        _TURN | {"model": "tiny", "tools": [TOOL], "tool_choice": "required"},
+        ["message.content", "message.tool_calls[0].function.name"],
+    ),
+    "Ollama's text": (
+        "/api/generate",
+        {"model": "tiny", "prompt": "Hello", "options": {"num_predict": 12}},
+        ["response"],
+    ),
+    "llama.cpp's text": (
+        "/completion",
+        {"prompt": "The cat", "n_predict": 12, "n_probs": 2, "post_sampling_probs": True},
+        ["content"],
+    ),
+    "llama.cpp's texts": (
+        "/completion",
+        {"prompt": ["The cat", "A dog"], "n_predict": 12, "response_fields": ["content"]},
+        ["[0].content", "[1].content"],
+    ),
+    "llama.cpp's middle": (
+        "/infill",
+        {"input_prefix": "The cat", "input_suffix": " mat", "n_predict": 12},
+        ["content"],
+    ),
+}
 SMALL = {"kv_cache_memory": "1MiB", "threads": 1}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,6 +24,7 @@ from ridgeline.server.http.options import ServeOptions
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
 from tests.server.receipts.asked import (
+    APIS,
     CHAT,
     HELLO,
     LONG,
@@ -71,6 +74,38 @@ def test_an_answer_is_that_of_its_receipt(notary: Served, verifier: Verifier, na
     assert all(one["tokens"]["ids"] for one in prompt["answers"])
 
 
+def shouted(value: Any) -> Any:
+    """Return an answer with other texts, beside its receipt."""
+    if isinstance(value, dict):
+        return {name: one if name == "receipt" else shouted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return list(map(shouted, value))
+    return f"{value}!" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("name", APIS)
+def test_each_api_has_receipts(
+    notary: Served, verifier: Verifier, name: str, is_streamed: bool
+) -> None:
+    """A file with the answer is verified as it came, and its texts are those of the receipt."""
+    path, body, places = APIS[name]
+    if is_streamed and "best_of" in body:
+        pytest.skip("the best of several answers are not streamed")
+    status, answer, _ = notary.call(path, body | {"receipt": True, "stream": is_streamed})
+    assert status == 200, answer
+    data = answer if is_streamed else json.dumps(answer).encode()
+    assert verifier.wrong(data) == []
+    signed = read(data)
+    assert list(signed.shown)[: len(places)] == places  # calls may follow
+    if signed.answer is None:
+        assert is_streamed
+        return
+    assert signed.other_texts() == []
+    if not is_streamed:
+        assert read(json.dumps(shouted(answer)).encode()).other_texts() == list(signed.shown)
+
+
 def test_who_has_the_text_finds_it_in_the_receipt(notary: Served) -> None:
     body = HELLO | {"receipt": True, "n": 2}
     _, answer, _ = notary.call(CHAT, body)
@@ -113,8 +148,9 @@ def test_without_the_field_there_is_none_and_odd_wishes_are_refused(notary: Serv
         assert "receipt" not in notary.call(TEXT, body)[1]
     for path, body, name in (
         (TEXT, LONG | {"echo": True}, "echo"),
-        (TEXT, LONG | {"best_of": 3}, "best_of"),
         (TEXT, LONG | {"max_tokens": 0}, "max_tokens"),
+        ("/completion", {"prompt": "The cat", "n_predict": 0}, "n_predict"),
+        ("/completion", {"prompt": "The cat", "n_indent": 2}, "n_indent"),
         (CHAT, HELLO | {"receipt": "yes"}, "receipt"),
     ):
         status, error = notary.refused(path, {"receipt": True} | body)
@@ -153,7 +189,9 @@ def test_a_receipt_does_not_tell_what_rules_hide(
     assert (answer["parts"], answer["logprobs"], answer["finish"]) == ({}, None, ends)
     prompt = verifier.llm(read(written(receipt))).tokenizer.encode(LONG["prompt"])
     assert verifier.wrong(written(receipt), prompt) == []
-    assert verifier.wrong(written(receipt), prompt[1:]) == ["prompt 0 is another one"]
+    assert verifier.wrong(written(receipt), prompt[1:]) == [
+        "prompt 0 is another one than the receipt's"
+    ]
     answer["tokens"]["salt"] = "00" * 16
     (wrong,) = verifier.wrong(stating(receipt, statement), prompt)
     assert "has other tokens: only the digest of its" in wrong

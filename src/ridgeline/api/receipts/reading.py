@@ -1,15 +1,17 @@
-"""A receipt, read from a file that anybody may have written."""
+"""A receipt, read from a file that anybody may have written: alone, or in an answer or a stream."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
 
-from ridgeline.api.receipts.statement import Envelope, Receipt, Statement
+from ridgeline.api.receipts.statement import Envelope, Receipt, Statement, digest_of
 
 MOST_BYTES = 32 << 20  # of a receipt: a prompt of a million tokens has fewer
 _MOST_SHOWN = 90  # characters of a wrong value
@@ -18,27 +20,86 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Signed(NamedTuple):
-    """A receipt as it was given: what was signed, by whom, and which texts it is about."""
+    """A receipt as it was given: what was signed, by whom, and which texts it is about.
+
+    Attributes:
+        payload: what was signed.
+        signatures: of DSSE's envelope.
+        shown: digests of texts, by their places in the answer.
+        receipt: what is stated.
+        answer: that the receipt stands in; None if it is alone, or in the last piece of a stream.
+    """
 
     payload: bytes
     signatures: tuple[dict[str, Any], ...]
     shown: Mapping[str, str]
     receipt: Receipt
+    answer: object
+
+    def other_texts(self) -> list[str]:
+        """Return the places in the answer where other texts stand than the receipt is about."""
+        return [
+            place
+            for place, digest in self.shown.items()
+            if digest_of(str(_at(place, self.answer))) != digest
+        ]
 
 
 def read(data: bytes) -> Signed:
     """Return what a file says. Raises ValueError, which names the place, if it is no receipt."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, and a receipt has {MOST_BYTES:,} at most")
-    envelope = _read(Envelope, data)
+    found = list(_receipts(data))
+    if len(found) > 1:
+        raise ValueError(f"there are {len(found)} receipts in it: save one of the answers alone")
+    given, answer = found[0] if found else (data, None)
+    envelope = _read(Envelope, given)
     payload = base64.b64decode(envelope.payload)
     statement = _read(Statement, payload)
     shown = {one.name: one.digest.sha256 for one in statement.subject}
-    return Signed(payload, envelope.signatures, shown, statement.predicate)
+    return Signed(payload, envelope.signatures, shown, statement.predicate, answer)
 
 
-def _read(kind: type[_Model], data: bytes) -> _Model:
+def _receipts(data: bytes) -> Iterator[tuple[object, object]]:
+    """Yield the receipts of an answer, or of the lines of a stream or batch, with their answers."""
     try:
+        values, is_whole = [from_json(data)], True
+    except ValueError:
+        values, is_whole = _lines(data), False
+    for value in values:
+        answer = value if is_whole else None
+        if isinstance(value, dict) and isinstance(said := value.get("response"), dict):
+            value = answer = said.get("body", said)  # of a batch, or of the Responses API
+        last = value[-1] if isinstance(value, list) and value else value
+        if isinstance(last, dict) and "receipt" in last:
+            yield last["receipt"], answer
+        elif is_whole and isinstance(last, dict) and last and "payloadType" not in last:
+            raise ValueError('it has no field receipt: ask for one with "receipt": true')
+
+
+def _lines(data: bytes) -> list[Any]:
+    """Return the objects of a stream, or of JSON lines."""
+    values = []
+    for line in data.splitlines():
+        with suppress(ValueError):
+            values.append(from_json(line.removeprefix(b"data:").strip()))
+    return values
+
+
+def _at(place: str, value: Any) -> object:
+    """Return what stands at a place such as ``choices[0].message.content``, None for nothing."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+        try:
+            value = value[name or int(index)]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _read(kind: type[_Model], given: object) -> _Model:
+    """Return what JSON says, as bytes or read already."""
+    try:
+        data = given if isinstance(given, bytes) else to_json(given)
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise ValueError(_first(error.errors(include_url=False)[0])) from None

@@ -14,6 +14,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -368,8 +369,8 @@ def enveloped(payload: bytes, signatures: Sequence[dict[str, str]]) -> dict[str,
     return envelope.model_dump(mode="json", by_alias=True)
 
 
-def parts_of(pieces: Iterable[Piece]) -> dict[str, str]:
-    """Return digests of the texts of a message, by their places in it."""
+def texts_of(pieces: Iterable[Piece]) -> dict[str, str]:
+    """Return the texts of a message, by their places in it."""
     texts = {"content": ""}
     calls, call = 0, ""
     for kind, text in pieces:
@@ -380,7 +381,28 @@ def parts_of(pieces: Iterable[Piece]) -> dict[str, str]:
             names = {"arguments": f"{call}arguments", "reasoning": "reasoning_content"}
             name = names.get(kind, kind)
             texts[name] = texts.get(name, "") + text
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return texts
+
+
+def parts_of(pieces: Iterable[Piece]) -> dict[str, str]:
+    """Return digests of the texts of a message, by their places in it.
+
+    Some APIs show text before and after a call apart: then each stands there, too.
+    """
+    pieces = list(pieces)
+    texts, runs = texts_of(pieces), dict[str, list[str]]()
+    for kind, run in groupby(pieces, lambda one: one.kind):
+        if kind in ("content", "reasoning"):
+            runs.setdefault(kind, []).append("".join(text for _, text in run))
+    for kind, each in runs.items():
+        if len(each) > 1:
+            texts |= {f"{kind}[{i}]": text for i, text in enumerate(each)}
+    return {name: digest_of(text) for name, text in texts.items()}
+
+
+def digest_of(text: str) -> str:
+    """Return the digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_of_logprobs(logprobs: Iterable[float]) -> str:

@@ -89,7 +89,7 @@ def differences(receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]) ->
     for i, (ids, prompt) in enumerate(zip(prompts, receipt.prompts, strict=True)):
         most = max((max(one.tokens.ids or (0,)) for one in prompt.answers), default=0)
         if not prompt.tokens.are(ids):
-            yield f"prompt {i} is another one"
+            yield f"prompt {i} is another one than the receipt's"
         elif most >= llm.text.vocab_size:
             ends = f"this model's ids end at {llm.text.vocab_size - 1}"
             yield f"an answer to prompt {i} has the token {most}, and {ends}"

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 def verify(
     receipt: Annotated[
-        Path, typer.Argument(metavar="RECEIPT", help="The receipt of an answer, a JSON file.")
+        Path,
+        typer.Argument(
+            metavar="RECEIPT",
+            help="A file with a receipt: an answer or a stream as it came, or the receipt alone.",
+        ),
     ],
     model: Annotated[
         str | None,
@@ -38,7 +42,7 @@ def verify(
         typer.Option(
             metavar="FILE",
             help="The signer's public key in PEM (/v1/receipts/key). Default: receipt.key in "
-            "RIDGELINE_HOME, if there is one.",
+            "RIDGELINE_HOME, for receipts that it signed.",
         ),
     ] = None,
     prompt: Annotated[
@@ -72,7 +76,7 @@ def verify(
         f"{receipt}: {num_tokens} tokens of {said.model.name} by {said.engine}, {said.time}, "
         f"request {said.request}"
     )
-    wrong = _signature(signed, key)
+    wrong = _signature(signed, key) + _texts(signed)
     name, path = _located(said, model)
     wrong += _files(said, path)
     if not wrong:
@@ -90,21 +94,38 @@ def _signature(signed: Signed, file: Path | None) -> list[str]:
     from ridgeline.api.receipts.signing import KEY_FILE, NEEDED, is_signed, read_public_key
 
     own = default_home() / KEY_FILE
-    file = file or (own if own.exists() else None)
     if not signed.signatures:
         print("  it is not signed: anybody may have written it")
         return []
-    if file is None:
-        print("  whose signature it has was not checked: give the signer's key with --key")
-        return []
     try:
-        public = read_public_key(file)
+        public = read_public_key(file or own) if file or own.exists() else None
     except ModuleNotFoundError:
         raise UsageError(NEEDED) from None
+    names = [str(one.get("keyid")) for one in signed.signatures]
+    if public is None or (file is None and public.name not in names):
+        print(
+            f"  signed with the key {names[0]:.16}, which was not checked: give the signer's key "
+            "with --key"
+        )
+        return []
+    file = file or own
     if any(is_signed(signed.payload, one, public) for one in signed.signatures):
         print(f"  signed with the key {public.name[:16]} of {file}")
         return []
     return [f"it is not signed with the key of {file}, or was changed since"]
+
+
+def _texts(signed: Signed) -> list[str]:
+    """Say whether the texts of the answer are the receipt's; return what is wrong with them."""
+    if signed.answer is None:
+        print("  its texts are not here as a whole, so they are not compared")
+        return []
+    others = [
+        f"{place} is not the text that the receipt is about" for place in signed.other_texts()
+    ]
+    if not others:
+        print(f"  its texts are the receipt's: {', '.join(signed.shown)}")
+    return others
 
 
 def _located(said: Receipt, model: str | None) -> tuple[str, Path]:
@@ -118,7 +139,9 @@ def _located(said: Receipt, model: str | None) -> tuple[str, Path]:
         return name, find_model(name, stores(), available_bytes()).path
     except ValueError:  # NotPulledError is one
         digest = said.model.digest[:16]
-        raise UsageError(f"name the receipt's model, {name!r:.80} (sha256 {digest}...)") from None
+        raise UsageError(
+            f"no model {name!r:.80} is here: name the receipt's model (sha256 {digest}...) as well"
+        ) from None
 
 
 def _files(said: Receipt, path: Path) -> list[str]:

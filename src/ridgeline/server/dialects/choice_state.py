@@ -40,6 +40,11 @@ class ChoiceState:
     kept: list[Piece] | None = None  # all that was shown, if that is kept
     has_prompt_ids: bool = False  # a chunk had those of the prompt
 
+    @property
+    def kept_text(self) -> str:
+        """All text that was shown, if that is kept."""
+        return "".join(text for _, text in self.kept or ())
+
     def refuse(self, says: str) -> ChoiceState:
         """End it, as a rule says; return itself."""
         self.pieces += [Piece("refusal", says)] if says else []

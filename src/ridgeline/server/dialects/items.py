@@ -6,7 +6,7 @@ answer and a whole one are the same. A dialect says how an item and its growth a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,19 @@ class Items:
     def open(self) -> Item | None:
         """The item that may still grow."""
         return self.all[-1] if self._is_open else None
+
+    def texts(self, places: Mapping[tuple[str, str], str]) -> dict[str, str]:
+        """Return what stands in the items, by its place in the answer.
+
+        ``places`` has them by the kind of an item and the name of the attribute, with ``{}`` for
+        the item's index.
+        """
+        return {
+            place.format(item.index): getattr(item, name)
+            for item in self.all
+            for (kind, name), place in places.items()
+            if kind == item.kind
+        }
 
     def take(self, choice: dict[str, Any]) -> Iterator[Change]:
         """Put a delta into the items, and yield what changes, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,17 +16,20 @@ from ridgeline.api.receipts.statement import (
     StatedForm,
     StatedModel,
     StatedPrompt,
+    digest_of,
     digest_of_logprobs,
     enveloped,
     name_of_reasoning,
     parts_of,
     statement_of,
+    texts_of,
     tokens_of,
 )
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
 from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
+from ridgeline.server.dialects.choice_state import ChoiceState
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
@@ -109,16 +112,21 @@ class Witness:
             if self._answers.choices[index].finish_reason != FILTERED:
                 self._seen[index].take(payload)
 
-    def receipt(self) -> dict[str, Any]:
-        """Return the receipt of answers that are complete."""
-        place = "message." if isinstance(self._body, ChatRequest) else ""
-        shown = {}
-        for choice in self._answers.choices:
-            for name, digest in parts_of(choice.kept or ()).items():
-                name = name if place else "text"
-                shown[f"choices[{choice.index}].{place}{name}"] = digest
+    def messages(self, place: str, choices: Sequence[ChoiceState]) -> dict[str, str]:
+        """Return the texts of choices that are messages, by their places in the answer.
+
+        ``place`` is that of a message, with ``{}`` for the choice's index.
+        """
+        return {
+            place.format(one.index) + name: text
+            for one in choices
+            for name, text in texts_of(one.kept or ()).items()
+        }
+
+    def receipt(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Return the receipt of a complete answer, about its texts by their places in it."""
         return self._notary.receipt(
-            shown,
+            {place: digest_of(text) for place, text in texts.items()},
             self._adapter,
             params=self._stream.params,
             form=StatedForm.of(self._form) if self._form else None,

@@ -181,3 +181,4 @@ class MessagesRequest(Conversation):
     temperature: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=_INT64)
     top_p: float | None = Field(None, ge=0, le=1)
+    receipt: bool | None = None  # ours

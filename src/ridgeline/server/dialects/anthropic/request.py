@@ -32,7 +32,7 @@ ANTHROPIC = Dialect(
         ".function.parameters": ".input_schema",
         ".function.": ".",
     },
-    same=("max_tokens", "model", "stream", "temperature", "top_p"),
+    same=("max_tokens", "model", "receipt", "stream", "temperature", "top_p"),
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

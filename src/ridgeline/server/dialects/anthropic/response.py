@@ -29,6 +29,12 @@ _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
+# Of texts, by the kind of an item and its attribute. The arguments of a call are none.
+_PLACES = {
+    ("text", "text"): "content[{}].text",
+    ("reasoning", "text"): "content[{}].thinking",
+    ("call", "name"): "content[{}].name",
+}
 
 
 class MessageShape:
@@ -54,7 +60,7 @@ class MessageShape:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""
-        return self._message()
+        return self._message() | self._receipt()
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
@@ -65,7 +71,11 @@ class MessageShape:
         """Return the server-sent events that end a stream."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         last = self._event("message_delta", delta=delta, usage=self._usage())
-        return b"".join([*self._begin(), last, self._event("message_stop")])
+        return b"".join([*self._begin(), last, self._event("message_stop", **self._receipt())])
+
+    def _receipt(self) -> dict[str, Any]:
+        witness = self._answers.witness
+        return {"receipt": witness.receipt(self._items.texts(_PLACES))} if witness else {}
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""

@@ -30,16 +30,16 @@ from ridgeline.server.dialects.openai.samplers import MAX_BIASES, is_bias, is_to
 from ridgeline.server.dialects.timings import progress_of
 from ridgeline.server.engine.request_stream import PromptProgress, StreamEvent
 from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.request_model import Strict, wrong
+from ridgeline.server.http.request_model import Strict, contradiction, wrong
 from ridgeline.text.infill import File
 
 _MAX_FILES = 1 << 10
 _ABSENT = (
     *("echo", "include_timings", "logprobs", "max_tokens", "n", "stream_options", "suffix"),
-    *("receipt", "truncate_prompt_tokens", "verbose"),
+    *("truncate_prompt_tokens", "verbose"),
 )
 _NO_SETTINGS = {"prompt", "input_prefix", "input_suffix", "input_extra", "response_fields"}
-_NO_SETTINGS |= {*_ABSENT, "stream", "return_token_ids", "return_tokens_as_token_ids"}
+_NO_SETTINGS |= {*_ABSENT, "receipt", "stream", "return_token_ids", "return_tokens_as_token_ids"}
 _Pieces = Annotated[list[int | str], Field(fail_fast=True)]  # of one prompt: ids, and texts
 
 
@@ -128,6 +128,12 @@ class LlamaCppRequest(CompletionRequest):
     def is_batch(self) -> bool:
         """Whether the answers come as a list."""
         return _kind_of_prompt(self.prompt) == "[prompts]"
+
+    def _check_receipt(self) -> None:
+        super()._check_receipt()
+        for name in ("n_indent", "t_max_predict_ms"):
+            if getattr(self, name):
+                raise contradiction("receipt", f"no receipt says what {name} does to an answer")
 
     def encode_biases(self, encode: Callable[[str], Sequence[int]]) -> None:
         """Give the bias of a text to each of its tokens; ``encode`` returns their ids."""
@@ -283,10 +289,17 @@ class LlamaCppShape:
             "truncated": self._is_truncated,
             "timings": self._answers.pace(index),
         }
+        receipt = self._receipt() if index == max(self._ends) else {}
         if not self._fields:
-            return last
+            return last | receipt
         values = {path: _at(path, last) for path in self._fields}
-        return {path: value for path, value in values.items() if value is not None}
+        return {path: value for path, value in values.items() if value is not None} | receipt
+
+    def _receipt(self) -> dict[str, Any]:
+        """Return what the last of the answers has, a receipt of all, if it was asked for."""
+        witness, place = self._answers.witness, "[{}].content" if self._body.is_batch else "content"
+        texts = {place.format(one.index): one.kept_text for one in self._answers.chosen}
+        return {"receipt": witness.receipt(texts)} if witness else {}
 
     def _settings(self) -> dict[str, Any]:
         """Return the sampling that was asked for, and the model's own recommendations with it."""

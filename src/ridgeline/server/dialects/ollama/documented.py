@@ -45,6 +45,7 @@ class Answered(Shaped):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    receipt: dict[str, Any] | None = None
 
 
 class ChatAnswered(Answered):

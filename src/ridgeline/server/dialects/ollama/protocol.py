@@ -93,6 +93,7 @@ class Asked(Strict):
     options: OllamaOptions | None = None
     keep_alive: str | float | None = None
     think: bool | str | None = None
+    receipt: bool | None = None  # ours
 
     @property
     def is_streamed(self) -> bool:

@@ -75,6 +75,7 @@ def _common(asked: Asked) -> dict[str, Any]:
         "stream": asked.is_streamed,
         "max_tokens": length if length is not None and length >= 0 else None,
         "format": asked.format,
+        "receipt": asked.receipt,
     }
 
 

@@ -101,6 +101,7 @@ class OllamaShape:
         prompt_ms = times["time_to_first_token_ms"] - times["queue_time_ms"] if times else 0.0
         answer_ms = times["generation_time_ms"] if times else 0.0
         total_ms = times["time_to_first_token_ms"] + answer_ms if times else 0.0
+        witness = self._answers.witness
         return {
             "done": True,
             "done_reason": self._reason,
@@ -110,7 +111,17 @@ class OllamaShape:
             "prompt_eval_duration": int(prompt_ms * NS_PER_MS),
             "eval_count": usage["completion_tokens"],
             "eval_duration": int(answer_ms * NS_PER_MS),
+            **({"receipt": witness.receipt(self._texts())} if witness else {}),
         }
+
+    def _texts(self) -> dict[str, str]:
+        """Return the texts of the answer by their places; the arguments of calls are none."""
+        texts = {"message.content" if self._is_chat else "response": self._text("text")}
+        if thoughts := self._text("reasoning"):
+            texts["message.thinking" if self._is_chat else "thinking"] = thoughts
+        calls = [item.name for item in self._items.all if item.kind == "call"]
+        names = {f"message.tool_calls[{i}].function.name": one for i, one in enumerate(calls)}
+        return texts | names
 
 
 def _call(item: Item) -> dict[str, Any]:

@@ -287,6 +287,7 @@ class Infilled(Shaped):
     stopping_word: str
     truncated: bool
     timings: InfillTimings
+    receipt: dict[str, Any] | None = None
 
 
 class InputTokensDetails(Shaped):
@@ -386,6 +387,7 @@ class ResponseObject(Shaped):
     truncation: Literal["disabled"]
     usage: ResponseUsage
     user: str | None
+    receipt: dict[str, Any] | None = None
 
 
 class MessageUsage(Shaped):
@@ -427,6 +429,7 @@ class MessageObject(Shaped):
     ]
     stop_sequence: str | None
     usage: MessageUsage
+    receipt: dict[str, Any] | None = None
 
 
 _CHUNKS = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."

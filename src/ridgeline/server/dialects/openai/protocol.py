@@ -218,11 +218,10 @@ class _SamplingFields(Strict):
         return self
 
     def _check_receipt(self) -> None:
-        chooses = (self.best_of or 0) > (self.n or 1) and not self.use_beam_search
-        echoes, is_empty = getattr(self, "echo", None), self.longest == 0
-        for name, is_odd in {"best_of": chooses, "echo": echoes, "max_tokens": is_empty}.items():
-            if is_odd:
-                raise contradiction("receipt", f"{name} shows other text than was drawn")
+        """Raise an error for what a receipt cannot state of an answer."""
+        odd = {"echo": getattr(self, "echo", None), self.length_field: self.longest == 0}
+        if names := [name for name, is_odd in odd.items() if is_odd]:
+            raise contradiction("receipt", f"{names[0]} shows other text than was drawn")
 
     @property
     def wants_usage(self) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -40,9 +40,6 @@ from ridgeline.server.http.request_model import Strict
 from ridgeline.server.http.turns import Turns
 from ridgeline.server.tunnel.journal import Journal
 from ridgeline.server.tunnel.middleware import HEADER, NOTES
-
-if TYPE_CHECKING:  # imported only where receipts are asked for
-    from ridgeline.server.receipts.notary import Witness
 
 SSE = "text/event-stream; charset=utf-8"
 PING = b": ping\n\n"  # a comment: clients pass over it
@@ -123,14 +120,9 @@ class Results(Protocol):
 
 
 class OpenAiShape:
-    """OpenAI's objects.
-
-    Attributes:
-        witness: states at the end what the answer is, if a receipt was asked for.
-    """
+    """OpenAI's objects."""
 
     stream_type, ping = SSE, PING
-    witness: Witness | None = None
 
     def __init__(
         self,
@@ -159,8 +151,6 @@ class OpenAiShape:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
         if isinstance(event[1], PromptProgress):
             return [self._progress(event[0], event[1])]
-        if self.witness:
-            self.witness.take(event)
         return self._answers.take_written(event, self._chunk)
 
     def _progress(self, prompt: int, progress: PromptProgress) -> bytes:
@@ -205,8 +195,12 @@ class OpenAiShape:
             closing["metrics"] = self._answers.timings()
         if self._body.timings_per_token:
             closing["timings"] = self._answers.pace()
-        if self.witness:
-            closing["receipt"] = self.witness.receipt()
+        if witness := self._answers.witness:
+            chosen = self._answers.chosen
+            texts = {f"choices[{one.index}].text": one.kept_text for one in chosen}
+            if isinstance(self._body, ChatRequest):
+                texts = witness.messages("choices[{}].message.", chosen)
+            closing["receipt"] = witness.receipt(texts)
         if self._body.verbose:
             closing["__verbose"] = {"prompt": self._answers.prompt_text()}
         return closing

@@ -36,7 +36,8 @@ from ridgeline.server.dialects.openai.tools import is_named
 from ridgeline.server.dialects.timings import pace_of, timings_of
 from ridgeline.server.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
 
-if TYPE_CHECKING:  # imported only where a server has rules
+if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
+    from ridgeline.server.receipts.notary import Witness
     from ridgeline.server.rules.book import RequestRules
     from ridgeline.server.rules.choice import RuledChoice
 
@@ -63,11 +64,9 @@ class ResponseBuilder:
         ``room`` is what the model's context leaves, where that is less than what was allowed.
         Nothing that ``rules`` forbid is shown; they cannot change text that ``is_constrained``.
         """
-        self._rules = rules
-        self.room = room
+        self._rules, self.room = rules, room
         self._text, self._body, self._stream, self._form = text, body, stream, form
-        self._is_chat = isinstance(body, ChatRequest)
-        self._echo = bool(body.echo)
+        self._is_chat, self._echo = isinstance(body, ChatRequest), bool(body.echo)
         self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
         # What holds for all pieces is asked of the body once.
         self._is_empty = body.longest == 0
@@ -82,6 +81,8 @@ class ResponseBuilder:
         ]
         for answer in self.choices if rules else ():
             answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
+        self.chosen = self.choices  # those that are shown
+        self.witness: Witness | None = None  # states at the end what the answer is, if asked to
         self._requests: dict[int, Request] = {}  # by prompt
         self._digest: bytes | None = None  # of the request, for ids
         self.records: list[RequestRecord] = []
@@ -103,6 +104,8 @@ class ResponseBuilder:
     def take(self, event: StreamEvent) -> ChoiceState | None:
         """Take an event; return the answer that it belongs to, if any. Raises StreamError."""
         index, payload = event
+        if self.witness:
+            self.witness.take(event)
         if isinstance(payload, Request):
             self._requests[index] = payload
             return None
@@ -262,7 +265,7 @@ class ResponseBuilder:
         if params.num_answers > params.n:
             groups = zip(*[iter(answers)] * params.num_answers, strict=True)
             best = [[group[i] for i in likeliest(_means(group), params.n)] for group in groups]
-            answers = [answer for group in best for answer in group]
+            answers = self.chosen = [answer for group in best for answer in group]
             for index, answer in enumerate(answers):
                 answer.index = index
         return [self._ended(answer, self._shown(answer)) for answer in answers]
@@ -299,9 +302,7 @@ class ResponseBuilder:
         if self._tells_ids:
             choice["token_ids"], answer.token_ids = answer.token_ids, None
         if self._tells_prompt and not self._is_chat:
-            choice |= self.of_prompt(
-                answer.index // self._stream.params.n, is_told=answer.has_prompt_ids
-            )
+            choice |= self.of_prompt(self.prompt_of(choice), is_told=answer.has_prompt_ids)
             answer.has_prompt_ids = True
         return choice
 
@@ -373,9 +374,8 @@ class ResponseBuilder:
         for entry in answer.logprobs:
             token = entry if isinstance(entry, int) else entry.token
             name, end = self._name(token), answer.offset + len(answer.decode(token))
-            out["tokens"].append(
-                self._logprob_name(token)
-            )  # before it may come the remains of a broken character
+            out["tokens"].append(self._logprob_name(token))
+            # Before it may come the remains of a broken character.
             out["text_offset"].append(max(answer.offset, end - len(name)))
             answer.offset = end
             if isinstance(entry, int):

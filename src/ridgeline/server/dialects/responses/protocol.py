@@ -193,6 +193,7 @@ class ResponsesRequest(Strict):
     # llama.cpp's names:
     timings_per_token: bool | None = None
     return_progress: bool | None = None
+    receipt: bool | None = None  # ours
 
     def _inside(self) -> Iterator[str]:
         yield from super()._inside()

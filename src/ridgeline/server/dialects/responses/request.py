@@ -36,7 +36,7 @@ RESPONSES = Dialect(
     same=(
         *("metadata", "model", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
         *("stream", "temperature", "top_logprobs", "top_p", "user"),
-        *("timings_per_token", "return_progress"),
+        *("timings_per_token", "return_progress", "receipt"),
     ),
 )
 

@@ -23,6 +23,12 @@ _PREFIX = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 _TYPE = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PART = {"text": "output_text", "reasoning": "reasoning_text"}
+_PLACES = {  # of texts, by the kind of an item and its attribute
+    ("text", "text"): "output[{}].content[0].text",
+    ("reasoning", "text"): "output[{}].content[0].text",
+    ("call", "name"): "output[{}].name",
+    ("call", "text"): "output[{}].arguments",
+}
 
 
 class ResponseShape:
@@ -53,7 +59,9 @@ class ResponseShape:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
-        return self._response()
+        witness = self._answers.witness
+        receipt = {"receipt": witness.receipt(self._items.texts(_PLACES))} if witness else {}
+        return self._response() | receipt
 
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of the answer as server-sent events."""
@@ -68,7 +76,7 @@ class ResponseShape:
         """Return the server-sent event that ends a stream."""
         name = "incomplete" if self._finish_reason in _INCOMPLETE else "completed"
         begin = b"".join(self._begin())
-        return begin + self._event(name, response=self._response(), **self._pace())
+        return begin + self._event(name, response=self.whole(), **self._pace())
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""

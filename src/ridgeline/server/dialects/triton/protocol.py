@@ -31,7 +31,7 @@ _NESTED = ("parameters", "sampling_parameters")
 _ABSENT = (
     *("echo", "include_timings", "logprobs", "model", "prompt", "prompt_logprobs"),
     *("return_token_ids", "return_tokens_as_token_ids", "stream_options", "timings_per_token"),
-    *("return_progress", "verbose"),
+    *("receipt", "return_progress", "verbose"),
 )
 
 
