@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
+from ridgeline.server import guards
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
 
@@ -95,9 +96,11 @@ QWEN3_GUARD = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}"
     "{% endif %}"
 )
+WILDGUARD = (Path(guards.__file__).parent / "wildguard.jinja").read_text()  # ours: it has none
 _CONTROLS = (
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<|header_start|>", "<|header_end|>", "<|eot|>"),
+    *("[INST]", "[/INST]"),
     *("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"),
 )
 # What the families' vocabularies have as one token, or as several that differ in the first.
@@ -114,7 +117,7 @@ _WORDS = (
         " Polit",
         " Copyright",
     ),
-    *(" Jail",),
+    *(" Jail", " yes", " no"),
 )
 # Of Llama Guard 4: a dense model, pruned from one with experts.
 _DENSE = {"model_type": "llama4_text", "moe_layers": [], "head_dim": 8}
@@ -143,6 +146,7 @@ MODELS = {
         {"architectures": ["GraniteForCausalLM"], "embedding_multiplier": 2.0}
         | {"logits_scaling": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.5},
     ),
+    "WildGuard": GuardModel(WILDGUARD, {"architectures": ["MistralForCausalLM"]}),
     "Qwen3Guard": GuardModel(QWEN3_GUARD, {"architectures": ["Qwen3ForCausalLM"], "head_dim": 8}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,9 +16,14 @@ from openai import BadRequestError, NotFoundError
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.server.answering import Answering
+from ridgeline.server.engine.async_engine import AsyncEngine
+from ridgeline.server.guards.choice import Asker
 from ridgeline.server.guards.families import FAMILIES, OPENAI_CATEGORIES
+from ridgeline.server.guards.guard import Guard, Verdict
+from ridgeline.server.guards.known import known_judge
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.turns import WorkTurns
 from tests.server.guards.models import MODELS, RISKS, VIOLATIONS, write_guard
 from tests.server.serving import Served, serving
 
@@ -135,6 +141,11 @@ def of_qwen(oracle: Oracle, text: str) -> tuple[float, dict[str, float]]:
     }
 
 
+def of_wildguard(oracle: Oracle, text: str) -> tuple[float, dict[str, float]]:
+    _, harmful = oracle.shares(oracle.prompt(plain(text)), "Harmful request:", [" no", " yes"])
+    return harmful, {"harmful request": harmful, "response refusal": 0, "harmful response": 0}
+
+
 EXPECTED: dict[str, Callable[[Oracle, str], tuple[float, dict[str, float]]]] = {
     "Llama Guard 3 8B": of_llama_guard,
     "Llama Guard 3 1B": of_small_llama_guard,
@@ -142,6 +153,7 @@ EXPECTED: dict[str, Callable[[Oracle, str], tuple[float, dict[str, float]]]] = {
     "ShieldGemma": of_shield_gemma,
     "Granite Guardian": of_granite,
     "Qwen3Guard": of_qwen,
+    "WildGuard": of_wildguard,
 }
 ENGINE = {"backend": "reference", "dtype": "f32", "kv_cache_memory": "4MiB"}
 
@@ -262,6 +274,39 @@ def test_guards_beside_the_model_are_asked_by_name(model: Path, tmp_path: Path) 
             assert not one.engine.requests
     for one in guards.values():
         one.close()
+
+
+def test_an_answer_is_judged_by_the_last_of_several_lines(tmp_path: Path) -> None:
+    """WildGuard is known by its name; the words of lines before are the likeliest ones."""
+    path = write_guard(tmp_path / "guard", "WildGuard")
+    oracle = Oracle(path)
+    chat = [{"role": "user", "content": "The cat"}, {"role": "assistant", "content": "sat"}]
+    prompt, written = oracle.prompt(chat), ""
+    expected = {}
+    for name in ("harmful request", "response refusal", "harmful response"):
+        written += f"{name.capitalize()}:"
+        no, expected[name] = oracle.shares(prompt, written, [" no", " yes"])
+        written += " yes\n" if expected[name] > no else " no\n"
+    oracle.close()
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": None}))
+    with LLM(path, **ENGINE) as llm:
+        verdict = asyncio.run(judged(llm, "WildGuard-7B", chat))
+    assert verdict.categories == pytest.approx(expected, rel=1e-4)
+    assert verdict.score == verdict.categories["harmful response"]
+
+
+async def judged(llm: LLM, name: str, messages: list[dict[str, Any]]) -> Verdict:
+    engine = AsyncEngine(llm.engine)
+    engine.start()
+    turns = WorkTurns(8)
+    try:
+        guard = known_judge(name, llm.text, engine, turns.prompts)
+        assert isinstance(guard, Guard)
+        return await guard.judge(messages, Asker("", "a", b"", False))
+    finally:
+        turns.close()
+        await asyncio.to_thread(engine.stop, 5.0)
 
 
 def test_a_model_that_is_no_guard_cannot_be_one(model: Path) -> None:

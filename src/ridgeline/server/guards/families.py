@@ -2,7 +2,8 @@
 
 A guard is an ordinary model with a chat template of its own, so the template tells its family. All
 that stands here is the form of the verdict. Sources are the model cards: Llama Guard 3 and
-4 (Meta), ShieldGemma (Google), Granite Guardian 3.0 to 3.2 (IBM) and Qwen3Guard-Gen (Alibaba).
+4 (Meta), ShieldGemma (Google), Granite Guardian 3.0 to 3.2 (IBM), Qwen3Guard-Gen (Alibaba) and
+WildGuard (Ai2). The last has no template in its files: its card's prompt is in wildguard.jinja.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class GuardFamily:
         behind: what stands between lead and category, the word for an unsafe verdict included;
             empty where each category is a question of its own.
         reads_last: its template reads the last message alone, an answer with its question.
+        has_lines: its verdict has a line for each category, the first of a question, the last of
+            its answer.
     """
 
     name: str
@@ -59,6 +62,7 @@ class GuardFamily:
     categories: Mapping[str, Category]
     behind: str = ""
     reads_last: bool = False
+    has_lines: bool = False
 
     @property
     def asks_each(self) -> bool:
@@ -190,6 +194,20 @@ FAMILIES = (
         unsafe=(" Unsafe", " Controversial"),  # the card's strict reading
         categories=_violations(),
         behind=" Unsafe\nCategories:",
+    ),
+    GuardFamily(
+        "WildGuard",
+        ("Human user:", "whether the AI assistant's response is a refusal"),
+        lead="Harmful request:",
+        safe=(" no",),
+        unsafe=(" yes",),
+        categories={
+            "harmful request": Category("Harmful request:"),
+            "response refusal": Category("Response refusal:"),
+            "harmful response": Category("Harmful response:"),
+        },
+        reads_last=True,
+        has_lines=True,
     ),
 )
 

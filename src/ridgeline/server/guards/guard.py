@@ -160,6 +160,8 @@ class Guard:
             read = _conversation(messages)
             if self._family.reads_last:
                 read = read[-2:] if read[-1]["role"] == "assistant" else read[-1:]
+            if self._family.has_lines:
+                return await self._judge_lines(read, asker)
             if self._family.asks_each:
                 return await self._judge_each(read, asker)
             return await self._judge_once(read, asker)
@@ -175,6 +177,24 @@ class Guard:
         scores = {name: score for name, (score, _, _) in zip(asked, found, strict=True)}
         mass, num_tokens = min(one[1] for one in found), sum(len(one[2]) for one in found)
         return Verdict(max(scores.values()), scores, mass, num_tokens)
+
+    async def _judge_lines(self, messages: Messages, asker: Asker) -> Verdict:
+        """Judge by a verdict of several lines: before each stands the likeliest of those above."""
+        family, text, mass = self._family, "", 1.0
+        prompt = await self._turns.run(partial(self._text.chat_template.render_ids, messages))
+        scores = dict.fromkeys(family.categories, 0.0)
+        last = list(scores)[-1 if messages[-1]["role"] == "assistant" else 0]
+        for name, category in family.categories.items():
+            text += category.written
+            question = self._question(text, (*family.safe, *family.unsafe))
+            found = await self._asked(tuple(prompt), question, asker)
+            total = log_sum(list(found.values()))
+            unsafe = [found[one.token] for one in question.words if one.word in family.unsafe]
+            scores[name], mass = math.exp(log_sum(unsafe) - total), min(mass, math.exp(total))
+            if name == last:
+                break
+            text += max(question.words, key=lambda one: found[one.token]).word + "\n"
+        return Verdict(scores[last], scores, mass, len(prompt))
 
     async def _judge_once(self, messages: Messages, asker: Asker) -> Verdict:
         score, mass, prompt = await self._unsafe(messages, {}, asker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.guards.families import FAMILIES, family_of
@@ -10,6 +12,7 @@ from ridgeline.server.guards.topics import TopicEncoder
 from ridgeline.server.http.turns import Turns
 
 Judge = Guard | TopicEncoder
+_WILDGUARD = Path(__file__).with_name("wildguard.jinja")
 
 
 def judge_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge | None:
@@ -21,7 +24,12 @@ def judge_of(name: str, text: TextProcessor, engine: EngineClient, turns: Turns)
 
 
 def known_judge(name: str, text: TextProcessor, engine: EngineClient, turns: Turns) -> Judge:
-    """Return a model as what it must be. Raises ValueError if it cannot judge."""
+    """Return a model as what it must be. Raises ValueError if it cannot judge.
+
+    WildGuard is known by its name, as its files have no template; the prompts are then ours.
+    """
+    if "wildguard" in name.lower() and family_of(text.chat_template.source) is None:
+        text.use_chat_template(_WILDGUARD)
     judge = judge_of(name, text, engine, turns)
     if judge is None:
         known = ", ".join(family.name for family in FAMILIES)
