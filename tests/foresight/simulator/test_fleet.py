@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.foresight.simulator.fleet import (
+from ridgeline.foresight.simulator.fleet.routers import (
     ROUTERS,
-    Ended,
-    Evict,
-    Slow,
     View,
     least_tokens,
     prefix_aware,
     round_robin,
-    serve_fleet,
 )
+from ridgeline.foresight.simulator.fleet.serving import Evict, Slow, serve_fleet
+from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from tests.foresight.simulator.test_run import SETTINGS, TIMES, loads, requests_of
 
@@ -119,8 +117,45 @@ def test_all_answers_of_a_request_go_on_elsewhere() -> None:
         assert list(one.token_s) == sorted(one.token_s)
     for one in moved:
         num_before = sum(token_s <= at_s for token_s in one.token_s)
-        assert num_before <= one.num_again - 20 <= num_before + 3  # a step was under way
-    assert any(one.num_again > 20 + 3 * 3 for one in moved), "none had ended one of its answers"
+        # The last token of each answer had not been computed, nor need those of one that has ended.
+        assert num_before - 3 - 3 <= one.num_again - 20 <= num_before
+        assert one.num_computed >= one.num_again + 24
+    assert any(one.num_again > 20 + 3 * 2 for one in moved), "none had ended one of its answers"
+
+
+def test_what_a_cache_has_and_what_had_not_begun_is_not_computed_again() -> None:
+    """Six equal prompts, one at a time: a server ends that answers one, while others wait."""
+    settings = replace(ROOMY, enable_prefix_caching=True, max_num_seqs=1)
+    load = [replace(asked, prompt=(7,) * 64) for asked in spread(6, 0.001)]
+    for at_s in (0.2, 0.3):
+        ended = serve_fleet(load, settings, TIMES, 2, faults=[Evict(at_s=at_s, replica=0)])
+        moved = [one for one in ended if one.num_moves]
+        begun = [one for one in moved if one.first_token_s is not None and one.first_token_s < at_s]
+        assert 0 < len(begun) < len(moved)
+        for one in moved:
+            num_before = sum(token_s <= at_s for token_s in one.token_s)
+            assert one.num_again <= (64 + num_before - one.num_cached_tokens if one in begun else 0)
+            assert one.num_cached_tokens >= 48, "the other server has read it"
+        assert all(one.num_again > 0 for one in begun)
+
+
+def test_turns_of_a_session_come_in_turn_and_find_what_was_read() -> None:
+    """On one replica as in a simulation; on two with least work where their beginning was read."""
+    load = [
+        replace(one, turn=turn, arrival_s=None if turn else one.arrival_s, think_s=0.01 * turn)
+        for one in spread(4, 0.05)
+        for turn in range(3)
+    ]
+    settings = replace(ROOMY, enable_prefix_caching=True)
+    alone = requests_of(simulate(load, settings, TIMES))
+    fleet = serve_fleet(load, settings, TIMES, 1)
+    assert sorted((e.first_token_s, e.finish_s, e.num_cached_tokens) for e in fleet) == sorted(
+        (r.first_token_s, r.finish_s, r.num_cached_tokens) for r in alone
+    )
+    assert any(e.num_cached_tokens for e in fleet)
+    many = serve_fleet(load, settings, TIMES, 2, router=ROUTERS["least-work"](), concurrency=2)
+    assert len(many) == len(load)
+    assert not any(e.is_lost for e in many)
 
 
 def test_with_notice_enough_nothing_moves() -> None:

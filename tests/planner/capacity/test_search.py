@@ -18,7 +18,7 @@ from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.api.calibration.known import assume
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.foresight.simulator.fleet.serving import serve_fleet
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ridgeline.cli.choices import show_spot
-from ridgeline.foresight.simulator.fleet import Ended, serve_fleet
+from ridgeline.foresight.simulator.fleet.serving import serve_fleet
+from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.planner.capacity.in_words import name_of
@@ -25,6 +26,7 @@ from ridgeline.planner.capacity.spot import (
     eviction,
     goodput_per_s,
     replicas_for,
+    share_again,
     up_share,
 )
 from tests.foresight.simulator.test_fleet import ROOMY
@@ -53,6 +55,9 @@ def test_goodput_is_less_the_oftener_machines_go() -> None:
     assert found[0] - found[2] == pytest.approx(5 * (found[0] - found[1]))
     spoilt = sum(before - share(hit.ended) for _ in load)
     assert found[0] - found[1] == pytest.approx(10 * spoilt / 3600, rel=0.01)
+    assert hit.tokens_again > 8
+    again_per_s = hit.tokens_again * 1000 / 3600
+    assert share_again(40.0, hit, 1000) == pytest.approx(again_per_s / (again_per_s + 40 * 28))
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,6 +90,8 @@ def test_spot_machines_cost_less_and_draining_saves_answers() -> None:
     )
     assert best.spot.tokens_lost > 0
     assert best.spot.tokens_again > 0
+    assert best.spot.share_again is not None
+    assert 0 < best.spot.share_again < 0.05
     assert best.spot.requests_lost > 0
     assert best.spot.goodput_per_s is not None
     assert 0.9 * 20 < best.spot.goodput_per_s <= 20
@@ -140,10 +147,10 @@ def test_what_no_eviction_was_simulated_of_is_unknown_and_not_0() -> None:
     for choice in (*closed.choices, *open_loop.choices[3:]):
         assert choice.spot is not None
         spot = choice.spot.as_dict()
-        names = ("tokens_again", "tokens_lost", "requests_lost", "goodput_per_s")
-        assert [spot[name] for name in names] == [None] * 4
+        names = ("tokens_again", "share_again", "tokens_lost", "requests_lost", "goodput_per_s")
+        assert [spot[name] for name in names] == [None] * 5
     rows = shown(closed.choices)[1:4]
-    assert all(row.split()[-3:] == ["-", "-", "-"] for row in rows)
+    assert all(row.split()[-4:] == ["-"] * 4 for row in rows)
     first = open_loop.choices[0].spot
     assert first is not None
     assert first.tokens_again is not None  # a 0 that was simulated is one

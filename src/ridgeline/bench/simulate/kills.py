@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from ridgeline.foresight.simulator.fleet import Ended, Evict
+from ridgeline.foresight.simulator.fleet.serving import Evict
+from ridgeline.foresight.simulator.fleet.way import Ended
+
+
+def kills_a_minute(text: str, num_replicas: int) -> float:
+    """Read ``12``, or ``10%`` of the servers: how many end in a minute. Raises ValueError."""
+    try:
+        per_minute = float(text.removesuffix("%"))
+        if not 0 <= per_minute < math.inf:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"--kills-per-minute is {text}: write a number of at least 0, or a part of the servers "
+            "such as 10%"
+        ) from None
+    return per_minute * num_replicas / 100 if text.endswith("%") else per_minute
 
 
 def random_kills(
@@ -36,17 +52,19 @@ def random_kills(
 
 
 def cost_of(kills: Sequence[Evict], ended: Sequence[Ended]) -> dict[str, Any]:
-    """Return what kills cost: requests and tokens that moved, and what was computed again.
+    """Return what became of a fleet's work: what its caches had, and what kills cost.
 
-    ``share_again`` is of all tokens that were computed. What the cache of another server had of a
-    prompt counts as computed again, so it is at most that.
+    ``share_cached`` is of all prompt tokens, and ``share_again`` of all tokens that were computed.
     """
-    work = sum(len(one.asked.prompt) + one.num_new for one in ended)
-    again = sum(one.num_again for one in ended)
+    num_prompt = sum(len(one.asked.prompt) for one in ended)
+    num_cached = sum(one.num_cached_tokens for one in ended)
+    num_computed = sum(one.num_computed for one in ended)
+    num_again = sum(one.num_again for one in ended)
     return {
         "kills": len(kills),
         "requests_moved": sum(one.num_moves > 0 for one in ended),
         "requests_lost": sum(one.is_lost for one in ended),
-        "tokens_again": again,
-        "share_again": round(again / (work + again), 4) if work else 0.0,
+        "tokens_again": num_again,
+        "share_again": round(num_again / num_computed, 6) if num_computed else 0.0,
+        "share_cached": round(num_cached / num_prompt, 4) if num_prompt else 0.0,
     }

@@ -21,7 +21,7 @@ from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
 from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
-from ridgeline.bench.simulate.kills import random_kills
+from ridgeline.bench.simulate.kills import kills_a_minute, random_kills
 from ridgeline.bench.simulate.predicted import (
     CROWDED,
     SimulatedRun,
@@ -33,7 +33,8 @@ from ridgeline.core.records import EngineRecord, Record
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
-from ridgeline.foresight.simulator.fleet import ROUTERS, Evict
+from ridgeline.foresight.simulator.fleet.routers import ROUTERS
+from ridgeline.foresight.simulator.fleet.serving import Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
@@ -49,6 +50,7 @@ _SOURCES = {
     "published": "a formula (planning.md)",
 }
 _MOST_REPLICAS = 1024
+_MOST_FOR_INTERVAL = 8  # servers
 _NUM_IDS = 1 << 15  # of a model whose vocabulary is not known
 Prompts = list[tuple[int, ...]]
 
@@ -65,8 +67,9 @@ class Scenario:
         goodput: limits, as of ``bench serve``.
         replicas: how many servers like this one share the load.
         router: which of them gets a request, a name of ``fleet.ROUTERS``.
-        kills_per_minute: how many of them end in a minute, without notice; each has another one
-            like it ``back_after_s`` seconds later.
+        is_load_per_server: whether rate and number of requests are those of each server.
+        kills_per_minute: how many of them end in a minute, or which part of them such as ``10%``,
+            without notice; each has another one like it ``back_after_s`` seconds later.
         drafts: what is guessed, as in ``4:0.6``; empty for no speculation.
         edge: what clients wait for besides the engine, if that was measured.
         answer_tokens: lengths of answers that end by themselves, as ``prompt_tokens``: clients and
@@ -83,7 +86,8 @@ class Scenario:
     goodput: tuple[str, ...] = ()
     replicas: int = 1
     router: str = "least-tokens"
-    kills_per_minute: float = 0.0
+    is_load_per_server: bool = False
+    kills_per_minute: str = "0"
     back_after_s: float = 10.0
     drafts: str = ""
     edge: ClientOverhead | None = None
@@ -117,6 +121,7 @@ class Simulator:
 
         Raises ValueError if options contradict the model, or a file is not what it should be.
         """
+        question = _for_all_servers(question)
         planned, num_left_out = read_plan(question.load)
         key = (question.load, question.endpoint, question.prompt_tokens)
         if key not in self._prompts:
@@ -145,10 +150,6 @@ class Simulator:
             kills=_kills(question, load),
             edge=question.edge,
         )
-        if case.replicas > 1 and any(asked.turn for asked in load):
-            raise ValueError(
-                "several replicas can only serve requests of one turn: give no --turns"
-            )
         return PreparedRun(case, engine, planned, num_left_out)
 
     def _ids(self, question: Scenario, planned: Sequence[Planned]) -> Prompts:
@@ -161,7 +162,10 @@ class Simulator:
             num_ids = checkpoint.arch.vocab_size if checkpoint else _NUM_IDS
             rng, vocab = Random(f"{load.seed} prompts"), range(num_ids)
             prefix = tuple(rng.choices(vocab, k=max(lengths)))
-            shared = [round(load.prefix_share * num) for num in lengths]
+            shared = [
+                0 if one.turn else round(load.prefix_share * num)
+                for one, num in zip(planned, lengths, strict=True)
+            ]
             return [
                 prefix[:first] + tuple(rng.choices(vocab, k=num - first))
                 for first, num in zip(shared, lengths, strict=True)
@@ -179,9 +183,20 @@ class Simulator:
             text.close()
 
 
+def _for_all_servers(question: Scenario) -> Scenario:
+    """Return a question whose load is that of all servers. Raises ValueError if it has no rate."""
+    if not question.is_load_per_server:
+        return question
+    load, num = question.load, question.replicas
+    if load.request_rate is None or load.trace_file is not None:
+        raise ValueError("--load-per-server is about requests at a rate: give --request-rate")
+    load = replace(load, request_rate=num * load.request_rate, num_prompts=num * load.num_prompts)
+    return replace(question, load=load)
+
+
 def _kills(question: Scenario, load: Sequence[SimRequest]) -> tuple[Evict, ...]:
     """Return which servers end, and when. Raises ValueError if that cannot be asked."""
-    per_minute = question.kills_per_minute
+    per_minute = kills_a_minute(question.kills_per_minute, question.replicas)
     if not per_minute:
         return ()
     if question.replicas < 2 or question.load.max_concurrency is not None:
@@ -236,12 +251,13 @@ def check_fleet(
     replicas: int = 1,
     router: str = "least-tokens",
     drafts: str = "",
-    kills_per_minute: float = 0.0,
+    kills_per_minute: str = "0",
     back_after_s: float = 10.0,
 ) -> None:
     """Raise ValueError unless these are valid."""
-    if kills_per_minute < 0 or back_after_s < 0:
-        raise ValueError("--kills-per-minute and --back-after cannot be below 0")
+    kills_a_minute(kills_per_minute, replicas)
+    if back_after_s < 0:
+        raise ValueError(f"--back-after {back_after_s:g} cannot be below 0")
     if drafts:
         parse_drafts(drafts)
     if not 1 <= replicas <= _MOST_REPLICAS:
@@ -281,7 +297,9 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
     further_flags: dict[str, Any] = {"model": question.model, "endpoint": question.endpoint}
     if question.replicas > 1:
         further_flags |= {"replicas": question.replicas, "router": question.router}
-    if question.kills_per_minute:
+    if question.is_load_per_server:
+        further_flags |= {"load_per_server": True}
+    if made.case.kills:
         further_flags |= {"kills_per_minute": question.kills_per_minute}
         further_flags |= {"back_after": question.back_after_s}
     if question.drafts:
@@ -297,18 +315,22 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
 
 
 def predict(made: PreparedRun, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how far to trust a summary: where it comes from, and its interval."""
+    """Return how far to trust a summary: where it comes from, and its interval.
+
+    Interval and utilisation take three simulations more, so large fleets have neither.
+    """
     engine, calibration, clock = made.engine, made.engine.calibration, made.engine.clock
+    is_large = made.case.replicas > _MOST_FOR_INTERVAL
     ends = [
         made.case.slower(factor).summary({})["output_tokens_per_s"]
-        for factor in (clock.high, clock.low)
+        for factor in (() if is_large else (clock.high, clock.low))
     ]
     at = calibration.measured_at if calibration else 0.0
     return {
         "source": clock.source,
         "calibrated_at": date_of(at) if at else None,
-        "utilisation": made.case.utilisation(summary),
-        "output_tokens_per_s_interval": ends,
+        "utilisation": None if is_large else made.case.utilisation(summary),
+        "output_tokens_per_s_interval": ends or None,
         "speed": calibration and round(1 / calibration.interval().middle, 3),
         "step_error": calibration and calibration.step_error,
         "also_kept": [_beside(one, engine) for one in engine.others],
@@ -344,7 +366,7 @@ def lines(
 ) -> dict[str, str | float | None]:
     """Return what is said of a prediction below the block."""
     fleet = summary.get("fleet")
-    low, high = prediction["output_tokens_per_s_interval"]
+    ends = prediction["output_tokens_per_s_interval"]
     at, edge = prediction["calibrated_at"], prediction["edge"]
     utilisation = prediction["utilisation"]
     device = prediction["device"]
@@ -359,13 +381,20 @@ def lines(
             )
             for one in prediction["also_kept"]
         },
-        "Output tok/s, 5 to 95 %": f"{low:.2f} to {high:.2f}",
+        "Output tok/s, 5 to 95 %": f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "unknown",
         "Share of what can be served": "unknown" if utilisation is None else f"{utilisation:.0%}",
-        **({"Servers that end": fleet["kills"]} if fleet else {}),
-        **({"Requests that go on elsewhere": fleet["requests_moved"]} if fleet else {}),
-        **({"Tokens computed again": f"{fleet['share_again']:.2%}"} if fleet else {}),
+        **({"Prompt tokens found in a cache": f"{fleet['share_cached']:.1%}"} if fleet else {}),
+        **(_of_kills(fleet) if fleet and made.case.kills else {}),
         **({"Edge of the server (ms)": edge["base_ms"]} if edge else {}),
         **({"Edge, each prompt token (us)": edge["per_prompt_token_us"]} if edge else {}),
+    }
+
+
+def _of_kills(fleet: Mapping[str, Any]) -> dict[str, str | float | None]:
+    return {
+        "Servers that end": fleet["kills"],
+        "Requests that go on elsewhere": fleet["requests_moved"],
+        "Tokens computed again": f"{fleet['share_again']:.2%}",
     }
 
 

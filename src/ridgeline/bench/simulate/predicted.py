@@ -14,7 +14,9 @@ from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.simulate.kills import cost_of
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.drafts import Drafts
-from ridgeline.foresight.simulator.fleet import ROUTERS, Ended, Evict, serve_fleet
+from ridgeline.foresight.simulator.fleet.routers import ROUTERS
+from ridgeline.foresight.simulator.fleet.serving import Evict, serve_fleet
+from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
@@ -81,8 +83,8 @@ class SimulatedRun:
         if self.replicas == 1:
             return summarise(self.outcomes(self.records()), limits_ms)
         ended = self.fleet_ended()
-        cost = {"fleet": cost_of(self.kills, ended)} if self.kills else {}
-        return summarise(self.fleet_outcomes(ended), limits_ms) | cost
+        cost = cost_of(self.kills, ended)
+        return summarise(self.fleet_outcomes(ended), limits_ms) | {"fleet": cost}
 
     def fleet_ended(self) -> list[Ended]:
         """Simulate it on several engines, and return how requests ended."""
@@ -99,10 +101,11 @@ class SimulatedRun:
 
     def fleet_outcomes(self, ended: Sequence[Ended]) -> list[Outcome]:
         """Return what clients of several engines see."""
+        planned_s = {asked.name: asked.arrival_s for asked in self.load}
         outcomes = [
             Outcome(
                 index=int(one.asked.name),
-                arrival_s=one.asked.arrival_s,
+                arrival_s=planned_s[one.asked.name],
                 sent_s=one.arrival_s,
                 end_s=one.finish_s,
                 chunk_s=sorted(set(one.token_s)),

@@ -38,11 +38,16 @@ _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
     "TPOT p95": ("tpot_excl_first", "p95_ms"),
     "E2E p95": ("e2e", "p95_ms"),
     "goodput/s": ("goodput", "requests_per_s"),
+    "servers ended": ("fleet", "kills"),
+    "moved": ("fleet", "requests_moved"),
+    "cached share": ("fleet", "share_cached"),
+    "again share": ("fleet", "share_again"),
 }
 _TRUTHS = {"true": True, "false": False}
 _NOT_SWEPT = ("trace", "seed", "backend")
 _OF_DEVICE = (*OF_DEVICE, "dtype", "kv_cache_dtype")  # where one is named
-_OF_FLEET: dict[str, Any] = {"replicas": int, "router": str, "drafts": str}
+_OF_FLEET: dict[str, Any] = dict.fromkeys(("router", "drafts", "kills_per_minute"), str)
+_OF_FLEET |= {"replicas": int}
 
 
 def sweep_loads(
@@ -176,7 +181,7 @@ def _run(
 def _at(summary: Mapping[str, Any], place: Sequence[str]) -> float | None:
     value: Any = summary
     for name in place:
-        value = None if value is None else value[name]
+        value = None if value is None else value.get(name)
     return None if value is None else float(value)
 
 

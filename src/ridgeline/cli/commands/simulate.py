@@ -49,9 +49,34 @@ _ROUTER = Annotated[
         help="With --replicas: least-work (as serve), least-tokens, prefix or round-robin."
     ),
 ]
+_ENDPOINT = Annotated[
+    Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
+]
+_PROMPT_TOKENS = Annotated[
+    str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
+]
+_NEW_TOKENS = Annotated[
+    str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
+]
+_OBJECTIVE = Annotated[
+    str, typer.Option(help="With --sweep: throughput, goodput, or such as ttft:p95.")
+]
+_REPLAY = Annotated[
+    Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
+]
+_PER_SERVER = Annotated[
+    bool,
+    typer.Option(
+        "--load-per-server",
+        help="With --replicas: --request-rate and --num-prompts are those of each server.",
+    ),
+]
 _KILLS = Annotated[
-    float,
-    typer.Option(help="With --replicas: servers that end in a minute; their requests go on."),
+    str,
+    typer.Option(
+        help="With --replicas: servers that end in a minute, as 12 or 10% of them; their requests "
+        "go on."
+    ),
 ]
 _BACK = Annotated[
     float,
@@ -96,34 +121,25 @@ _CALIBRATION = Annotated[
 @flags("load", Workload, unless=("like_result", "replay"))
 def simulate_command(
     model: _MODEL = None,
-    endpoint: Annotated[
-        Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
-    ] = "chat",
-    prompt_tokens: Annotated[
-        str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
-    ] = None,
-    new_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
-    ] = None,
+    endpoint: _ENDPOINT = "chat",
+    prompt_tokens: _PROMPT_TOKENS = None,
+    new_tokens: _NEW_TOKENS = None,
     answer_tokens: _ANSWER_TOKENS = None,
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS.")] = None,
     like_result: _LIKE = None,
     sweep: _SWEEP = None,
-    objective: Annotated[
-        str, typer.Option(help="With --sweep: throughput, goodput, or such as ttft:p95.")
-    ] = "throughput",
+    objective: _OBJECTIVE = "throughput",
     csv: Annotated[Path | None, typer.Option(help="With --sweep: a file for the table.")] = None,
     out: Annotated[Path | None, typer.Option(help="With --sweep: an .svg file to draw.")] = None,
     replicas: Annotated[int, typer.Option(help="Number of servers that share the load.")] = 1,
     router: _ROUTER = "least-tokens",
-    kills_per_minute: _KILLS = 0.0,
+    load_per_server: _PER_SERVER = False,
+    kills_per_minute: _KILLS = "0",
     back_after: _BACK = 10.0,
     drafts: _DRAFTS = "",
     edge: _EDGE = None,
     calibration: _CALIBRATION = "newest",
-    replay: Annotated[
-        Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
-    ] = None,
+    replay: _REPLAY = None,
     changes: _CHANGES = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="With --replay: first difference, each request.")
@@ -153,7 +169,16 @@ def simulate_command(
         if wishes.names_device:
             raise UsageError("--replay serves the requests of its trace here: give no --on")
         of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
-        if any((*of_loads, edge, drafts, replicas != 1, kills_per_minute, calibration != "newest")):
+        if any(
+            (
+                *of_loads,
+                edge,
+                drafts,
+                replicas != 1,
+                kills_per_minute != "0",
+                calibration != "newest",
+            )
+        ):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -165,6 +190,7 @@ def simulate_command(
     question = _question(model, endpoint, load, like_result, lengths, new_tokens, goodput)
     question = replace(question, replicas=replicas, router=router, drafts=drafts)
     question = replace(question, kills_per_minute=kills_per_minute, back_after_s=back_after)
+    question = replace(question, is_load_per_server=load_per_server)
     edges = read_edge(edge) if edge else None
     question = replace(question, edge=edges, calibration=calibration, wishes=wishes)
     _check(question, csv, out, is_sweep=bool(sweep))

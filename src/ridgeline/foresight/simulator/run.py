@@ -309,7 +309,7 @@ class Replica:
         self._closed.append(record)
 
 
-class _NextTurn(NamedTuple):
+class NextTurn(NamedTuple):
     """The next turn of a session, and when it comes; the order decides between equal times."""
 
     at_s: float
@@ -330,7 +330,7 @@ class _NextTurn(NamedTuple):
         word = _WORD + (self.order << 16) + self.turn
         return replace(asked, answers=tuple((word,) * num for num in asked.num_new))
 
-    def then(self, asked: SimRequest, now_s: float) -> _NextTurn | None:
+    def then(self, asked: SimRequest, now_s: float) -> NextTurn | None:
         """Return the turn behind this one, which was ``asked``; None if it was the last."""
         if self.turn + 1 == len(self.session):
             return None
@@ -400,13 +400,13 @@ def serve(
     begin_s = course.now_s()
     some_leave = any(asked.gone_s is not None for asked in load)
     sessions = [
-        _NextTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
-        for i, session in enumerate(_sessions(load))
+        NextTurn(begin_s + (session[0].arrival_s or 0.0), i, session, 0, ())
+        for i, session in enumerate(sessions_of(load))
     ]
     at_first = len(sessions) if concurrency is None else concurrency
     due, waiting = sessions[:at_first], deque(sessions[at_first:])
     heapify(due)
-    under_way: dict[int, tuple[_NextTurn, SimRequest]] = {}
+    under_way: dict[int, tuple[NextTurn, SimRequest]] = {}
     while due or replica.has_work():
         if not replica.has_work():
             course.wait_until(due[0].at_s)
@@ -429,7 +429,7 @@ def serve(
                 heappush(due, then)
 
 
-def _sessions(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:
+def sessions_of(load: Listing[SimRequest]) -> Iterator[tuple[SimRequest, ...]]:
     """Yield sessions, each with its turns in order."""
     session: list[SimRequest] = []
     for asked in load:

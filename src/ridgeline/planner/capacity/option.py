@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.fleet import Ended
+from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.physics.ownership import Bill, Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import PERCENTILES, Slo

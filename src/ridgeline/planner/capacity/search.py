@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.simulator.fleet import serve_fleet
+from ridgeline.foresight.simulator.fleet.serving import serve_fleet
 from ridgeline.physics.device_time import DeviceTime
 from ridgeline.physics.hardware import Device, Price
 from ridgeline.physics.ownership import Owned

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ridgeline.core.records import EngineRecord
-from ridgeline.foresight.simulator.fleet import Ended, Evict, least_work, serve_fleet
+from ridgeline.foresight.simulator.fleet.routers import least_work
+from ridgeline.foresight.simulator.fleet.serving import Evict, serve_fleet
+from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel
 
 EVICTIONS_PER_HOUR, NOTICE_S = 0.05, 30.0  # assumed unless told otherwise
@@ -28,6 +30,7 @@ class EvictionLoss(NamedTuple):
 
     Attributes:
         tokens_again: computed again for each eviction, with draining.
+        share_again: what is computed again because of evictions, of all tokens that are computed.
         tokens_lost: of answers that are lost, for each eviction, without.
         requests_lost: without draining, for each eviction.
         goodput_per_s: requests a second that are answered within all bounds, each by itself, while
@@ -35,6 +38,7 @@ class EvictionLoss(NamedTuple):
     """
 
     tokens_again: int | None = None
+    share_again: float | None = None
     tokens_lost: int | None = None
     requests_lost: int | None = None
     goodput_per_s: float | None = None
@@ -54,7 +58,8 @@ class Spot:
         evictions_per_hour: of one machine.
         notice_s: between notice and end.
         start_s: until another takes requests.
-        tokens_again, tokens_lost, requests_lost, goodput_per_s: as in ``EvictionLoss``.
+        tokens_again, share_again, tokens_lost, requests_lost, goodput_per_s: as in
+            ``EvictionLoss``.
     """
 
     replicas: int
@@ -67,6 +72,7 @@ class Spot:
     notice_s: float
     start_s: float
     tokens_again: int | None
+    share_again: float | None
     tokens_lost: int | None
     requests_lost: int | None
     goodput_per_s: float | None
@@ -154,6 +160,13 @@ def goodput_per_s(
     """
     spoilt = max(0.0, share_before - share_hit) * len(hit.ended) / hit.share_of_absence
     return max(0.0, rate_per_s * share_before - per_hour / 3600 * spoilt)
+
+
+def share_again(rate_per_s: float, hit: Eviction, per_hour: float) -> float:
+    """Return which share of the tokens that are computed are computed again; as above."""
+    once = sum(one.num_computed - one.num_again for one in hit.ended) / len(hit.ended)
+    again_per_s = per_hour / 3600 * hit.tokens_again
+    return again_per_s / (rate_per_s * once + again_per_s)
 
 
 def eviction(

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from ridgeline.foresight.simulator.fleet import least_work, serve_fleet
+from ridgeline.foresight.simulator.fleet.routers import least_work
+from ridgeline.foresight.simulator.fleet.serving import serve_fleet
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.load import LoadFlags, OfferedLoad
 from ridgeline.planner.capacity.option import CapacityOption, seen_of
@@ -19,6 +20,7 @@ from ridgeline.planner.capacity.spot import (
     eviction,
     goodput_per_s,
     replicas_for,
+    share_again,
     start_seconds,
     up_share,
 )
@@ -100,11 +102,11 @@ def _simulated(
         for ended in (serve_fleet(*args, router=least_work()), drained.ended)
     ]
     all_per_hour = per_hour * choice.placement.num_devices * num
+    rate_per_s = load.rate_per_s or 0.0
     return EvictionLoss(
         tokens_again=drained.tokens_again,
+        share_again=share_again(rate_per_s, drained, all_per_hour),
         tokens_lost=cut.tokens_lost,
         requests_lost=cut.requests_lost,
-        goodput_per_s=goodput_per_s(
-            load.rate_per_s or 0.0, shares[0], drained, shares[1], all_per_hour
-        ),
+        goodput_per_s=goodput_per_s(rate_per_s, shares[0], drained, shares[1], all_per_hour),
     )

@@ -1,0 +1,1 @@
+"""Several replicas under one virtual time, and which of them gets a request."""
