@@ -104,10 +104,20 @@ def products() -> Iterator[tuple[str, Any]]:
         lists = dict.fromkeys(
             ("order", "offsets", "tile_expert", "tile_begin"), numbers(64, dtype=I64)
         )
+        lists["offsets"] = numbers(17, dtype=I64)
         met = SimpleNamespace(per_token=8, rows=rows, **lists)
-        x, weight = numbers(8, 2048), numbers(16, 1536, 2048)
-        given = (x, weight, None, met, True)
-        yield f"experts, {rows} rows", lambda given=given: kernels.grouped_product(*given)
+        x = numbers(8, 2048)
+        for bits in (0, 8, 4):
+            weight: Any = numbers(16, 1536, 2048)
+            if bits:
+                kind = torch.int8 if bits == 8 else torch.uint8
+                values = numbers(16 * 1536, 256 * bits, dtype=kind)
+                scales = numbers(16 * 1536, 64, dtype=F16)
+                least = scales if bits == 4 else None
+                weight = Packed(bits, values, scales, least, (16 * 1536, 2048))
+            given = (x, weight, None, met, True)
+            name = f"experts of {bits or 16} bits, {rows} rows"
+            yield name, lambda given=given: kernels.grouped_product(*given)
 
 
 def adapters(rows: int, tile: int) -> Iterator[tuple[str, Any]]:

@@ -72,9 +72,17 @@ def test_ranks_give_the_bits_of_one(name: str, tmp_path: Path) -> None:
     same(tmp_path, name)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
-def test_ranks_give_the_bits_of_one_in_each_format(dtype: str, tmp_path: Path) -> None:
-    same(tmp_path, "qwen2", dtype=dtype, kv_cache_dtype="bf16")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen2", "bf16"),
+        ("qwen2", "int8"),
+        ("qwen2", "int4"),
+        pytest.param("mixtral", "int4", marks=pytest.mark.full),
+    ],
+)
+def test_ranks_give_the_bits_of_one_in_each_format(name: str, dtype: str, tmp_path: Path) -> None:
+    same(tmp_path, name, dtype=dtype, kv_cache_dtype="bf16")
 
 
 def refusal(checkpoint: Checkpoint, count: int) -> str:

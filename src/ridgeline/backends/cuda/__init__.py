@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import cards, device, sizes
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.ranks import share
@@ -41,12 +41,7 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
             f"--tensor-parallel-size {ranks}: a model that is divided has no adapters (--lora) "
             f"yet: leave out one of them"
         )
-    has_experts = any(isinstance(layer.ffn, Experts) for layer in arch.layers)
-    packs = setup.dtype in ("int8", "int4")
-    what = missing(arch)
-    if packs and has_experts:
-        what = what or f"experts in {setup.dtype} (--dtype)"
-    if what:
+    if what := missing(arch):
         raise ValueError(f"--backend cuda has no {what} yet: use --backend cpu")
     share.check(arch, ranks)
     dtype = "bf16" if setup.dtype == "auto" else setup.dtype
@@ -84,13 +79,10 @@ def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
 
 def too_large(checkpoint: Checkpoint, dtype: str, room: int, ranks: int = 1) -> str:
     """Return the error about weights of which a rank's part is larger than ``room`` bytes."""
-    has_experts = any(isinstance(layer.ffn, Experts) for layer in checkpoint.arch.layers)
     need = {
         form: sum(sizes.weights_bytes(checkpoint, form, ranks).values()) for form in sizes.FORMATS
     }
     fitting = [form for form, size in need.items() if size <= room and size < need[dtype]]
-    if has_experts:
-        fitting = [form for form in fitting if form == "bf16"]
     way_out = "take a smaller model, or --backend cpu"
     if fitting:
         best = max(fitting, key=lambda form: need[form])

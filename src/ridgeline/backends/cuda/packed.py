@@ -7,7 +7,7 @@ bytes is two tiles of inputs and nothing needs interleaving.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,14 @@ class Packed:
         """Bytes on the device."""
         arrays = [self.values, self.scales] + ([] if self.least is None else [self.least])
         return sum(array.nbytes for array in arrays)
+
+    def rows(self, index: Tensor) -> Packed:
+        """Return the matrix of these rows, in this order."""
+        least = None if self.least is None else self.least[index]
+        shape = len(index), self.shape[1]
+        return replace(
+            self, values=self.values[index], scales=self.scales[index], least=least, shape=shape
+        )
 
     def wide(self) -> Tensor:
         """Return the matrix in float32, ``[N, K]``."""

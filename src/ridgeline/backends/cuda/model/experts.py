@@ -7,6 +7,7 @@ any batch. All shapes follow from the number of tokens, so that a graph can hold
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,11 +49,13 @@ def mixture(
     weights: FeedForwardWeights,
     experts: Experts,
     ops: Any,
+    product: Callable[..., Tensor],
     ranks: Ranks,
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, float32.
 
-    ``routed`` are the rows that choose them. Each of the ``ranks`` has a part of every expert.
+    ``routed`` are the rows that choose them; ``product`` multiplies by a matrix of any format. Each
+    of the ``ranks`` has a part of every expert.
     """
     w: Any = weights
     logits = ops.product(routed, w.router, w.router_bias, torch.float32)
@@ -72,9 +75,9 @@ def mixture(
         out += shares[:, i, None] * by_expert[:, i].float()
     if w.shared is not None and experts.shared is not None:
         shared = experts.shared
-        inner = ops.product(x, w.shared.gate_up, w.shared.gate_up_bias, None)
+        inner = product(x, w.shared.gate_up, w.shared.gate_up_bias, None)
         inner = ranks.gather(ops.gate(inner, shared.activation, shared.gated, shared.gate_scale))
-        dense = ops.product(inner, w.shared.down, w.shared.down_bias, torch.float32)
+        dense = product(inner, w.shared.down, w.shared.down_bias, torch.float32)
         if w.shared_scale is not None:
             dense = torch.sigmoid(ops.product(x, w.shared_scale, None, torch.float32)) * dense
         out += dense

@@ -294,13 +294,13 @@ class Model:
         if not isinstance(ffn, Experts):
             return self._network(row, w.ffn, ffn, adaptation(i, given.adapted))
         if ffn.beside is None:
-            return mixture(row, row, w.ffn, ffn, self.ops, self._ranks)
+            return mixture(row, row, w.ffn, ffn, self.ops, self._product, self._ranks)
         norms, wide = w.norms, torch.float32
         dense = self._network(row, w.ffn.beside, ffn.beside, not_adapted)
         read, routed = (
             self._normed(x, norms[name], self.dtype) for name in ("experts_norm", "router_norm")
         )
-        met = mixture(read, routed, w.ffn, ffn, self.ops, self._ranks)
+        met = mixture(read, routed, w.ffn, ffn, self.ops, self._product, self._ranks)
         dense = self._normed(dense, norms["beside_post_norm"], wide)
         return dense + self._normed(met, norms["experts_post_norm"], wide)
 

@@ -38,7 +38,8 @@ class InputWeights(NamedTuple):
 class Weights:
     """A model's weights. ``layers`` are as in ``backends.layer_weights``, of tensors.
 
-    Those of experts are ``[experts, out, in]``, gate and up stacked in each.
+    Those of experts are ``[experts, out, in]``, gate and up stacked in each; or packed, one
+    expert's rows after another's.
     """
 
     embed: Tensor
@@ -173,6 +174,9 @@ def _stacked(weights: FeedForwardWeights, experts: Experts) -> FeedForwardWeight
     def of_each(stack: Any, parts: int) -> Any:
         if stack is None:
             return None
+        if isinstance(stack, Packed):
+            rows = torch.arange(stack.shape[0], device=stack.values.device)
+            return stack.rows(rows.unflatten(0, (parts, experts.num, -1)).transpose(0, 1).flatten())
         whole = stack.unflatten(0, (parts, experts.num, -1)).transpose(0, 1)
         return whole.flatten(1, 2).contiguous()
 

@@ -296,13 +296,14 @@ def packed_product(
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, met: Any, first: bool
+    x: Tensor, weight: Tensor | Packed, bias: Tensor | None, met: Any, first: bool
 ) -> Tensor:
     """Return products of rows with their experts' matrices, in the type of ``x``.
 
     Args:
         x: rows of tokens ``[T, K]`` if ``first``, else of pairs, by expert.
-        weight: ``[experts, N, K]``.
+        weight: ``[experts, N, K]``; or packed, one expert's rows after another's. A packed weight
+            is rounded once to the type of ``x``.
         bias: ``[experts, N]`` float32, or None.
         met: which token goes to which experts. ``order``: pairs (token times ``per_token`` plus a
         number) by
@@ -310,8 +311,10 @@ def grouped_product(
             a token. Kernels read also ``tile_expert``, ``tile_begin`` and ``rows``.
         first: the result's rows are pairs by expert; else pairs by token.
     """
-    out = torch.empty((len(met.order), weight.shape[1]), dtype=x.dtype, device=x.device)
     bounds = met.offsets.tolist()
+    if not isinstance(weight, Tensor):
+        weight = weight.wide().to(x.dtype).unflatten(0, (len(bounds) - 1, -1))
+    out = torch.empty((len(met.order), weight.shape[1]), dtype=x.dtype, device=x.device)
     for expert, (low, high) in enumerate(pairwise(bounds)):
         pairs = met.order[low:high]
         rows = x[pairs // met.per_token] if first else x[low:high]

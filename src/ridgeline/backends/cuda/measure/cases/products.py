@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
-from ridgeline.backends.cuda.measure.inputs.layers import experts
+from ridgeline.backends.cuda.measure.inputs.layers import experts, experts_name, pack_experts
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.model.experts import meet, meet_heads
 from ridgeline.backends.cuda.packed import pack
@@ -58,21 +58,24 @@ def _packed(part: Part, what: str, shape: tuple[int, int, int], bits: int) -> No
 
 
 def grouped(part: Part) -> Iterator[Case]:
-    """Yield products of experts, and of latents' heads."""
+    """Yield products of experts in all formats, and of latents' heads."""
     for tokens in (3, 40) if part.is_tiny else (1, 64, 700):
-        yield f"experts {tokens}", partial(_experts, part, tokens)
+        for bits in (0, 8, 4):
+            yield f"{experts_name(bits)} {tokens}", partial(_experts, part, tokens, bits)
         yield f"matrices of heads {tokens}", partial(_heads, part, tokens)
 
 
-def _experts(part: Part, num_tokens: int) -> None:
+def _experts(part: Part, num_tokens: int, bits: int) -> None:
     x, gate_up, down, met = experts(part, num_tokens)
-    bias = part.normal(*gate_up.shape[:2], dtype=F32)
-    inner = part.ops.grouped_product(x, gate_up, bias, met, True)
-    wanted = twins.grouped_product(x.double(), gate_up.double(), bias, met, True)
-    part.near(f"experts {num_tokens}, first", inner, wanted)
-    made = part.ops.grouped_product(inner, down, None, met, False)
-    wanted = twins.grouped_product(inner.double(), down.double(), None, met, False)
-    part.near(f"experts {num_tokens}, second", made, wanted)
+    bias, what = part.normal(*gate_up.shape[:2], dtype=F32), f"{experts_name(bits)} {num_tokens}"
+    for matrix, first in ((gate_up, True), (down, False)):
+        given = pack_experts(matrix, bits)
+        made = part.ops.grouped_product(x, given, bias if first else None, met, first)
+        exact = given.wide().to(part.dtype).reshape(matrix.shape) if bits else matrix
+        of_rows = (x.double(), exact.double(), bias if first else None)
+        wanted = twins.grouped_product(*of_rows, met, first)
+        part.near(f"{what}, {'first' if first else 'second'}", made, wanted)
+        x = made
 
 
 def _heads(part: Part, num_tokens: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import TINY
 from ridgeline.backends.cuda.model.experts import Meetings, meet
+from ridgeline.backends.cuda.packed import pack
 from ridgeline.backends.cuda.step.plan import StatePlan
 from ridgeline.backends.cuda.step.states import States
 from ridgeline.core.params import SamplingParams
@@ -28,6 +29,16 @@ def experts(part: Part, num_tokens: int) -> tuple[Tensor, Tensor, Tensor, Meetin
     wanted = torch.rand(num_tokens, num, device=part.device)
     chosen = wanted.topk(each, 1).indices.sort(1).values
     return x, gate_up, down, meet(chosen, num)
+
+
+def experts_name(bits: int) -> str:
+    """Return what experts of a format are called in findings."""
+    return f"int{bits} experts" if bits else "experts"
+
+
+def pack_experts(weight: Tensor, bits: int) -> Any:
+    """Return matrices of experts in a format; 0 bits leave them as they are."""
+    return pack(weight.flatten(0, 1), bits) if bits else weight
 
 
 def states_plan(part: Part, texts: tuple[tuple[int, int, int], ...]) -> StatePlan:

@@ -18,7 +18,13 @@ from ridgeline.backends.cuda.measure.cases.attention import named_heads
 from ridgeline.backends.cuda.measure.cases.layers import ACTIVATIONS
 from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
 from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs, texts
-from ridgeline.backends.cuda.measure.inputs.layers import experts, state_inputs, states_plan
+from ridgeline.backends.cuda.measure.inputs.layers import (
+    experts,
+    experts_name,
+    pack_experts,
+    state_inputs,
+    states_plan,
+)
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import models
 from ridgeline.backends.cuda.model.experts import meet, meet_heads
@@ -90,12 +96,14 @@ def _matrix(part: Part, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def _groups(part: Part) -> Iterator[Case]:
-    yield "experts", partial(_experts, part)
+    for bits in (0, 4) if part.is_tiny else (0, 8, 4):
+        yield experts_name(bits), partial(_experts, part, bits)
     yield "matrices of heads", partial(_heads, part)
 
 
-def _experts(part: Part) -> None:
-    x, gate_up, down, met = experts(part, max(_sizes(part)))
+def _experts(part: Part, bits: int) -> None:
+    x, *weights, met = experts(part, max(_sizes(part)))
+    gate_up, down = (pack_experts(weight, bits) for weight in weights)
     chosen = torch.empty_like(met.order)
     of_pair = torch.arange(len(met.order), device=part.device)
     chosen[met.order] = torch.searchsorted(met.offsets, of_pair, right=True) - 1
@@ -103,13 +111,13 @@ def _experts(part: Part) -> None:
 
     def made(rows: Tensor) -> Tensor:  # each row has its token's number behind it
         tokens = rows[:, -1].long()
-        here = meet(chosen[tokens], len(gate_up))
+        here = meet(chosen[tokens], len(met.offsets) - 1)
         inner = part.ops.grouped_product(x[tokens], gate_up, None, here, True)
         out: Tensor = part.ops.grouped_product(inner, down, None, here, False)
         return out.reshape(len(rows), -1)
 
     numbers = torch.arange(len(x), device=part.device, dtype=torch.float64)[:, None]
-    _rows_alone(part, "experts", made, numbers)
+    _rows_alone(part, experts_name(bits), made, numbers)
 
 
 def _heads(part: Part) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.backends.cuda.measure.inputs.layers import experts
+from ridgeline.backends.cuda.measure.inputs.layers import experts, experts_name, pack_experts
 from ridgeline.backends.cuda.measure.part import Case, Part
 from ridgeline.backends.cuda.measure.shapes import models
 from ridgeline.backends.cuda.packed import pack
@@ -26,7 +26,8 @@ def _cases(part: Part) -> Iterator[Case]:
         for name, size in shape.matrices().items():
             yield name, partial(_matrix, part, name, size)
     for tokens in (3,) if part.is_tiny else (1, 16, 64, 256, 2048):
-        yield f"experts {tokens}", partial(_experts, part, tokens)
+        for bits in (0, 8, 4):
+            yield f"{experts_name(bits)} {tokens}", partial(_experts, part, tokens, bits)
 
 
 def _matrix(part: Part, name: str, size: tuple[int, int]) -> None:
@@ -62,13 +63,14 @@ def _all(call: Any, x: Any, weights: list[Any]) -> None:
         call(x, weight, None)
 
 
-def _experts(part: Part, num_tokens: int) -> None:
+def _experts(part: Part, num_tokens: int, bits: int) -> None:
     x, gate_up, _, met = experts(part, num_tokens)
-    took_s = part.seconds(lambda: part.ops.grouped_product(x, gate_up, None, met, True))
+    weight = pack_experts(gate_up, bits)
+    took_s = part.seconds(lambda: part.ops.grouped_product(x, weight, None, met, True))
     num_met = int((met.offsets[1:] > met.offsets[:-1]).sum())
     part.say(
-        f"experts of {gate_up.shape[1]} x {gate_up.shape[2]}, {num_tokens} tokens",
+        f"{experts_name(bits)} of {gate_up.shape[1]} x {gate_up.shape[2]}, {num_tokens} tokens",
         us=took_s * 1e6,
-        tb_per_s=num_met * gate_up[0].nbytes / took_s / 1e12,
+        tb_per_s=num_met / len(gate_up) * weight.nbytes / took_s / 1e12,
         tflops_per_s=2 * len(met.order) * gate_up[0].numel() / took_s / 1e12,
     )
