@@ -59,7 +59,7 @@ def test_all_streams_move_when_a_machine_is_taken_away(
         ExitStack() as stack,
     ):
         streams = [stack.enter_context(begun(routed, body)) for body in bodies]
-        # Nobody reads on: they do not end.
+        # Nobody reads on: they do not end, and the router moves them while it waits for a client.
         assert table(routed)["replicas"][1]["running"] > 0, "both servers have some"
         cloud.left_s = 20.0
         _, words = process.communicate(timeout=PATIENCE_S)

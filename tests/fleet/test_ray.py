@@ -83,6 +83,8 @@ def test_an_actor_is_killed_and_the_answer_goes_on(routed: Routed, whole: Answer
     assert streamed(routed, kill) == whole
     found = table(routed)
     assert (found["resumed"], found["diverged"], found["wanted"]) == (1, 0, 2)
+    (shown,) = routed.call("/v1/models")[1]["data"]
+    assert (shown["id"], shown["max_model_len"]) == ("a", 128), "as the servers say: it has no plan"
     eventually(lambda: len(names(routed)) == 2)
     assert killed[0] not in [one["pid"] for one in table(routed)["replicas"]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,7 @@ class Router:
         worker = slot.first if slot else None
         status: dict[str, Any] = {"value": slot.state if slot else "unloaded"}
         status["num_servers"] = len(slot.workers) if slot else 0
-        if slot and slot.plan and worker:
+        if slot and worker:
             idle_s = asyncio.get_running_loop().time() - slot.used_s
             is_kept = slot.num_users or slot.keep_alive_s < 0
             status["num_requests"] = slot.num_users if is_operator else None
@@ -136,16 +136,16 @@ class Router:
             status["unload_s"] = max(0.0, slot.keep_alive_s - idle_s) if is_shown else None
             status |= {"reason": slot.trouble} if slot.trouble else {}
         shown = {"id": name, "object": "model", "created": self.created, "owned_by": "ridgeline"}
-        if slot and slot.plan and worker:
-            shown["max_model_len"] = slot.plan.config.max_model_len
+        if slot and worker:
+            shown |= {"max_model_len": slot.max_model_len} if slot.max_model_len else {}
             shown |= worker.facts.get(name, {})
         return shown | {"status": status}
 
-    async def learn(self, key: Mapping[str, str]) -> None:
+    async def learn(self) -> None:
         """Ask new servers for the names that follow from their contents."""
         slots = list(self.pool.slots.values())
         servers = [one for slot in slots for one in slot.workers.values()]
-        await asyncio.gather(*(worker.learn(key) for worker in servers))
+        await asyncio.gather(*(worker.learn() for worker in servers))
 
     def summary(self, name: str) -> Summary | None:
         """Return the facts of a model, None if it cannot be read."""
@@ -160,14 +160,14 @@ class Router:
         for name in self.catalogue.models():
             slot = self.pool.slots.get(name)
             if (summary := self.summary(name)) is not None:
-                entries.append(listed(name, summary, _max_model_len(slot) if slot else None))
+                entries.append(listed(name, summary, slot.max_model_len if slot else None))
         return entries
 
     def loaded(self) -> list[dict[str, Any]]:
         """Return the models that are loaded, as Ollama lists them."""
         entries = []
         for slot in tuple(self.pool.slots.values()):
-            max_len = _max_model_len(slot)
+            max_len = slot.max_model_len
             if max_len and (summary := self.summary(slot.name)):
                 left_s = None if slot.keep_alive_s < 0 else slot.keep_alive_s
                 expires_s = None if left_s is None else time.time() + left_s
@@ -254,11 +254,6 @@ class Router:
         if not loaded:
             return next(iter(self.catalogue.models()), "")
         return max(loaded, key=lambda slot: (slot.num_users > 0, slot.used_s)).name
-
-
-def _max_model_len(slot: Slot) -> int | None:
-    """Return how long sequences of a model may be, None if it is not loaded."""
-    return slot.plan.config.max_model_len if slot.plan and slot.workers else None
 
 
 def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
@@ -391,7 +386,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def models(request: Request) -> dict[str, Any]:
         """List all models, loaded or not."""
         await router.pool.look()
-        await router.learn(_key(request))
+        await router.learn()
         return {"object": "list", "data": router.listing(request.state.is_operator)}
 
     @app.get("/v1/models/{name:path}")
@@ -399,7 +394,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
         """Describe one."""
         known_name, _ = router.chosen(name)
         await router.pool.look()
-        await router.learn(_key(request))
+        await router.learn()
         shown = name if name in router.pool.adapters.names else known_name
         return router.shown(shown, request.state.is_operator)
 
@@ -463,7 +458,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
         check_operator(request.state)
         request.state.note["polled"] = True  # pages ask again and again
         await router.pool.look()
-        await router.learn(_key(request))
+        await router.learn()
         return {"models": {slot.name: slot.shown() for slot in router.pool.slots.values()}}
 
 

@@ -20,6 +20,7 @@ _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{(.*)\})? ", re.MULTILINE)  # up to its va
 _COUNTED = {
     "resumed": "Streams that went on at another server, when theirs had ended or was silent.",
     "resumed_tokens": "Tokens that those streams had at that time.",
+    "read_first": "Streams that the other server had read before theirs, which left, stopped them.",
     "again": "Requests that began again at another server, since nothing of them was shown.",
     "diverged": "Streams that ended then, since the answer would not have been the same.",
     "restarted": "Servers that were started again.",

@@ -5,6 +5,9 @@ were made. When the server ends, or is silent, the request and the journal go to
 continues where the journal ends. A frame that is not whole is not shown, so nothing comes twice and
 nothing is missing. Answers that are sent whole are asked for again.
 
+When a server is about to leave, another one reads what was shown, while the first still answers. So
+the stream goes on there after a step or two.
+
 A request that a server was working on when it crashed, and that had brought nothing, may have been
 the cause. It is tried once more, beside no other such request. If that server crashes too, it is
 not tried on a third one. A silent server counts as crashed until it answers again.
@@ -17,6 +20,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import httpx2
 from starlette.responses import Response
@@ -109,6 +113,7 @@ class PassedOn(Response):
         self._perhaps_ended: Worker | None = None  # by this request
         self._num_failed = 0
         self._avoided = set[Worker]()
+        self._reader: Worker | None = None  # which has read what was shown
         self._num_tokens = num_tokens
         self._release: Callable[[], None] = lambda: None
 
@@ -147,12 +152,14 @@ class PassedOn(Response):
                 while not await self._is_tried(slot, scope, send):
                     pass
                 slot.num_failed = 0
+                await send({"type": "http.response.body", "body": b""})
         finally:
             self._release()
 
     async def _is_tried(self, slot: Slot, scope: Scope, send: Send) -> bool:
         """Let one server answer; return whether it has."""
-        worker = self._only or await self._pool.server(
+        worker = self._only or self._read_by(slot)
+        worker = worker or await self._pool.server(
             slot, self._prompt, self._avoided, is_patient=self._has_begun
         )
         is_trial = await self._has_trial(worker)
@@ -161,6 +168,12 @@ class PassedOn(Response):
             return False
         attempt = _Attempt(slot, worker, None if self._only else self._prompt, is_trial)
         return await self._is_answered(attempt, scope, send)
+
+    def _read_by(self, slot: Slot) -> Worker | None:
+        """Return the server that has read what was shown, once, if it takes requests."""
+        reader, self._reader = self._reader, None
+        is_there = reader and slot.workers.get(reader.number) is reader and reader.takes_requests
+        return reader if is_there else None
 
     async def _has_trial(self, worker: Worker) -> bool:
         """Wait for the trial of a server; return False if there is no suspicion, or no more."""
@@ -177,7 +190,7 @@ class PassedOn(Response):
         """
         slot, worker = attempt.slot, attempt.worker
         try:
-            async with worker.having():
+            async with worker.having(partial(self._have_read, attempt, scope)):
                 await self._answer(attempt, scope, send)
             return True
         except _Refused:
@@ -196,6 +209,25 @@ class PassedOn(Response):
         slot.counts["again"] += not self._has_begun
         self._avoided = {worker}
         return False
+
+    async def _have_read(self, attempt: _Attempt, scope: Scope) -> None:
+        """Have another server read prompt and answer so far, since this one leaves.
+
+        What it has read is in its cache when the request comes to stay.
+        """
+        slot = attempt.slot
+        reader = slot.choose(self._prompt, {attempt.worker}) if self._journal else None
+        if reader is None:
+            return
+        reading = _Attempt(slot, reader, self._prompt, False)
+        try:
+            answer = await reader.client.send(self._request(reader, scope, only_reads=True))
+            slot.counts["read_first"] += answer.is_success
+            self._reader = reader
+        except httpx2.HTTPError:  # it has ended, or its link
+            pass
+        finally:
+            reading.end()
 
     def _judge(self, attempt: _Attempt, may_be_ours: bool, why: str) -> None:
         """Decide whether a request whose server has failed goes on. Raises ApiError if not.
@@ -249,13 +281,12 @@ class PassedOn(Response):
             if length := answer.headers.get("content-length"):  # whole, or asked for again
                 pieces = _one([piece async for piece in pieces])
                 pairs.append((b"content-length", length.encode()))
-            self._has_begun, self._is_framed = True, is_framed
             scope["state"]["note"]["passed_on"] = True
             status = answer.status_code
             await send({"type": "http.response.start", "status": status, "headers": pairs})
+            self._has_begun, self._is_framed = True, is_framed
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
 
     def _charge(self, worker: Worker, scope: Scope, spent: int) -> None:
         """Count what the server says this key has spent there; nothing stays reserved."""
@@ -274,7 +305,10 @@ class PassedOn(Response):
     async def _unframed(
         self, attempt: _Attempt, scope: Scope, pieces: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield the answer's bytes of each whole frame, after keeping the frame's journal."""
+        """Yield the answer's bytes of each whole frame, and then keep the frame's journal.
+
+        A server may be let go while a slow client makes these bytes wait: they were not sent then.
+        """
         frames, is_whole = Frames(), False
         try:
             async for piece in pieces:
@@ -288,9 +322,9 @@ class PassedOn(Response):
                         is_whole = True
                         self._charge(attempt.worker, scope, spent)
                         continue
-                    self._keep(attempt, lines)
                     if body:
                         yield body
+                    self._keep(attempt, lines)
         except httpx2.TransportError:
             if not is_whole:
                 raise
@@ -303,14 +337,14 @@ class PassedOn(Response):
         if has_events and not attempt.has_progress:
             attempt.note_progress()
 
-    def _request(self, worker: Worker, scope: Scope) -> httpx2.Request:
+    def _request(self, worker: Worker, scope: Scope, *, only_reads: bool = False) -> httpx2.Request:
         path = scope["state"]["path"] + ("?" + scope["query_string"].decode("latin-1")).rstrip("?")
         kept = frozenset({b"host", b"origin", b"x-request-id", HEADER})
         headers = [pair for pair in scope["headers"] if _passes(pair[0], kept)]
         state, journal = scope["state"], bytes(self._journal)
         headers.append((b"x-request-id", state["request_id"].encode()))
         batch = (state["tenant"], state["seed"]) if state["is_background"] else None
-        said = told(worker.key, self._seed, state["created"], journal, batch)
+        said = told(worker.key, self._seed, state["created"], journal, batch, only_reads=only_reads)
         headers.append((HEADER, said))
         return worker.client.build_request(
             scope["method"], path, headers=headers, content=journal + self._body

@@ -447,7 +447,6 @@ class Pool:
             if slot.num_users or worker.trouble:
                 await worker.look()
             if slot.has_lost(worker, self._silence_timeout_s) and (num := worker.let_go()):
-                slot.moved[worker.number] += num
                 slot.note(worker, f"{worker.trouble or 'leaves'}: {num} requests go to others")
         worker.end_hung()
 

@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ KEY = "a key"
 CREATED = datetime(2031, 12, 31, 23, 59, 59, tzinfo=timezone(timedelta(hours=-11)))
 NAME = {"model": "tiny"}
 DATED = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }} {{ messages[0].content }}"
+BLOCK = 16  # tokens that the cache keeps together
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 # What is measured, and belongs to the server that ends an answer.
 MEASURED = re.compile(
@@ -57,6 +58,12 @@ WISHES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def servers(model: Path) -> Iterator[tuple[Served, Served]]:
+    with two_serving(model) as both:
+        yield both
+
+
+@contextmanager
+def two_serving(model: Path) -> Iterator[tuple[Served, Served]]:
     """Yield two servers that a router may ask; their engines count requests differently."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TUNNEL_KEY, KEY)
@@ -68,12 +75,17 @@ def servers(model: Path) -> Iterator[tuple[Served, Served]]:
 
 
 def asked(
-    served: Served, path: str, body: dict[str, Any], lines: bytes = b"", key: str = KEY
+    served: Served,
+    path: str,
+    body: dict[str, Any],
+    lines: bytes = b"",
+    key: str = KEY,
+    **others: bool,
 ) -> tuple[int, bytes]:
     """Ask as a router does; return status and bytes of the answer."""
     with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
         headers = JSON | {"x-request-id": "same"}
-        headers[HEADER.decode()] = told(key, 77, CREATED, lines).decode()
+        headers[HEADER.decode()] = told(key, 77, CREATED, lines, **others).decode()
         connection.request("POST", path, lines + json.dumps(body).encode(), headers)
         response = connection.getresponse()
         return response.status, response.read()
@@ -113,6 +125,45 @@ def test_it_goes_on_behind_any_piece(servers: tuple[Served, Served], wish: str) 
             assert sorted(masked(shown + found).splitlines()) == sorted(whole.splitlines()), cut
     for served in servers:
         served.assert_idle()
+
+
+@contextmanager
+def counting(served: Served) -> Iterator[list[int]]:
+    """Count the tokens that a server computes within the block."""
+    counts: list[int] = []
+    served.valve.before = lambda step: counts.append(sum(len(one.tokens) for one in step.work))
+    yield counts
+    served.assert_idle()
+    served.valve.before = lambda step: None
+
+
+def test_what_was_read_before_is_gone_on_with_after_few_tokens(roomy: Path) -> None:
+    """A server reads 480 tokens of another one's three answers; then it need not read them again.
+
+    What it computes before the next event is what a client waits for.
+    """
+    path, body = "/v1/completions", {"prompt": "one two", "n": 3, "max_tokens": 200}
+    body |= {"stream": True, "temperature": 0.9, "ignore_eos": True}
+    with two_serving(roomy) as (one, other):
+        pieces = pieces_of(asked(one, path, body)[1])
+        read, moved = (len(pieces) * tenths // 10 for tenths in (8, 9))
+        lines = [b"".join(line for line, _ in pieces[:cut]) for cut in (read, moved)]
+        num_shown, num_then = (one.count(b"\n") for one in lines)
+        assert num_shown > 400
+        before = other.running.service.limits.spent.copy()
+        with counting(other) as counts:
+            assert asked(other, path, body, lines[0], only_reads=True)[0] == 200
+        assert sum(counts) > num_shown
+        assert other.running.service.limits.spent == before, "who goes on counts them"
+        other.num_lines()
+        assert "finish=read" in "".join(other.lines)
+        with counting(other) as counts:
+            rest = b"".join(part for _, part in pieces_of(asked(other, path, body, lines[1])[1]))
+    shown = b"".join(part for _, part in pieces[:moved])
+    whole = b"".join(part for _, part in pieces)
+    assert sorted(masked(shown + rest).splitlines()) == sorted(masked(whole).splitlines())
+    num_left, num_meanwhile = 3 * 200 - num_then, num_then - num_shown
+    assert sum(counts) <= num_left + num_meanwhile + 3 * 2 * BLOCK
 
 
 def test_the_time_is_the_routers(servers: tuple[Served, Served]) -> None:

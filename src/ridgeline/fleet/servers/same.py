@@ -42,6 +42,7 @@ async def take_same(
             with contextlib.suppress(NotLoaded):  # which shows in its fingerprint
                 await adapters.match(worker)
             await _check_same(slot, worker, server)
+            await worker.learn()
         except BaseException as error:
             server.refuse(str(error))
             await worker.stop()

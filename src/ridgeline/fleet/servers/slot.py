@@ -25,7 +25,7 @@ from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
 
 STATES = ("ready", "starting", "silent", "missing")  # of a server
-COUNTS = ("resumed", "resumed_tokens", "again", "diverged", "restarted")  # that people are shown
+COUNTS = ("resumed", "resumed_tokens", "read_first", "again", "diverged", "restarted")  # shown
 _NUM_EVENTS = 50
 
 
@@ -164,6 +164,14 @@ class Slot:
         """The server that is asked what all of them would answer; None if there is none."""
         well = [one for _, one in sorted(self.workers.items()) if not one.trouble]
         return next(iter(well or self.workers.values()), None)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """How long sequences may be, as planned, or as a server says that was placed elsewhere."""
+        if self.first is None:
+            return None
+        told: int | None = self.first.facts.get(self.name, {}).get("max_model_len")
+        return self.plan.config.max_model_len if self.plan else told
 
     @property
     def trouble(self) -> str:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ class Worker:
         trial: held by the one request that may have ended another server, until it has brought
             something here.
         audit: what it says of lines that its audit log has lost.
-        facts: what it says in ``/v1/models`` of its model and adapters, by name, once a request has
-            asked for it.
+        facts: what it says in ``/v1/models`` of its model and adapters, by name, since it joined or
+            a request has asked for it.
         adapters: those that it was given since it started, or has from then; the path of each.
     """
 
@@ -87,7 +87,8 @@ class Worker:
         self._silent_since_s: float | None = None
         self._is_lost, self._is_ended_by_us = False, ""
         self._was_let_go, self._patience, self._heard_s = False, 1.0, 0.0
-        self._leaving = set[asyncio.Timeout]()  # of the requests that it has
+        self._requests = dict[asyncio.Timeout, Callable[[], Awaitable[None]]]()  # that it has
+        self._moving = dict[asyncio.Timeout, asyncio.Task[None]]()  # those that are let go
         self.number = number
         self.trouble, self.since_s, self.is_leaving, self.audit = "", 0.0, False, ""
         self.trial = asyncio.Lock()
@@ -202,12 +203,12 @@ class Worker:
                 self._was_let_go = False
                 self._patience *= 2
 
-    async def learn(self, key: Mapping[str, str]) -> None:
+    async def learn(self) -> None:
         """Ask it, once, what its model, adapters and answers are called by their contents."""
         if not self.facts and not self.trouble:
             with contextlib.suppress(TimeoutError, httpx2.HTTPError):  # the next time then
                 async with asyncio.timeout(STATUS_S):
-                    answer = await self.client.get("/v1/models", headers=key)
+                    answer = await self.client.get("/v1/models", headers=self._own())
                 for one in json_of(answer)["data"] if answer.is_success else ():
                     self.facts[one["id"]] = {fact: one[fact] for fact in _FACTS if fact in one}
 
@@ -261,29 +262,44 @@ class Worker:
         return self._is_lost or self._silent_s() > timeout_s
 
     @contextlib.asynccontextmanager
-    async def having(self) -> AsyncIterator[None]:
-        """Have it answer a request within the block. Raises LetGo when ``let_go`` is called."""
-        leaving = asyncio.timeout(None)
+    async def having(self, prepare: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Have it answer a request within the block. Raises LetGo when ``let_go`` is called.
+
+        ``prepare`` is run before that if the server leaves, since it still answers then.
+        """
+        request = asyncio.timeout(None)
         try:
-            async with leaving:
-                self._leaving.add(leaving)
+            async with request:
+                self._requests[request] = prepare
                 yield
         except TimeoutError:
-            if leaving.expired():
+            if request.expired():
                 raise LetGo(self.trouble) from None
             raise
         finally:
-            self._leaving.discard(leaving)
+            self._requests.pop(request, None)
+            if (moving := self._moving.pop(request, None)) is not None:
+                moving.cancel()
 
     def let_go(self) -> int:
         """Let its requests go to another server; return how many there were."""
-        now_s = asyncio.get_running_loop().time()
-        leaving = list(self._leaving)
-        self._leaving.clear()
-        self._was_let_go |= bool(leaving)
-        for one in leaving:
-            one.reschedule(now_s)
-        return len(leaving)
+        requests, self._requests = self._requests, {}
+        for request, prepare in requests.items():
+            if self.leaves:
+                self._moving[request] = asyncio.ensure_future(self._prepared(request, prepare))
+            else:
+                request.reschedule(asyncio.get_running_loop().time())
+        self._was_let_go |= bool(requests)
+        return len(requests)
+
+    async def _prepared(
+        self, request: asyncio.Timeout, prepare: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            await prepare()
+        finally:
+            if request in self._moving:  # it is not over yet
+                request.reschedule(asyncio.get_running_loop().time())
 
     @property
     def node(self) -> str:

@@ -27,12 +27,14 @@ class Journal:
 
     Attributes:
         seed: of the request, if it brings none.
+        only_reads: whether this server only reads what was shown, so that it can go on at once
+            when the other one stops.
     """
 
-    def __init__(self, lines: bytes, seed: int) -> None:
+    def __init__(self, lines: bytes, seed: int, *, only_reads: bool = False) -> None:
         """Begin with the lines of another server's, or none. Raises ValueError."""
         entries = [json.loads(one) for one in lines.splitlines()]
-        self.seed = seed
+        self.seed, self.only_reads = seed, only_reads
         self._head: Any = entries[0] if entries else None
         self._before = [event_of(entry) for entry in entries[1:]]
         self._again: dict[tuple[int, int], deque[int | None]] = {}  # tokens to come once more
@@ -43,6 +45,14 @@ class Journal:
     def goes_on(self) -> bool:
         """Whether another server began this answer."""
         return self._head is not None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a server that only reads has: the last token of each answer was drawn again.
+
+        What begins again from the start is not worth reading twice.
+        """
+        return self.only_reads and (self._is_anew or not any(self._again.values()))
 
     def begin(self, stream: RequestStream, fingerprint: str) -> list[StreamEvent]:
         """Let a stream go on where the journal ends; return the events that were shown.

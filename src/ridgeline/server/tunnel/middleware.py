@@ -33,15 +33,18 @@ def told(
     batch: tuple[str, int] | None = None,
     *,
     is_own: bool = False,
+    only_reads: bool = False,
 ) -> bytes:
     """Return what a router says in the header; the journal's lines go in front of the body.
 
     A request of a ``batch`` comes from the key with this label; the router does not have that key,
     and vouches for the label. The seed beside it is for a body without one. A request that
-    ``is_own`` is the router's, which may do what operators may.
+    ``is_own`` is the router's, which may do what operators may. One that ``only_reads`` ends as
+    soon as the server could go on behind the journal.
     """
     said = {"key": key, "seed": seed, "created": created.isoformat(), "journal": len(journal)}
     said |= {"own": True} if is_own else {}
+    said |= {"reads": True} if only_reads else {}
     return json.dumps(said | {"batch": batch} if batch else said).encode()
 
 
@@ -66,7 +69,7 @@ class Tunnel:
         fields = self._read(said)
         lines, receive = await _opened(receive, fields["journal"])
         try:
-            journal = Journal(lines, fields["seed"])
+            journal = Journal(lines, fields["seed"], only_reads=fields["reads"])
         except ValueError as error:
             raise _bad(str(error)) from None
         scope["state"] |= {"journal": journal, "created": fields["created"]}
@@ -115,7 +118,8 @@ class Tunnel:
             raise ApiError(403, f"{HEADER.decode()}: this is no router of ours", code="not_allowed")
         if min(found.values()) < 0 or created.tzinfo is None:
             raise _bad("it is not what a router says")
-        return found | {"created": created, "batch": batch, "own": fields.get("own") is True}
+        found |= {name: fields.get(name) is True for name in ("own", "reads")}
+        return found | {"created": created, "batch": batch}
 
 
 def _bad(why: str) -> ApiError:

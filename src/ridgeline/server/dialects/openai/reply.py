@@ -290,7 +290,12 @@ class Reply(Response):
             self._finish_note()
 
     def _charge(self) -> None:
-        """Count the tokens of answers that were not counted yet: before the last byte leaves."""
+        """Count the tokens of answers that were not counted yet: before the last byte leaves.
+
+        None of a server that only reads: the one that goes on counts them.
+        """
+        if self._journal and self._journal.only_reads:
+            return
         num_new = self._answers.num_tokens - self._num_charged
         self._limits.charge(self._stream.tenant, num_new)
         self._num_charged += num_new
@@ -374,7 +379,7 @@ class Reply(Response):
         return num_tokens * (1 + num_ranked)
 
     async def _send_chunks(self, send: Send) -> None:
-        while batch := await self._stream.events():
+        while not self._has_read and (batch := await self._stream.events()):
             frames: list[bytes] = []
             try:
                 for one in batch:
@@ -387,6 +392,11 @@ class Reply(Response):
         self._charge()
         ending = self._shape.ending()
         await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether this server should only read what another one has shown, and has."""
+        return self._journal is not None and self._journal.has_read
 
     def _notes(self) -> bytes:
         """Return the journal's entry for the bytes that are to be sent now."""
@@ -436,6 +446,8 @@ class Reply(Response):
         self._note["prompt_tokens"] = sum(map(len, self._stream.prompts))
         self._note["cached_tokens"] = self._answers.num_cached
         self._note["completion_tokens"] = self._answers.num_tokens
+        if self._has_read:
+            self._note.setdefault("finish", "read")
         self._note.setdefault("finish", self._answers.finish_reasons)
         timings = self._answers.timings()
         for name in ("queue_time_ms", "time_to_first_token_ms"):
