@@ -55,7 +55,7 @@ APIS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # with the places of
     "a chat": (CHAT, HELLO, ["choices[0].message.content"]),
     "completions of the best": (
         TEXT,
-        LONG | {"best_of": 3, "n": 2},
+        LONG | {"best_of": 5, "n": 2},
         ["choices[0].text", "choices[1].text"],
     ),
     "a response": (

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from ridgeline import LLM
 from ridgeline.api.receipts.reading import read
+from ridgeline.api.receipts.statement import digest_of, parts_of
+from ridgeline.decoding.messages.calls import Piece
 from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
@@ -104,6 +106,15 @@ def test_each_api_has_receipts(
     assert signed.other_texts() == []
     if not is_streamed:
         assert read(json.dumps(shouted(answer)).encode()).other_texts() == list(signed.shown)
+
+
+def test_text_on_both_sides_of_a_call_is_stated_in_parts_too() -> None:
+    """Anthropic's and the Responses API show it apart."""
+    pieces = [Piece("content", "a"), Piece("content", "b"), Piece("call", "send")]
+    pieces += [Piece("arguments", "{}"), Piece("content", "c")]
+    texts = {"content": "abc", "content[0]": "ab", "content[1]": "c"}
+    texts |= {"tool_calls[0].function.name": "send", "tool_calls[0].function.arguments": "{}"}
+    assert parts_of(pieces) == {name: digest_of(text) for name, text in texts.items()}
 
 
 def test_who_has_the_text_finds_it_in_the_receipt(notary: Served) -> None:
