@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.quantise.feedback import passed_on, quantised, spread_of, weight_of
+from ridgeline.quantise import feedback
+from ridgeline.quantise.feedback import passed_on, quantised, shares_of, spread_of, weight_of
 from ridgeline.quantise.grids import FORMS
 from tests.quantise.weights import heavy_tailed
 
@@ -44,8 +45,18 @@ def test_inputs_that_are_not_finite_are_an_error() -> None:
 def test_products_lose_less(name: str) -> None:
     form, x, rows = FORMS[name], heavy_tailed(24, 512), inputs(2000, 512)
     spread = spread_of(rows)
-    q, fed = quantised(x, np.diag(spread), passed_on(spread), form)
+    q, fed = quantised(x, np.diag(spread), shares_of(rows), form)
     grid = form.fit(x, weight_of(x, np.diag(spread), form.span))
     alone = form.values(form.rounded(x, grid), grid)
     lost = [np.square(rows @ (values - x).T).mean() for values in (form.values(q, fed), alone)]
     assert lost[0] < 0.6 * lost[1]
+
+
+def test_runs_of_inputs_are_rounded_as_if_each_were_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, x, rows = FORMS["Q4_K"], heavy_tailed(8, 768), inputs(2000, 768)
+    importance = np.square(rows).mean(axis=0)
+    monkeypatch.setattr(feedback, "_REACH", 256)
+    q, _ = quantised(x, importance, shares_of(rows), form)
+    for run in (slice(0, 256), slice(256, 512), slice(512, 768)):
+        own, _ = quantised(x[:, run], importance[run], shares_of(rows[:, run]), form)
+        np.testing.assert_array_equal(q[:, run], own)

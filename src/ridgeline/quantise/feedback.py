@@ -6,6 +6,8 @@ become when its turn comes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,18 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 _DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+_REACH = 512  # inputs of a run: whole blocks of every format
 _AT_ONCE = 32  # inputs whose errors are passed on one by one; to others they go together
+
+
+def shares_of(rows: Floats) -> list[Floats]:
+    """Return what ``passed_on`` does for each run of inputs that make up for each other.
+
+    Without runs the down projection of an 8B model would need 5 GB, and longer than all else;
+    what inputs far apart could make up for is little (docs/log/accuracy.md).
+    """
+    runs = range(0, rows.shape[1], _REACH)
+    return [passed_on(spread_of(np.ascontiguousarray(rows[:, i : i + _REACH]))) for i in runs]
 
 
 def spread_of(rows: Floats) -> Floats:
@@ -58,13 +71,26 @@ def _inverse(lower: Doubles) -> Doubles:
     return out
 
 
-def quantised(x: Floats, importance: Floats, upper: Floats, form: Form) -> tuple[Whole, Grid]:
+def quantised(
+    x: Floats, importance: Floats, shares: Sequence[Floats], form: Form
+) -> tuple[Whole, Grid]:
     """Return q of weights ``[rows, inputs]``, and the grid.
 
-    ``importance`` is how much each input counts, ``upper`` what ``passed_on`` returns.
+    ``importance`` is how much each input counts, ``shares`` what ``shares_of`` returns.
     """
     left = np.ascontiguousarray(x.T)  # [inputs, rows]: an input's weights lie together
     q = np.empty(left.shape, np.int16)
+    grids: list[Grid] = []
+    end = 0
+    for upper in shares:
+        begin, end = end, end + len(upper)
+        run = slice(begin, end)
+        grids += _one_run(left[run], q[run], importance[run], upper, form)
+    return np.ascontiguousarray(q.T), joined(grids)
+
+
+def _one_run(left: Floats, q: Whole, importance: Floats, upper: Floats, form: Form) -> list[Grid]:
+    """Round a run of inputs, block by block, in place; return the grid of each block."""
     grids: list[Grid] = []
     for begin in range(0, len(left), form.span):
         block = slice(begin, begin + form.span)
@@ -73,7 +99,7 @@ def quantised(x: Floats, importance: Floats, upper: Floats, form: Form) -> tuple
         grids.append(grid)
         errors = _one_by_one(left[block], q[block], grid, upper[block, block], form)
         left[block.stop :] -= upper[block, block.stop :].T @ errors
-    return np.ascontiguousarray(q.T), joined(grids)
+    return grids
 
 
 def weight_of(x: Floats, importance: Floats | float, span: int) -> Floats:

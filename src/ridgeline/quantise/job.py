@@ -23,7 +23,7 @@ from ridgeline.models.gguf.blocks import BLOCK, SUPER
 from ridgeline.models.gguf.file import BLOCK_SIZES
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
 from ridgeline.models.tensors import ModelFileError, Tensor
-from ridgeline.quantise.feedback import passed_on, quantised, spread_of, weight_of
+from ridgeline.quantise.feedback import quantised, shares_of, weight_of
 from ridgeline.quantise.grids import FORMS, Form
 from ridgeline.quantise.source import Added, SourceFile
 from ridgeline.quantise.targets import TARGETS, types_of
@@ -196,16 +196,15 @@ class Requantiser:
         places = {name: self._source.places.get(name) for name in canonical}
         in_file = dict.fromkeys(place.name for place in places.values() if place is not None)
         searched = [name for name in in_file if self._types[name] in self._forms]
-        spread = spread_of(rows) if searched else np.zeros((0, 0), np.float32)
-        upper = passed_on(spread) if searched else spread
-        importance = np.diag(spread).copy()
-        importance += np.float32(1e-6) * importance.mean() if searched else 0
+        shares = shares_of(rows) if searched else []
+        squares = np.einsum("ti,ti->i", rows, rows) / np.float32(len(rows))
+        importance = squares + np.float32(1e-6) * squares.mean()
         changes = {}
         for name in in_file:
             if name in searched:
-                self._spreads[name] = np.diag(spread).copy()
+                self._spreads[name] = squares
                 self._calibrated += int(np.prod(self._source.raw[name].shape))
-                changes[name] = self._fed_back(name, importance, upper)
+                changes[name] = self._fed_back(name, importance, shares)
             elif self._is_changed(name):
                 changes[name] = self._changed(name)
         begin = 0
@@ -217,12 +216,12 @@ class Requantiser:
             begin = end
         return product
 
-    def _fed_back(self, name: str, importance: Floats, upper: Floats) -> Floats:
+    def _fed_back(self, name: str, importance: Floats, shares: Sequence[Floats]) -> Floats:
         """Quantise a matrix with error feedback and write it; return by how much it changed."""
         tensor, form = self._source.raw[name], self._forms[self._types[name]]
 
         weights = self._weights(name, slice(0, tensor.shape[0]))
-        q, grid = quantised(weights, importance, upper, form)
+        q, grid = quantised(weights, importance, shares, form)
         self._put_whole(name, form.rows(q, grid.numbers))
         return form.values(q, grid) - tensor.to_f32()
 
