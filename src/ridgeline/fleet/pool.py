@@ -447,7 +447,8 @@ class Pool:
             if slot.num_users or worker.trouble:
                 await worker.look()
             if slot.has_lost(worker, self._silence_timeout_s) and (num := worker.let_go()):
-                slot.note(worker, f"{worker.trouble or 'leaves'}: {num} requests go to others")
+                why, some = worker.trouble or "leaves", f"{num} request{'s' * (num > 1)}"
+                slot.note(worker, f"{why}: {some} moved to other servers")
         worker.end_hung()
 
     async def _forget(self, slot: Slot, worker: Worker) -> None:
