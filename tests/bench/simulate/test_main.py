@@ -299,7 +299,6 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
             ("--router", "best"),
             "--router best is none of least-work, round-robin, least-",
         ),
-        (("--replicas", "2", "--turns", "2", *("--prompt-tokens", "9"), *SHORT[2:]), "no --turns"),
         (("--replicas", "2", "--trace", "t.jsonl"), "give no --replicas"),
         (("--out", "a.svg"), "give --sweep"),
         (("--out", "a.png", "--sweep", "max_num_seqs=1"), "its name ends in .svg"),
