@@ -147,6 +147,7 @@ class Segments:
     """The records under one name in a folder that has records of others too.
 
     Attributes:
+        folder: that of this name.
         forms: of the records: of blocks, and of states if there are some.
         can_write: whether this process adds records; another one may do that, or nobody can.
         num_bad: records that were damaged.
@@ -172,7 +173,7 @@ class Segments:
                 f"states of this model: give at least {least:,}"
             )
         self.forms, self._most_bytes, self._say = tuple(forms), most_bytes, say
-        self._top, self._folder = folder, folder / name
+        self._top, self.folder = folder, folder / name
         begin = _MAGIC + bytes.fromhex(name)
         self._header_of = {form: begin + struct.pack("<II", *form) for form in forms}
         self._form_of = {header: form for form, header in self._header_of.items()}
@@ -183,24 +184,24 @@ class Segments:
         self._lock, self._clock, self.num_bad = Lock(), 0, 0
         self._unlock: Callable[[], object] = lambda: None
         self.can_write = self._begin()
-        for path in sorted(one for one in self._folder.glob("*.kv") if _SEGMENT.match(one.name)):
+        for path in sorted(one for one in self.folder.glob("*.kv") if _SEGMENT.match(one.name)):
             self._enter(path)
 
     def _begin(self) -> bool:
         """Make the folder and lock it; return whether records can be added, and say if not."""
         try:
-            self._folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            self.folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             if not self._top.is_dir():
                 raise ValueError(f"--kv-disk: {self._top}: {error.strerror}") from None
             self._say(f"--kv-disk: no blocks are kept in {self._top}: {error.strerror}")
             return False
         try:
-            lock = lock_file(self._folder / "lock")
+            lock = lock_file(self.folder / "lock")
         except BlockingIOError:
-            self._say(f"--kv-disk: another process writes to {self._folder}: this one only reads")
+            self._say(f"--kv-disk: another process writes to {self.folder}: this one only reads")
         except OSError as error:
-            self._say(f"--kv-disk: {self._folder} is only read: {error.strerror}")
+            self._say(f"--kv-disk: {self.folder} is only read: {error.strerror}")
         else:
             self._unlock = weakref.finalize(self, os.close, lock)
             return True
@@ -294,10 +295,10 @@ class Segments:
         if last is not None and last.place(last.num_records + 1) <= self._segment_bytes:
             return last
         number = 1 + max((int(one.path.stem) for one in self._segments), default=0)
-        path = self._folder / f"{number:08d}.kv"
+        path = self.folder / f"{number:08d}.kv"
         while path.exists():  # one of another form
             number += 1
-            path = self._folder / f"{number:08d}.kv"
+            path = self.folder / f"{number:08d}.kv"
         self._make_room()
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
         with open(file, "wb") as begun:
@@ -326,7 +327,7 @@ class Segments:
     def _others(self) -> Iterator[tuple[Path, int]]:
         """Yield the folders of other names with their sizes, the one that was written first."""
         folders = [one for one in self._top.iterdir() if _NAME.fullmatch(one.name)]
-        others = [one for one in folders if one != self._folder and one.is_dir()]
+        others = [one for one in folders if one != self.folder and one.is_dir()]
         for folder in sorted(others, key=lambda one: one.stat().st_mtime):
             yield folder, sum(one.stat().st_size for one in folder.glob("*.kv"))
 

@@ -23,14 +23,17 @@ from numpy.typing import NDArray
 
 from ridgeline.core.cache.kvcache import NOWHERE, KVCache, hash_block
 from ridgeline.core.engine import Engine
+from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.core.request import Content
+from ridgeline.core.request import Content, Request
+from ridgeline.kv_disk.saved import SavedSequences
 from ridgeline.kv_disk.segments import KeptBlock, Segments
 
 _MOST_QUEUED_BYTES = 256 << 20  # beyond that blocks are dropped: the disk is too slow
 _READ_BYTES_PER_S = 200e6  # until it is measured
 _NEW_SHARE = 0.3  # of a measurement, in what is known so far
 _PIECE = 32  # blocks that are read together: memory that was used before costs less than new
+_LOOK_S = 0.5  # from one look whether there is still a writer to the next
 _LEAST_TOKENS = 64  # of a prompt in a step that says how fast prompts are computed
 
 
@@ -51,6 +54,7 @@ class Tier:
 
     Attributes:
         counts: blocks and states that were written, read, and dropped as the disk was too slow.
+        saved: sequences that clients have saved by a name.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Tier:
         self._states, self._slots = states, self._kv.states
         self._least_tokens, self._say = least_tokens, say
         self.counts = dict.fromkeys(("written", "read", "dropped"), 0)
+        self.saved = SavedSequences(segments.folder.parent / "slots", segments.folder.name)
         self._read_bytes_per_s = _READ_BYTES_PER_S
         self._tokens_per_s: float | None = None  # how fast prompts are computed
         self._queue: queue.SimpleQueue[KeptBlock | threading.Event | None] = queue.SimpleQueue()
@@ -166,7 +171,29 @@ class Tier:
         """Wait until all that was queued is written."""
         done = threading.Event()
         self._queue.put(done)
-        done.wait()
+        while self._writer.is_alive() and not done.wait(
+            _LOOK_S
+        ):  # one that has ended writes nothing
+            pass
+
+    def saving(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], None]]:
+        """Write what memory has of a sequence, however short, piece by piece; any thread may call.
+
+        Each yields what queues a piece, which is to be called between two steps, before the next.
+        """
+        keys = [key for key, _ in self._chain(tokens, root)]
+        for first in range(0, len(keys), _PIECE):
+            yield partial(self._keep_all, keys[first : first + _PIECE])
+            self.settle()
+
+    def _keep_all(self, keys: Sequence[bytes]) -> None:
+        for key in keys if self._segments.can_write else ():
+            self._keep(key)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether blocks are added to the files."""
+        return self._segments.can_write
 
     def close(self) -> None:
         """Write what is queued, and let go of the folder."""
@@ -178,44 +205,72 @@ class Tier:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def wanted(self, tokens: Sequence[int], root: bytes) -> KeptPrompt | None:
+    def num_kept(self, tokens: Sequence[int], root: bytes) -> int:
+        """Return how many tokens of a sequence, from its beginning, a later server would find."""
+        keys = [key for key, _ in self._chain(tokens, root)]
+        num_kept = next((i for i, key in enumerate(keys) if key not in self._segments), len(keys))
+        return self._end(keys[:num_kept]) * self._kv.block_size
+
+    def num_cached(self, tokens: Sequence[int], root: bytes) -> int:
+        """Return how many tokens of a sequence a prompt of all of them would find in memory."""
+        most = len(tokens) + 1
+        request = Request(0, tuple(tokens), SamplingParams(), max_model_len=most, cache_root=root)
+        return self._kv.num_cached(request.sequences[0])
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Return what this many tokens take in files, with the state behind the last."""
+        return self._bytes_of(num_tokens // self._kv.block_size) if num_tokens else 0
+
+    def _chain(self, tokens: Sequence[int], root: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+        """Yield keys and tokens of the whole blocks before the last token, which is computed."""
+        size, key = self._kv.block_size, root
+        for begin in range(0, len(tokens) - size, size):
+            part = tuple(tokens[begin : begin + size])
+            key = hash_block(key, part)
+            yield key, part
+
+    def _end(self, keys: Sequence[bytes]) -> int:
+        """Return behind how many of these blocks, which files have, a prompt can go on."""
+        if self._slots is None:
+            return len(keys)
+        ends = range(len(keys), 0, -1)
+        return next((i for i in ends if _state_key(keys[i - 1]) in self._segments), 0)
+
+    def wanted(
+        self, tokens: Sequence[int], root: bytes, *, is_asked: bool = False
+    ) -> KeptPrompt | None:
         """Return what is worth reading for a prompt, None if nothing is.
 
-        Any thread may call: meanwhile memory may change, which is looked at again later.
+        If a client has asked for it, all is that memory has not. Any thread may call: meanwhile
+        memory may change, which is looked at again later.
         """
-        if len(tokens) < self._least_tokens:
+        if len(tokens) < self._least_tokens and not is_asked:
             return None
         size, pool = self._kv.block_size, self._kv.pool
         keys, parts = list[bytes](), list[tuple[int, ...]]()
-        parent, num_known = root, 0
-        for i in range((len(tokens) - 1) // size):
-            part = tuple(tokens[i * size : (i + 1) * size])
-            parent = hash_block(parent, part)
-            in_memory = num_known == i and all(parent in index for index in pool.index)
-            if not in_memory and parent not in self._segments:
+        num_known = 0
+        for i, (key, part) in enumerate(self._chain(tokens, root)):
+            in_memory = num_known == i and all(key in index for index in pool.index)
+            if not in_memory and key not in self._segments:
                 break
             num_known += in_memory
-            keys.append(parent)
+            keys.append(key)
             parts.append(part)
-        end, num_resumable = len(keys), num_known
+        end, num_resumable = self._end(keys), num_known
         if self._slots is not None:
-            end = next(
-                (i for i in range(end, 0, -1) if _state_key(keys[i - 1]) in self._segments), 0
-            )
             ends = range(min(num_known, end), 0, -1)
             num_resumable = next((i for i in ends if self._has_state(keys[i - 1])), 0)
         if end <= num_resumable:
             return None
         wanted = KeptPrompt(root, keys[:end], parts[:end], min(num_known, end))
-        read_s = self._bytes_of(wanted) / self._read_bytes_per_s
+        read_s = self._bytes_of(end - wanted.num_known) / self._read_bytes_per_s
         num_tokens = (end - num_resumable) * size
-        if self._tokens_per_s is not None and num_tokens / self._tokens_per_s < read_s:
-            return None
-        return wanted
+        is_slow = self._tokens_per_s is not None and num_tokens / self._tokens_per_s < read_s
+        return None if is_slow and not is_asked else wanted
 
-    def _bytes_of(self, wanted: KeptPrompt) -> int:
+    def _bytes_of(self, num_blocks: int) -> int:
         of_block, *of_states = (form.record_bytes for form in self._segments.forms)
-        return (len(wanted.keys) - wanted.num_known) * of_block + sum(of_states)
+        return num_blocks * of_block + sum(of_states)
 
     def _has_state(self, key: bytes) -> bool:
         """Whether memory has the state behind a block."""
@@ -223,12 +278,14 @@ class Tier:
         checkpoint = self._slots.checkpoints.get(block) if self._slots else None
         return checkpoint is not None and checkpoint[0] is self._kv.pool.content[block]
 
-    def pieces(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], int]]:
-        """Read what is worth it of a prompt, piece by piece; any thread may call.
+    def pieces(
+        self, tokens: Sequence[int], root: bytes, *, is_asked: bool = False
+    ) -> Iterator[Callable[[], int]]:
+        """Read what is worth it of a prompt (``wanted``), piece by piece; any thread may call.
 
         Each yields what puts it into the cache (``place``), which is to be called before the next.
         """
-        if (wanted := self.wanted(tokens, root)) is None:
+        if (wanted := self.wanted(tokens, root, is_asked=is_asked)) is None:
             return
         num_keys, of_block = len(wanted.keys), self._segments.forms[0]
         parents = [root, *wanted.keys]

@@ -34,7 +34,7 @@ from ridgeline.server.dialects.openai.protocol import (
 from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
-from ridgeline.server.engine.kept_blocks import KeptBlocks, load
+from ridgeline.server.engine.kept_blocks import load
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.guards.all import Guards
 from ridgeline.server.http.errors import STOPPING, ApiError
@@ -55,6 +55,7 @@ from ridgeline.server.sleeping import Naps
 
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.api.receipts.signing import Signer
+    from ridgeline.kv_disk.tier import Tier
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
     from ridgeline.server.guards.checks import Checks
@@ -85,7 +86,7 @@ class Service:
         memory: Callable[[], ProcessMemory],
         loras: Loras,
         naps: Naps,
-        kept: KeptBlocks | None = None,
+        kept: Tier | None = None,
         rules: RuleBook | None = None,
         audit: AuditLog | None = None,
         guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
@@ -109,7 +110,7 @@ class Service:
             max_model_len,
             identity.fingerprint(facts),
         )
-        self.digest, self.naps, self._kept = str(facts["model"]), naps, kept
+        self.digest, self.naps, self.kept = str(facts["model"]), naps, kept
         self._facts, self._files = facts, files
         self.created = int(time.time())
         self.work = WorkTurns(options.max_queued_requests)
@@ -323,7 +324,7 @@ class Service:
         )
         stream.screen = checks.screen if checks and checks.rules.key.output_judges else None
         stream.arrived_s = request.state.arrived_s
-        await load(self.engine, self._kept, stream)
+        await load(self.engine, self.kept, stream)
         stream.created_s = int(request.state.created.timestamp())
         has_form = prepared.form is None or prepared.form.has_body
         is_constrained = has_form and prepared.new_constraint is not None

@@ -149,7 +149,8 @@ CHAT: Table = {
     **_refused("vLLM", "add_special_tokens", "the template has them all", False),
 }
 _OF_INFILL = (  # its own
-    *("n_probs", "post_sampling_probs", "response_fields", "return_tokens", "t_max_predict_ms"),
+    *("id_slot", "n_probs", "post_sampling_probs", "response_fields", "return_tokens"),
+    "t_max_predict_ms",
 )
 INFILL: Table = {
     **_refused("vLLM", "truncate_prompt_tokens", _NEVER_CUT),

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.turns import in_thread
 
-
-class KeptBlocks(Protocol):
-    """Blocks of the cache in files (``kv_disk.tier.Tier``)."""
-
-    def pieces(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], int]]:
-        """Read what is worth it of a prompt behind a root; yield what puts it into the cache.
-
-        That returns how many blocks it put there, and is called in the engine's thread.
-        """
+if TYPE_CHECKING:  # imported only where a server has such files
+    from ridgeline.kv_disk.tier import Tier
 
 
-async def load(engine: EngineClient, kept: KeptBlocks | None, stream: RequestStream) -> None:
+async def load(engine: EngineClient, kept: Tier | None, stream: RequestStream) -> None:
     """Put what files have of a stream's prompts into the engine's cache."""
     if kept is None or stream.params.prompt_logprobs is not None:  # these are computed whole
         return
     root = stream.cache_root + stream.adapter.digest
     for prompt in stream.prompts:
-        pieces = kept.pieces(prompt, root)
-        while (place := await in_thread(next, pieces, None)) is not None:
-            if not await between_steps(engine, place):
-                break
+        await read(engine, kept, prompt, root)
+
+
+async def read(
+    engine: EngineClient,
+    kept: Tier,
+    tokens: tuple[int, ...],
+    root: bytes,
+    *,
+    is_asked: bool = False,
+) -> None:
+    """Put what is worth it of a prompt into the cache, or all that files have if ``is_asked``."""
+    pieces = kept.pieces(tokens, root, is_asked=is_asked)
+    while (place := await in_thread(next, pieces, None)) is not None:
+        if not await between_steps(engine, place):
+            break
+
+
+async def write(engine: EngineClient, kept: Tier, tokens: tuple[int, ...], root: bytes) -> None:
+    """Have what memory has of a sequence in files."""
+    pieces = kept.saving(tokens, root)
+    while (keep := await in_thread(next, pieces, None)) is not None:
+        await between_steps(engine, keep)

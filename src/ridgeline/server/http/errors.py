@@ -10,7 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",  # llama.cpp's
+}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -35,6 +35,7 @@ from ridgeline.server.http.turns import CALLER, STATE
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
+_SLOTS = "/slots/"  # the beginning of others
 _FORM_BYTES = 1 << 14  # of a form, around a file
 OWN = "localhost"  # in place of an origin
 OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
@@ -286,7 +287,8 @@ class Gate:
             has_more = message.get("more_body", False)
         if is_triton(scope["path"]):
             self._unpack(scope, headers, body)
-        if body or not scope["path"].endswith(_BARE):  # which has nothing to say
+        is_bare = scope["path"].endswith(_BARE) or scope["path"].startswith(_SLOTS)
+        if body or not is_bare:  # which has nothing to say
             self._check_type(scope, headers)
         unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 

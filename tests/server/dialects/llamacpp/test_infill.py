@@ -281,7 +281,7 @@ def test_what_changes_nothing_passes(coder: Served) -> None:
     dropped = {"cache_prompt": True, "id_slot": 0, "t_max_prompt_ms": 500}
     status, answer, headers = coder.call(INFILL, ASK | void | dropped)
     assert (status, answer["content"]) == (200, plain)
-    assert headers["x-ridgeline-ignored"] == "cache_prompt, id_slot, t_max_prompt_ms"
+    assert headers["x-ridgeline-ignored"] == "cache_prompt, t_max_prompt_ms"
 
 
 def test_a_model_without_the_tokens_says_so(served: Served) -> None:

@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import Request
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
@@ -39,6 +40,7 @@ _ABSENT = (
     *("truncate_prompt_tokens", "verbose"),
 )
 _NO_SETTINGS = {"prompt", "input_prefix", "input_suffix", "input_extra", "response_fields"}
+_NO_SETTINGS |= {"id_slot"}
 _NO_SETTINGS |= {*_ABSENT, "receipt", "stream", "return_token_ids", "return_tokens_as_token_ids"}
 _Pieces = Annotated[list[int | str], Field(fail_fast=True)]  # of one prompt: ids, and texts
 
@@ -85,6 +87,7 @@ class LlamaCppRequest(CompletionRequest):
     # Where the answer ends by its lines (``decoding.lines``):
     n_indent: int = Field(0, ge=0, lt=1 << 31)
     t_max_predict_ms: float = Field(0, ge=0, lt=1e15)
+    id_slot: int = Field(-1, ge=-1, lt=1 << 31)  # whose last request this is (``slots``); -1: none
     return_tokens: bool = False
     n_probs: int = Field(0, ge=0, le=20)  # tokens shown in the place of each
     post_sampling_probs: bool = False  # with what the filters leave of their probabilities
@@ -211,17 +214,23 @@ class LlamaCppShape:
         prompts: Sequence[Sequence[int]],
         text: TextProcessor,
         is_truncated: bool = False,
+        remember: Callable[[Request], None] = lambda request: None,
     ) -> None:
-        """Write ``answers`` to ``prompts``; ``is_truncated``: some of the input was left out."""
+        """Write ``answers`` to ``prompts``; ``is_truncated``: some of the input was left out.
+
+        The last prompt that was answered is told to ``remember`` when the answer is over.
+        """
         self._answers, self._model, self._is_truncated = answers, model, is_truncated
         self._prompts, self._text, self._body = prompts, text, body
         self._fields, self._is_streamed = body.response_fields or [], bool(body.stream)
         self._shows_tokens = body.return_tokens or self._is_streamed
+        self._remember, self._requests = remember, dict[int, Request]()  # by prompt
         self._ends: dict[int, Choice] = {}
         self._with_new_line: set[int] = set()
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Return the whole answer, or those to several prompts."""
+        self._note_slot()
         choices = self._answers.whole()
         self._ends = dict(enumerate(choices))
         answers = [self._last(choice) for choice in choices]
@@ -230,6 +239,8 @@ class LlamaCppShape:
     def take(self, event: StreamEvent) -> list[bytes]:
         """Take an event; return the new parts of a streamed answer as server-sent events."""
         prompt, payload = event
+        if isinstance(payload, Request):
+            self._requests[prompt] = payload
         if isinstance(payload, PromptProgress):
             shown = self._object({"index": prompt, "text": ""}, is_end=False)
             return [sse(shown | {"prompt_progress": progress_of(payload)})]
@@ -244,8 +255,13 @@ class LlamaCppShape:
 
     def ending(self) -> bytes:
         """Return the event that ends a stream."""
+        self._note_slot()
         ends = sorted(self._ends)
         return b"".join(sse(self._last({"index": index, "text": ""})) for index in ends)
+
+    def _note_slot(self) -> None:
+        if self._requests:
+            self._remember(self._requests[max(self._requests)])
 
     def failure(self, error: ApiError) -> bytes:
         """Return the server-sent event of a stream that fails."""
@@ -260,7 +276,7 @@ class LlamaCppShape:
             "content": text,
             "tokens": (choice.get("token_ids") or []) if self._shows_tokens else [],
             "stop": is_end,
-            "id_slot": -1,  # no slot keeps a conversation: prefixes are cached for all
+            "id_slot": self._body.id_slot,
             "tokens_predicted": self._answers.num_tokens_of(index),
             "tokens_evaluated": len(self._prompts[index]),
         }

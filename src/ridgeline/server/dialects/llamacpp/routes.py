@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
 from ridgeline import __version__
@@ -17,7 +19,7 @@ from ridgeline.server.dialects.llamacpp.infill import (
     TemplateRequest,
 )
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
-from ridgeline.server.dialects.llamacpp.slots import slot
+from ridgeline.server.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
 from ridgeline.server.dialects.openai.documented import (
     ERRORS,
     INFILL_CHUNKS,
@@ -29,7 +31,12 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionReq
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.http.gate import own_view
+from ridgeline.server.http.json_body import read
+from ridgeline.server.http.request_model import bad_value
+from ridgeline.server.prompts import Ids
 from ridgeline.server.service import Service
+
+_SLOT_FILE = TypeAdapter(SlotFile)
 
 
 def _kind_of_completion(body: Any) -> str:
@@ -48,14 +55,21 @@ EitherCompletion = Annotated[
 def add_llamacpp(app: FastAPI, service: Service) -> None:
     """Add the routes to an application."""
     answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
+    slots = LlamaCppSlots(service.engine, service.kept, service.name)
+
+    def new_shape_of(
+        body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
+    ) -> partial[LlamaCppShape]:
+        remember = slots.remembering(request.state.tenant, body.id_slot)
+        return partial(LlamaCppShape, prompts=prompts, text=service.text, remember=remember)
 
     @app.post("/infill", responses=answered)
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill in what stands at the cursor of a text, as llama.cpp does."""
         service.check_open(body.model)
+        slots.check(body.id_slot)
         prompt, is_truncated = await service.prompts.of_cursor(body)
-        shape = partial(LlamaCppShape, prompts=[prompt], text=service.text)
-        new_shape = partial(shape, is_truncated=is_truncated)
+        new_shape = partial(new_shape_of(body, request, [prompt]), is_truncated=is_truncated)
         param = "input_prefix"
         return await service.reply(
             request, body, [prompt], param, is_middle=True, new_shape=new_shape
@@ -67,9 +81,10 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
     async def completion(body: LlamaCppRequest, request: Request) -> Response:
         """Continue one prompt or many, as llama.cpp does."""
         service.check_open(body.model)
+        slots.check(body.id_slot)
         service.check_count(len(body.prompts))
         prompts = await service.prompts.of_pieces(body)
-        new_shape = partial(LlamaCppShape, prompts=prompts, text=service.text)
+        new_shape = new_shape_of(body, request, prompts)
         return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
 
     @app.post("/completions", responses=ERRORS | documented(Completion | Infilled | list[Infilled]))
@@ -91,6 +106,15 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         prompt = await service.prompts.of_chat(body)
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+    @app.post("/slots/{id_slot}", include_in_schema=False)
+    async def act(id_slot: str, request: Request, action: str = "") -> dict[str, Any]:
+        """Save a slot's prompt and answer in files, have them cached again, or forget them."""
+        file: SlotFile = read(_SLOT_FILE, await request.body() or b"{}")
+        service.check_open(file.model)
+        if not re.fullmatch("-?[0-9]{1,9}", id_slot):
+            raise bad_value("id_slot", "it must be a number")
+        return await slots.act(request.state.tenant, int(id_slot), action, file)
 
     _add_state(app, service)
     _add_lm_studio(app, service)

@@ -275,7 +275,7 @@ class Infilled(Shaped):
     content: str
     tokens: list[int]
     stop: Literal[True]
-    id_slot: Literal[-1]
+    id_slot: int
     model: str
     generation_settings: dict[str, Any]
     prompt: str
