@@ -307,6 +307,7 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
         posts = [r.path for r in routes if "POST" in (getattr(r, "methods", None) or ())]
     posts = [path for path in posts if not path.startswith("/v2/models/")]  # test_triton.py
     of_one_model = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up"]
+    of_one_model += ["/slots/{id_slot}"]
     of_loaded = ["/v1/sleep", "/v1/wake"]  # passed on, but nothing is loaded for them
     own = ["/v1/plan", "/v2/repository/index", "/v2/repository/models/{model:path}/{action}"]
     assert sorted(posts) == sorted([*POSTS, *of_one_model, *of_loaded, *own])

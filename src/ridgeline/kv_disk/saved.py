@@ -31,7 +31,6 @@ class SavedSequences:
 
         Raises ValueError, in a line, for a name that cannot be one, and OSError.
         """
-        self.check(name)
         path = self._path(owner, name)
         for folder in (self._folder, path.parent):
             folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
@@ -39,8 +38,9 @@ class SavedSequences:
         body = json.dumps(fields).encode()
         data = _digest(body) + b"\n" + body
         write_whole(path, lambda file: file.write(data))
-        oldest_last = sorted(path.parent.iterdir(), key=lambda one: -one.stat().st_mtime_ns)
-        for one in oldest_last[_MOST_FILES:]:
+        others = [one for one in path.parent.iterdir() if one != path]
+        oldest_first = sorted(others, key=lambda one: one.stat().st_mtime_ns)
+        for one in oldest_first[: max(0, len(others) + 1 - _MOST_FILES)]:
             one.unlink(missing_ok=True)
         return len(data)
 
@@ -49,14 +49,12 @@ class SavedSequences:
 
         Raises ValueError, in a line, if there is none that ``model``, as it is now, can use.
         """
-        self.check(name)
         try:
             data = self._path(owner, name).read_bytes()
+        except FileNotFoundError:
+            raise ValueError(f"nothing was saved as {name!r}") from None
         except OSError as error:
-            why = (
-                "nothing" if isinstance(error, FileNotFoundError) else f"{error.strerror}; nothing"
-            )
-            raise ValueError(f"{why} was saved as {name!r}") from None
+            raise ValueError(f"{name!r} cannot be read: {error.strerror}") from None
         check, _, body = data.partition(b"\n")
         if check != _digest(body):
             raise ValueError(f"{name!r} is damaged: save the slot again")
@@ -84,6 +82,7 @@ class SavedSequences:
             raise ValueError(f"the name has more than {_MOST_NAME_BYTES} bytes")
 
     def _path(self, owner: str, name: str) -> Path:
+        self.check(name)
         return self._folder / blake2b(owner.encode(), digest_size=16).hexdigest() / name
 
 

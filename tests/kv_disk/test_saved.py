@@ -1,0 +1,28 @@
+"""Files of saved sequences: there are never more of an owner than the limit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ridgeline.kv_disk import saved
+from ridgeline.kv_disk.saved import SavedSequences
+
+
+def test_the_file_that_was_saved_first_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "_MOST_FILES", 2)
+    files = SavedSequences(tmp_path, "00")
+    for number, name in enumerate("cab"):
+        files.write("key", name, "tiny", b"root", [number])
+        (path,) = tmp_path.glob(f"*/{name}")
+        os.utime(path, (number, number))
+    files.write("another", "x", "tiny", b"", [9])
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["a", "b", "x"]
+    root, tokens, _ = files.read("key", "a", "tiny")
+    assert (root, tokens) == (b"root", (1,))
+    with pytest.raises(ValueError, match="nothing was saved as 'c'"):
+        files.read("key", "c", "tiny")
