@@ -111,7 +111,7 @@ def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
         return
     table = table_of_numbers(
         "on spot machines", "replicas", "enough up", "USD/h", "on demand", "goodput/s", "again",
-        "repeated", "lost",
+        "lost",
     )  # fmt: skip
     for choice, spot in rows:
         table.add_row(
@@ -121,7 +121,6 @@ def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
             "-" if spot.usd_per_hour is None else f"{spot.usd_per_hour:,.2f}",
             "-" if spot.usd_per_hour_on_demand is None else f"{spot.usd_per_hour_on_demand:,.2f}",
             "-" if spot.goodput_per_s is None else f"{spot.goodput_per_s:,.4g}",
-            "-" if spot.tokens_again is None else f"{spot.tokens_again:,}",
             "-" if spot.share_again is None else f"{100 * spot.share_again:.2g} %",
             "-" if spot.tokens_lost is None else f"{spot.tokens_lost:,}",
         )
@@ -129,8 +128,8 @@ def show_spot(choices: Sequence[CapacityOption], console: Console) -> None:
     first = rows[0][1]
     console.print(
         f"[dim]For the first choice: {first.evictions_per_hour:g} evictions per machine and hour, "
-        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until a new one is ready. Tokens "
-        f"per eviction: computed again if a replica drains, or of lost answers if it does not; "
-        f"repeated: the share of all work that is computed again because of evictions; - if none "
-        f"was simulated.[/]\n"
+        f"{first.notice_s:g} s of notice, {first.start_s:,.0f} s until a new one is ready. "
+        f"Again: the share of all work that is computed again because of evictions, if replicas "
+        f"drain; lost: tokens of answers per eviction, if they do not; - if none was simulated."
+        f"[/]\n"
     )
