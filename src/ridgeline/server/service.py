@@ -362,7 +362,15 @@ class Service:
         rules = self.rules()
         of_rules = rules.name if rules and rules.key.output else None
         try:
-            answers.witness = Witness(self.notary, body, stream, answers, form, rules=of_rules)
+            answers.witness = Witness(
+                self.notary,
+                body,
+                stream,
+                answers.choices,
+                form,
+                may_show=answers.may_show,
+                rules=of_rules,
+            )
         except (OSError, ValueError):
             raise no_key() from None
 

@@ -136,7 +136,7 @@ class Patterns:
         That is the state of all matches that have begun, and whether a letter was read last.
         """
         state, after_word = at
-        if self.folded(char):  # none begins with what nobody sees
+        if self.folded(char):  # none begins with an invisible character
             begun = self._sets[self.step(self.begins[after_word], char)]
             nodes = self._sets[self.step(state, char)] | begun
             if nodes not in self._numbers and len(self._sets) > _MOST_STATES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +31,6 @@ from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.server.dialects.choice_state import ChoiceState
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
 
 
@@ -87,18 +86,23 @@ class Witness:
         notary: Notary,
         body: ChatRequest | CompletionRequest,
         stream: RequestStream,
-        answers: ResponseBuilder,
+        choices: Sequence[ChoiceState],
         form: MessageForm | None,
         *,
+        may_show: Callable[[int], bool],
         rules: str | None,
     ) -> None:
-        """Watch the ``answers`` to ``body``, which ``rules`` of this version may change."""
-        self._notary, self._body, self._stream, self._answers = notary, body, stream, answers
+        """Watch the answers to ``body``, which ``rules`` of this version may change.
+
+        ``may_show`` says of a prompt, by its number, whether it may be shown.
+        """
+        self._notary, self._body, self._stream, self._choices = notary, body, stream, choices
+        self._may_show = may_show
         self._form, self._rules = form, rules
         self._adapter = stream.adapter.digest  # the stream gives it back at its end
         self._requests: dict[int, Request] = {}  # by prompt
-        self._seen = [_Seen(form) for _ in answers.choices]
-        for choice in answers.choices:
+        self._seen = [_Seen(form) for _ in choices]
+        for choice in choices:
             if choice.kept is None:
                 choice.kept = []
 
@@ -109,7 +113,7 @@ class Witness:
             self._requests[prompt] = payload
         elif isinstance(payload, Event):
             index = prompt * self._stream.params.num_answers + payload.seq_id[1]
-            if self._answers.choices[index].finish_reason != FILTERED:
+            if self._choices[index].finish_reason != FILTERED:
                 self._seen[index].take(payload)
 
     def messages(self, place: str, choices: Sequence[ChoiceState]) -> dict[str, str]:
@@ -141,13 +145,13 @@ class Witness:
         seed = request.default_seed if params.seed is None and request else params.seed or 0
         first, n = index * params.num_answers, params.num_answers
         answers = tuple(map(self._answer, range(first, first + n)))
-        are_told = self._answers.may_show(index)
+        are_told = self._may_show(index)
         ids = self._stream.prompts[index]
         tokens = tokens_of(ids, are_told=are_told)
         return StatedPrompt(tokens=tokens, seed=seed % (1 << 64), answers=answers)
 
     def _answer(self, index: int) -> StatedAnswer:
-        seen, choice = self._seen[index], self._answers.choices[index]
+        seen, choice = self._seen[index], self._choices[index]
         is_cut = choice.finish_reason == FILTERED
         is_ruled = self._rules is not None
         return StatedAnswer(

@@ -39,8 +39,8 @@ class AdapterPlan:
             it has none.
         words: of each slot, the address of the adapter's words, int64 (``model.adapters``).
         rank: the largest that an adapter may have.
-        numbers: of the adapters, by slot, and ``loaded`` they themselves: what twins read. Whoever
-            keeps an adapter does so elsewhere.
+        numbers: of the adapters, by slot, and ``loaded`` they themselves: what twins read. They
+            are kept alive elsewhere.
     """
 
     slot_of: Tensor
