@@ -69,7 +69,7 @@ def test_weights_are_those_that_are_decoded(arch: ModelArch) -> None:
     assert ("weights.inputs" in held) == (arch.input_size > 0)
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 256, 1024])
+@pytest.mark.parametrize("max_num_seqs", [1, pytest.param(256, marks=pytest.mark.full), 1024])
 def test_of_the_cpu_backend(max_num_seqs: int, kernels: Path) -> None:
     runner = CpuRunner(
         checkpoint(ARCH),
@@ -113,7 +113,7 @@ def bytes_per_token(arch: ModelArch, cache: str) -> int:
     return cpu.footprint(arch, Setup("f32", cache, 16, 2, MAX_LEN, 1, 64)).kv_bytes_per_token
 
 
-@pytest.mark.parametrize("cache", ["int8", "int8-int4"])
+@pytest.mark.parametrize("cache", [pytest.param("int8", marks=pytest.mark.full), "int8-int4"])
 def test_a_token_s_bytes_are_those_of_the_cache(cache: str, kernels: Path) -> None:
     arch = of_heads(80)
     runner = CpuRunner(

@@ -71,7 +71,12 @@ def test_of_the_reference(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache"), [("int8", "int8"), ("f32", "int8"), ("f32", "int8-int4")]
+    ("dtype", "cache"),
+    [
+        ("int8", "int8"),
+        pytest.param("f32", "int8", marks=pytest.mark.full),
+        ("f32", "int8-int4"),
+    ],
 )
 def test_of_the_cpu_backend(dtype: str, cache: str, kernels: Path) -> None:
     arch = changed(WIDE, qkv_bias=True)

@@ -101,7 +101,7 @@ def test_the_command_takes_both(tmp_path: Path) -> None:
 
 
 def test_the_sequences_of_a_step_are_the_engines_or_as_asked() -> None:
-    load: dict[str, Any] = {"prompt_tokens": "64", "new_tokens": "64", "max_concurrency": 3000}
+    load: dict[str, Any] = {"prompt_tokens": "64", "new_tokens": "64", "max_concurrency": 600}
     counts = [
         plan(LLAMA, on="h200", engine="trtllm", kv_cache_dtype="fp8", **load, **asked)
         .choices[0].time()["tpot_ms"]

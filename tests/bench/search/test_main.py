@@ -35,6 +35,7 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_the_highest_rate_of_a_server_whose_capacity_is_known(tmp_path: Path) -> None:
     """It takes 40 requests a second; at that, or soon below, they wait for longer than 250 ms.
 
