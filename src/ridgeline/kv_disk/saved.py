@@ -60,10 +60,8 @@ class SavedSequences:
             raise ValueError(f"{name!r} is damaged: save the slot again")
         fields = json.loads(body)
         if fields["form"] != self._form:
-            saved, here = (
-                f"{fields['model']} ({fields['form'][:12]})",
-                f"{model} ({self._form[:12]})",
-            )
+            saved = f"{fields['model']} ({fields['form'][:12]})"
+            here = f"{model} ({self._form[:12]})"
             raise ValueError(
                 f"{name!r} was saved by {saved}, and this is {here}: neither has a use for the "
                 "other's cache, so restore it where it was saved, or save again"

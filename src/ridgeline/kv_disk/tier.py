@@ -171,10 +171,8 @@ class Tier:
         """Wait until all that was queued is written."""
         done = threading.Event()
         self._queue.put(done)
-        while self._writer.is_alive() and not done.wait(
-            _LOOK_S
-        ):  # one that has ended writes nothing
-            pass
+        while self._writer.is_alive() and not done.wait(_LOOK_S):
+            pass  # a writer that has ended would write nothing
 
     def saving(self, tokens: Sequence[int], root: bytes) -> Iterator[Callable[[], None]]:
         """Write what memory has of a sequence, however short, piece by piece; any thread may call.

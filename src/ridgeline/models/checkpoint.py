@@ -126,9 +126,8 @@ def eos_ids_of(facts: Facts, vocab_size: int) -> tuple[int, ...]:
     ids = [i for role in ("eos", "eot", "eom") for i in _token_id(facts, role, vocab_size)]
     tokens, types = (facts.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, np.ndarray):  # the tokenizer checks them
-        control = np.flatnonzero(
-            types[: min(len(tokens), vocab_size)] == TokenType.CONTROL
-        ).tolist()
+        known = types[: min(len(tokens), vocab_size)]
+        control = np.flatnonzero(known == TokenType.CONTROL).tolist()
         ids += [i for i in control if tokens[i] in _END_OF_TURN]
         if facts.get("tokenizer.ggml.model") == "gemma4":
             ids += [tokens.index(end) for end in _ENDS_OF_GEMMA_4 if end in tokens]

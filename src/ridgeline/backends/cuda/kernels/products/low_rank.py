@@ -68,10 +68,8 @@ def expand_kernel(
     b = tl.multiple_of(tl.load(at + 2).to(low.dtype), 16)
     b_at, low_at = b + n[:, None] * rank, low + token[None, :] * low_stride + low_begin
     acc = tile_sums(b_at, low_at, in_n, in_m, rank, ROWS, OUTPUTS, INPUTS)
-    to, inside = (
-        out + token[None, :] * out_stride + begin + n[:, None],
-        in_n[:, None] & in_m[None, :],
-    )
+    to = out + token[None, :] * out_stride + begin + n[:, None]
+    inside = in_n[:, None] & in_m[None, :]
     tl.store(to, tl.load(to, mask=inside, other=0.0).to(tl.float32) + acc, mask=inside)
 
 
