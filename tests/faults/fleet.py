@@ -1,4 +1,4 @@
-"""Servers of a fleet that end, stand still and refuse, under load: F01, F02, F04, F19.
+"""Servers of a fleet that end, stand still and refuse, under load: F01, F02, F04, F13, F19.
 
 What a client reads must be what it reads when nothing happens: the same bytes but for clocks and
 caches, of every API, streamed and whole.
@@ -201,6 +201,32 @@ def f04(model: Path, count: int, rng: random.Random) -> str:
 
     num = _under_load(model, count, rng, harm)
     return f"{count} times all servers ended: 0 lost, 0 different, {num} moved"
+
+
+def f13(model: Path, count: int, rng: random.Random) -> str:
+    """A stage of a divided model is killed, under load and at rest: its server ends with it."""
+
+    def harm(routed: Routed) -> None:
+        os.kill(rng.choice([pid for one in _pids(routed) for pid in _stages(one)]), signal.SIGKILL)
+
+    with two_servers(model, "--stages", "2") as routed:
+        num = under_load(routed, count, rng, harm)
+        eventually(lambda: are_ready(routed), _LONG_S)
+        deaths = _num_deaths(routed)
+        harm(routed)
+        eventually(lambda: _num_deaths(routed) > deaths and are_ready(routed), _LONG_S)
+    return f"{count} stages killed under load: 0 lost, 0 different, {num} moved; 1 at rest was seen"
+
+
+def _num_deaths(routed: Routed) -> int:
+    return sum(one["deaths"] for one in servers(routed))
+
+
+def _stages(pid: int) -> list[int]:
+    """Return the processes of a server that compute some of its layers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    names = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in children}
+    return [one for one, name in names.items() if "cpu.stages.process" in name]
 
 
 def f19(model: Path, count: int, rng: random.Random) -> str:

@@ -3,6 +3,7 @@ F16. Their machines are this one, and the network between is a relay of bytes.""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -12,10 +13,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -26,7 +26,7 @@ from tests.fleet.test_joined import joined, raw, url_of
 from tests.fleet.test_replicas import WISH
 from tests.fleet.test_router import PATIENCE_S, Routed, routing
 from tests.fleet.wire import Fault, Wire, wire
-from tests.server.serving import eventually
+from tests.server.serving import JSON, eventually
 
 ENDLESS = WISH | {"model": "model", "n": 64, "stream": False}
 _KEY = "0123456789abcdef" * 4
@@ -179,24 +179,31 @@ def f16(model: Path, count: int, rng: random.Random) -> str:
                 eventually(lambda: len(servers(routed)) == 2 and are_ready(routed))
                 _move_a_dated_one(routed, between, rng.randrange(1 << 31))
                 ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
-                assert found["resumed"] == number + 1
+                assert found["resumed"] == number + 1, found
     return f"{count} moves of prompts with the time between time zones: the same answer"
 
 
 def _move_a_dated_one(routed: Routed, between: Wire, seed: int) -> None:
-    """Stream an answer to a conversation, and take its server away in the middle."""
+    """Stream an answer to a conversation, and let its server stand still in the middle.
+
+    It is silent for a second before another one goes on, whose clock then says another second.
+    """
     wish = {"messages": [{"role": "user", "content": "one two"}], "n": 64, "seed": seed}
     wish |= {"max_tokens": 90, "ignore_eos": True, "stream": True}
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(routed.call, "/v1/chat/completions", wish)
-        eventually(lambda: any(one["running"] for one in servers(routed)) or asked.done())
-        time.sleep(1.1)  # so that another clock would say another second
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
+    with closing(connection):
+        connection.request("POST", "/v1/chat/completions", json.dumps(wish), JSON)
+        response = connection.getresponse()
+        assert response.status == 200
+        while b'"content":"' not in response.readline():
+            pass
         (busy,) = [one for one in servers(routed) if one["running"]]
         if busy["node"]:
             between.stand_still()
         else:
-            os.kill(busy["pid"], signal.SIGKILL)
-        status, answer, _ = asked.result()
+            os.kill(busy["pid"], signal.SIGSTOP)
+        rest = response.read()
         between.move()
-    assert status == 200
-    assert answer.endswith("data: [DONE]\n\n"), answer[-300:]
+        if not busy["node"]:
+            os.kill(busy["pid"], signal.SIGCONT)
+    assert rest.endswith(b"data: [DONE]\n\n"), rest[-300:]

@@ -124,6 +124,7 @@ ROWS = (
     Row("F10", "a server with other answers wants to join", links.f10, 0, 50),
     Row("F11", "strangers at the door of a fleet", links.f11, 200, 10_000),
     Row("F12", "a key asks all servers for more than it may", loads.f12, 50, 1000),
+    Row("F13", "a stage of a divided model is killed", fleet.f13, 1, 50),
     Row("F14", "attacks on Triton's protocol before a fleet", triton.f14, 40, 10_000),
     Row("F16", "a server in another time zone goes on", links.f16, 0, 20),
     Row("F17", "so many clients that do not read", loads.f17, 50, 1000),
@@ -138,5 +139,6 @@ LEFT_OUT = {
     "it (include_obfuscation) is told so (test_fields)",
     "T60": "replicas started anew behind a proxy: there is no proxy of ours; how a process ends "
     "with requests in flight is T26's",
-    "T62": "guardrails: there are none; what stop strings hold back is T25's",
+    "T62": "rules on what an answer may say: forced to forbidden text over all routes in "
+    "tests/server/rules; what stop strings hold back is T25's",
 }

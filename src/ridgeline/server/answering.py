@@ -70,6 +70,7 @@ class Answering:
         self._adapters = llm.adapters
         self._guards = {one: AsyncEngine(own.engine) for one, own in (guards or {}).items()}
         self.async_engine = AsyncEngine(llm.engine)
+        self.async_engine.lost = lambda: llm.runner.lost
         trace = llm.trace
         self._score = PredictionMonitor(
             known(home, llm.path, llm.arch, llm.config),

@@ -54,7 +54,7 @@ _BATCHED = (
 class CpuRunner:
     """A ``core.step.Runner`` on compiled kernels. ``close()``, or dropping it, ends its threads."""
 
-    looks_ahead = False
+    looks_ahead, lost = False, ""
 
     def __init__(
         self,

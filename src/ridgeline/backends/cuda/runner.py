@@ -77,6 +77,8 @@ class CudaRunner:
             them.
     """
 
+    lost = ""  # a step finds out, and says so itself
+
     def __init__(
         self,
         arch: ModelArch,

@@ -66,6 +66,7 @@ class AsyncEngine(EngineClient):
         self.before_step: Callable[[], object] | None = None  # called in the engine's thread
         self.on_submit: Callable[[RequestStream], None] = lambda stream: None  # on the loop
         self.on_lost: Callable[[str], None] = lambda why: None  # too: there is no device any more
+        self.lost: Callable[[], str] = lambda: ""  # asked between steps: why there is none
         engine.runner = BisectingRunner(engine.runner, self._note_failure)
         self.listeners.append(self._note_end)
         self._wake = threading.Condition()
@@ -111,6 +112,9 @@ class AsyncEngine(EngineClient):
         """End all waiting for an engine that has stopped, or hangs."""
         if self._streams and (why := self.trouble()):
             self.abandon_all(ServerEnds(why))
+        if self.lost():  # while no step runs that would find out
+            with self._wake:
+                self._wake.notify()
         if not self._stopping:
             self._loop.call_later(_WATCH_S, self._watch)
 
@@ -266,6 +270,8 @@ class AsyncEngine(EngineClient):
                 return True
             if self._stopping:
                 return False
+            if why := self.lost():
+                raise DeviceLost(why)
             self._turn_began_s = time.monotonic()
             gives_way = self._is_waited_for()
             arrivals = self._arrivals()
@@ -294,7 +300,7 @@ class AsyncEngine(EngineClient):
 
     def _is_wanted(self) -> bool:
         asked = self._stopping or self._gone or self._callbacks or self._queue or self._pauses
-        if asked or self._promised or self._engine.has_work():
+        if asked or self.lost() or self._promised or self._engine.has_work():
             return True
         return bool(self._background or self._gives_way) and not self._is_waited_for()
 

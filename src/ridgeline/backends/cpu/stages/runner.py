@@ -157,6 +157,11 @@ class StagesRunner:
         self._sender, self._number = Sender(), 0
         self.close = weakref.finalize(self, _close, stages, last)
 
+    @property
+    def lost(self) -> str:
+        """Which stage is no more, and how it ended."""
+        return self.stages.lost
+
     def execute(self, step: Step) -> StepOutput:
         """Execute a step in parts, on all stages. Raises DeviceLost if one is lost."""
         parts = cut(step.work, self._most_parts)

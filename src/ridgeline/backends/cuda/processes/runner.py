@@ -56,6 +56,11 @@ class RanksRunner:
         self._memory = {rank: ready.memory for rank, ready in processes.expect(Ready).items()}
         weakref.finalize(self, processes.close)
 
+    @property
+    def lost(self) -> str:
+        """Which rank is no more, and how it ended."""
+        return self.processes.lost or ""
+
     def execute(self, step: Step) -> StepOutput:
         """Execute a step on all ranks. Raises DeviceLost if one is lost, or does not go on."""
         with self.processes.told(self._sender.write(step)):
