@@ -15,6 +15,8 @@ STEP := sh tools/step.sh
 TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
 # By name, not those with most tests first: at the end one process would wait for the other's longest.
 REST := $(TWO) --no-loadscope-reorder --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+# The tests start hundreds of programs, which read compiled modules instead of compiling them.
+export PYTHONDONTWRITEBYTECODE :=
 SAME_ANSWER := tests/engine/test_same_answer.py tests/engine/test_same_answer_of_families.py
 PIP := -m pip --disable-pip-version-check --quiet
 

@@ -1,5 +1,7 @@
 """The command line. Every command is a few lines: parse, call, print.
 
+What only measures is imported by its command, so that the others start sooner.
+
 Exit status: 0 on success, 2 for a usage error, 1 for anything else. Errors are one or two lines on
 standard error; ``--debug`` shows the traceback.
 """
@@ -24,15 +26,10 @@ from typer.core import TyperGroup
 from ridgeline import LLM, __version__
 from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.bench.client_overhead import read_edge
-from ridgeline.bench.foresight.main import foresight
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
-from ridgeline.bench.offline import bench
 from ridgeline.bench.out_file import check_out
-from ridgeline.bench.profile.main import profile as print_profile
-from ridgeline.bench.quality import quality
-from ridgeline.bench.speculation import bench_speculation
 from ridgeline.cli import settings
 from ridgeline.cli.commands import bench as bench_commands
 from ridgeline.cli.commands import checks, models
@@ -346,8 +343,12 @@ def bench_offline(
     options = replace(options, speculative_config=options.speculative_config or "off")
     with load_model(model, options, {}) as (llm, _):
         if profile:
+            from ridgeline.bench.profile.main import profile as print_profile
+
             print_profile(llm, picture=profile_out, **shape)
         else:
+            from ridgeline.bench.offline import bench
+
             bench(llm, **shape)
 
 
@@ -381,6 +382,8 @@ def bench_foresight(
     three. The table compares the errors of the predictions with those of a second run. The last
     line is one JSON document.
     """
+    from ridgeline.bench.foresight.main import foresight
+
     check_out(out, (".svg",))
     if edge and not base_url:
         raise UsageError("--edge needs a server: give --base-url")
@@ -422,6 +425,8 @@ def bench_drafts(
 
     Code edits are always measured; --prompts adds categories.
     """
+    from ridgeline.bench.speculation import bench_speculation
+
     with load_model(model, options, {}) as (llm, _):
         bench_speculation(
             llm,
@@ -454,6 +459,8 @@ def bench_quality(
     length of the windows that the text is cut into. --against names the model that a quantised one
     was made of, so that what its files lost counts too. The last line is one JSON document.
     """
+    from ridgeline.bench.quality import quality
+
     quality(model, text_file=text, num_tokens=tokens, options=options, against=against)
 
 

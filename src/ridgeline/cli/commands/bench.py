@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ridgeline.bench.claims.main import bench_claims
 from ridgeline.bench.compare import Format, compare
 from ridgeline.bench.gpu.main import SECONDS, bench_gpu, chosen_parts
 from ridgeline.bench.images.main import Images, bench_images
@@ -151,4 +150,6 @@ def claims(
     virtual clock, with no model loaded. Then batch sizes, with latency and cost.
     """
     check_device(wishes)
+    from ridgeline.bench.claims.main import bench_claims
+
     bench_claims(model, wishes, seconds, out, as_json=as_json, only=only or ())
