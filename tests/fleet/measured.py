@@ -221,7 +221,8 @@ def back(model: str, folder: Path) -> None:
                 restarted = table(running)["restarted"]
                 while table(running)["restarted"] == restarted:
                     await asyncio.sleep(0.02)
-                return await hearing, time.perf_counter() - begin_s
+                back_s = time.perf_counter() - begin_s
+                return await hearing, back_s
 
             heard, back_s = asyncio.run(disturbed(11000 + 100 * turn))
             silence_s = max(one.silence_s for one in heard)
