@@ -29,7 +29,8 @@ from tests.server.serving import eventually
 from tests.server.tunnel.clouds import serving_cloud
 
 _EVENT = b"data: {"
-_NUM_FIRSTS, _ROUNDS = 40, 3
+_NUM_FIRSTS, _ROUNDS, _KILLS = 40, 8, 3
+_REST_S = 4.0  # until a new server has done what it does beside its first answers
 _ROOM = ("--kv-cache-memory", "128MiB")
 _WORDS = ["harbour", "copper", "lantern", "winter", "orchard", "signal", "marble", "river"]
 
@@ -141,6 +142,7 @@ def throughput(model: str, folder: Path) -> None:
     with ExitStack() as stack:
         plain = [stack.enter_context(served(model, folder)).port for _ in range(2)]
         routed = stack.enter_context(served(model, folder, "--replicas", "2")).port
+        time.sleep(_REST_S)
         ratios = []
         for turn in range(_ROUNDS):
             direct = asyncio.run(both(plain, 8, 7000 + 1000 * turn))
@@ -203,7 +205,7 @@ def notice(model: str, folder: Path) -> None:
 
         heard, after = asyncio.run(disturbed()), table(running)
     silence_s = max(one.silence_s for one in heard)
-    whole = sum(one.num_events >= 600 for one in heard)
+    whole = sum(b'"finish_reason":"length"' in one.text for one in heard)
     print(f"notice of 20 s: {whole} of 16 whole, {after['resumed']} moved, ", end="")
     print(f"longest silence {silence_s:.2f} s (2)")
 
@@ -211,7 +213,7 @@ def notice(model: str, folder: Path) -> None:
 def back(model: str, folder: Path) -> None:
     """How long it takes until a killed server is back, and the silence of its streams."""
     with served(model, folder, "--replicas", "2") as running:
-        for turn in range(_ROUNDS):
+        for turn in range(_KILLS):
 
             async def disturbed(seed: int) -> tuple[list[Heard], float]:
                 hearing = asyncio.ensure_future(streams(running.port, 16, 400, seed))
@@ -228,7 +230,7 @@ def back(model: str, folder: Path) -> None:
             silence_s = max(one.silence_s for one in heard)
             print(f"killed: back after {back_s:.2f} s (1.5), longest silence {silence_s:.2f} s")
             eventually(lambda: all(r["state"] == "ready" for r in table(running)["replicas"]))
-            time.sleep(3)  # until another spare process is there
+            time.sleep(_REST_S)
 
 
 MEASURED: dict[str, Callable[[str, Path], None]] = {

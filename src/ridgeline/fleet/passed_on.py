@@ -255,7 +255,7 @@ class PassedOn(Response):
 
     async def _answer(self, attempt: _Attempt, scope: Scope, send: Send) -> None:
         worker = attempt.worker
-        answer = await worker.client.send(self._request(worker, scope), stream=True)
+        answer = await worker.send(self._request(worker, scope))
         try:
             await self._pass_on(attempt, answer, scope, send)
         finally:
@@ -270,9 +270,10 @@ class PassedOn(Response):
         self._charge(attempt.worker, scope, int(answer.headers.get(SPENT.decode(), 0)))
         if self._has_begun and not is_framed:
             raise httpx2.RemoteProtocolError(f"it answers {answer.status_code}, and does not go on")
-        pieces = (
-            self._unframed(attempt, scope, answer.aiter_raw()) if is_framed else answer.aiter_raw()
-        )
+        assert isinstance(answer.stream, httpx2.AsyncByteStream)
+        pieces = aiter(answer.stream)
+        if is_framed:
+            pieces = self._unframed(attempt, scope, pieces)
         if self._has_begun:
             slot.counts["resumed"] += 1
             slot.counts["resumed_tokens"] += max(0, self._journal.count(b"\n") - 1)
@@ -346,9 +347,8 @@ class PassedOn(Response):
         batch = (state["tenant"], state["seed"]) if state["is_background"] else None
         said = told(worker.key, self._seed, state["created"], journal, batch, only_reads=only_reads)
         headers.append((HEADER, said))
-        return worker.client.build_request(
-            scope["method"], path, headers=headers, content=journal + self._body
-        )
+        url, content = f"http://localhost{path}", journal + self._body
+        return httpx2.Request(scope["method"], url, headers=headers, content=content)
 
 
 def _passes(name: bytes, kept: Iterable[bytes]) -> bool:

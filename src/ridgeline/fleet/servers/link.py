@@ -133,6 +133,7 @@ class _LinkAnswer(httpx2.AsyncByteStream):
 
     def __init__(self, connection: _Connection, is_head: bool) -> None:
         self._connection, self._is_head = connection, is_head
+        self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, list[tuple[bytes, bytes]]()
         self._pieces, self._num_bytes = list[bytes](), 0
@@ -169,7 +170,7 @@ class _LinkAnswer(httpx2.AsyncByteStream):
         """Wait until something comes."""
         if self._why_not is not None:
             raise httpx2.RemoteProtocolError(self._why_not)
-        self._news = asyncio.get_running_loop().create_future()
+        self._news = self._loop.create_future()
         await self._news
 
     def _resume(self) -> None:
