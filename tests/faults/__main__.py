@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from tests.api.test_llm import write_model
-from tests.faults.rows import LEFT_OUT, ROWS, Unreachable
+from tests.faults.oracles import Unreachable
+from tests.faults.rows import LEFT_OUT, ROWS
 
 
 def main() -> int:

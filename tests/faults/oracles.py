@@ -49,6 +49,10 @@ _OTHERS_MIB = 256 if "pytest" in sys.modules else 0
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
+class Unreachable(Exception):
+    """A row cannot be run here, and why."""
+
+
 def check_body(status: int, body: bytes) -> None:
     """O8: what is not a success is an error object of OpenAI's shape, and tells nothing of us.
 

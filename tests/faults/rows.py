@@ -20,6 +20,7 @@ from tests.faults import (
     loads,
     places,
     process,
+    rays,
     tenants,
     text,
     triton,
@@ -28,10 +29,6 @@ from tests.faults import (
 )
 
 Run = Callable[[Path, int, random.Random], str]
-
-
-class Unreachable(Exception):
-    """The row cannot be run here, and why."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Row:
 
 NO_WORKER = "no T14: a server of one model has no worker to kill"
 MAPPED = "a file that is cut while it is served ends the server (SIGBUS)"
+NO_RESTART = "Ray's control store is not started again: that needs a Redis"
 NO_TRACE = "system calls that no Python code makes: there is no strace"
 
 ROWS = (
@@ -120,6 +118,7 @@ ROWS = (
     Row("F05", "a request that ends servers, beside others", loads.f05, 1, 20),
     Row("F06", "servers restarted in turn under load", loads.f06, 200, 10_000),
     Row("F07", "clouds take machines away", places.f07, 1, 50),
+    Row("F08", "Ray's processes are killed under its fleet", rays.f08, 0, 20, NO_RESTART),
     Row("F09", "a router is killed under load", links.f09, 0, 50),
     Row("F10", "a server with other answers wants to join", links.f10, 0, 50),
     Row("F11", "strangers at the door of a fleet", links.f11, 200, 10_000),

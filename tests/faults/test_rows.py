@@ -9,7 +9,8 @@ import pytest
 
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.faults.files import DAMAGED
-from tests.faults.rows import ROWS, Row, Unreachable
+from tests.faults.oracles import Unreachable
+from tests.faults.rows import ROWS, Row
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.ci], ids=lambda row: row.id)

@@ -171,7 +171,6 @@ class BackendRunner(Protocol):
         num_blocks: of the cache.
         looks_ahead: whether it starts the next step before it is asked for, so that sequences
             should have room for one token more than they need.
-        lost: why no step can run any more, if that is known; else empty. Any thread may read it.
     """
 
     arch: ModelArch
@@ -179,7 +178,8 @@ class BackendRunner(Protocol):
     looks_ahead: bool
 
     @property
-    def lost(self) -> str: ...
+    def lost(self) -> str:
+        """Why no step can run any more, if that is known; else empty. Any thread may ask."""
 
     def execute(self, step: Step) -> StepOutput:
         """Copy, compute, sample."""

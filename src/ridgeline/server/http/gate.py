@@ -32,6 +32,7 @@ from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER, STATE
 
 # No key: a static page, and probes.
+_ANY = "*"  # of origins
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
@@ -93,8 +94,9 @@ class Gate:
         if origins:
             self._of_pages = CORSMiddleware(
                 self._enter,
-                allow_origins=[one for one in origins if one != OWN],
-                allow_origin_regex=self._own_pages,
+                allow_origins=[one for one in origins if one not in (OWN, _ANY)],
+                # By name, as llama.cpp answers: some programs compare it with their own.
+                allow_origin_regex=".*" if _ANY in origins else self._own_pages,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["*"],
@@ -263,7 +265,7 @@ class Gate:
             message = f"this server is not {host[:80]!r}: see --allowed-host"
             raise ApiError(403, message, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        is_named = origin in self._origins or "*" in self._origins
+        is_named = origin in self._origins or _ANY in self._origins
         is_named |= bool(self._own_pages and re.fullmatch(self._own_pages, origin))
         if origin and not is_named and origin.partition("://")[2] != host:
             raise ApiError(403, _foreign(headers), code="origin")
