@@ -41,6 +41,14 @@ def test_what_is_known_of_speed_is_a_sentence() -> None:
     assert said.endswith("a thousand steps together by 1%")
 
 
+def test_a_speed_that_no_machine_drifts_to_is_to_be_measured_again() -> None:
+    """Steps that were learnt while the process stood still seem as slow as that."""
+    known = replace(measured(), factors=(1 / 60,))
+    said = foreseen(known)
+    assert f"it last ran at 60 times that speed: ridgeline calibrate {known.model}" in said
+    assert "80% of that speed: ridgeline" not in foreseen(replace(known, factors=(1.25,)))
+
+
 def test_the_sizes_lie_in_the_file_and_older_files_get_them(tmp_path: Path) -> None:
     home, checkpoint = tmp_path / "home", load_checkpoint(write_model(tmp_path / "tiny"))
     config = resolve(Options(), checkpoint)
