@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -230,6 +231,19 @@ def test_servers_that_were_silent_and_answer_again_were_not_ended_by_a_request(
             status, answer, _ = asked.result()
         assert (status, answer["choices"]) == (200, whole)
         assert 'why="blame"} 0.0\n' in routed.call("/metrics")[1]
+
+
+def test_where_one_hangs_a_request_waits_for_another_that_is_being_started(routed: Routed) -> None:
+    eventually(lambda: are_all_ready(routed))
+    hung, ended = (one["pid"] for one in table(routed)["replicas"])
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        silent = re.compile("has not answered for ([3-9]|[0-9]{2,}) s")
+        eventually(lambda: silent.search(str(routed.call("/health")[1])))
+        os.kill(ended, signal.SIGKILL)
+        assert routed.call("/v1/completions", ASK)[0] == 200
+    finally:
+        os.kill(hung, signal.SIGCONT)
 
 
 def test_those_that_were_beside_one_that_crashed_a_server_are_answered(routed: Routed) -> None:

@@ -120,7 +120,8 @@ class Pool:
         """Return the server that should get a request, when there is one.
 
         One of those ``avoided`` is taken only where there is no other. Raises ApiError if the model
-        cannot be loaded or, unless the caller ``is_patient``, if all of its servers hang.
+        cannot be loaded or, unless the caller ``is_patient``, if all of its servers hang and no
+        other is about to be there.
         """
         while True:
             if slot.is_asleep:
@@ -128,7 +129,8 @@ class Pool:
             found = slot.choose(prompt, avoided) or slot.choose(prompt)
             if found is not None:
                 return found
-            if not is_patient and any(one.trouble for one in slot.workers.values()):
+            hangs = any(one.trouble for one in slot.workers.values())
+            if hangs and not is_patient and not slot.expects_more:
                 raise self.refusal(slot)
             if not slot.workers:
                 self._tend(slot)

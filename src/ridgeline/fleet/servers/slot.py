@@ -195,6 +195,11 @@ class Slot:
         return bool(is_used) and not self.is_asleep
 
     @property
+    def expects_more(self) -> bool:
+        """Whether a server that is missing is started, and has not failed to start twice."""
+        return len(self.workers) < self.num_wanted + self.num_placed and self.num_failed < 2
+
+    @property
     def are_several(self) -> bool:
         """Whether servers have to be told apart."""
         return max([self.num_wanted, self.num_placed, *self.workers]) > 1
