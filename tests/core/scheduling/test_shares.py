@@ -15,7 +15,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Sequence, Status
 from ridgeline.core.scheduling.admission import Admission, Room, fair_share
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
-from ridgeline.core.step import SeqId, Step
+from ridgeline.core.step import SeqId, Step, Wait
 from ridgeline.foresight.simulator.run import Replica, SimRequest
 from tests.core.harness import (
     POLICIES,
@@ -227,6 +227,26 @@ def test_a_search_that_comes_into_a_flood_begins_with_its_share() -> None:
             break
     else:
         raise AssertionError("the search stands still")
+
+
+def test_answers_to_come_count_before_their_prompt_is_read() -> None:
+    scheduler = make_scheduler(seats=8)
+    scheduler.add(request_of(0, [1, 2], owner="a", n=5))
+    scheduler.add(request_of(1, [3, 4], owner="v"))
+    assert scheduler.room().inside == {"a": 5, "v": 1}
+
+
+@pytest.mark.parametrize("due_s", [inf, 1.0])
+def test_the_only_text_of_an_owner_keeps_its_blocks(due_s: float) -> None:
+    """However large it is, and although another owner's request is due."""
+    scheduler = make_scheduler(num_blocks=4, block_size=4, budget=16)
+    scheduler.add(request_of(0, range(11), owner="a", max_tokens=3))
+    run_step(scheduler)
+    scheduler.add(request_of(1, range(100, 107), owner="v", due_s=due_s, max_tokens=3))
+    step = run_step(scheduler)
+    assert step.preempted == ()
+    assert sizes_of(step) == {(0, 0): 1}
+    assert dict(step.waits) == {(1, 0): Wait.BLOCKS}
 
 
 # --- steps --------------------------------------------------------------------------------------
