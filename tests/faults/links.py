@@ -29,7 +29,7 @@ from tests.fleet.wire import Fault, Wire, wire
 from tests.server.serving import JSON, eventually
 
 ENDLESS = WISH | {"model": "model", "n": 64, "stream": False}
-_KEY = "0123456789abcdef" * 4
+KEY = "0123456789abcdef" * 4
 
 
 class Two(NamedTuple):
@@ -47,7 +47,7 @@ def two_machines(model: Path, *flags: str, **variables: str) -> Iterator[Two]:
     """Run both; the one that joins has the variables. At the end all is as if nothing happened."""
     with tempfile.TemporaryDirectory() as folder:
         served = served_alone(model, Path(folder))
-        (key := Path(folder) / "key").write_text(_KEY)
+        (key := Path(folder) / "key").write_text(KEY)
         own = ("--fleet-key-file", str(key), *flags)
         with (
             routing(served, Path(folder) / "log", *own) as routed,
@@ -80,7 +80,7 @@ def f09(model: Path, count: int, rng: random.Random) -> str:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         served = served_alone(model, folder)
-        (key := folder / "key").write_text(_KEY)
+        (key := folder / "key").write_text(KEY)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         flags = ("--fleet-key-file", str(key), "--port", str(port))

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from ridgeline.server.tunnel.spot import URL
 from tests.faults.fleet import check_rest, servers
+from tests.faults.links import KEY
 from tests.fleet.test_joined import joined, url_of
 from tests.fleet.test_router import PATIENCE_S, Routed, routing
 from tests.server.serving import JSON, eventually
@@ -68,7 +69,7 @@ def f07(model: Path, count: int, rng: random.Random) -> str:
         config = json.loads((served / "config.json").read_text())
         longer = json.dumps(config | {"max_position_embeddings": 1 << 15})
         (served / "config.json").write_text(longer)
-        key.write_text("0123456789abcdef" * 4)
+        key.write_text(KEY)
         flags = ("--fleet-key-file", str(key), *_LONG)
         with routing(served, Path(name) / "log", *flags) as routed:
             for number in range(count):

@@ -11,26 +11,19 @@ from typing import Any
 
 import pytest
 
+from tests.fleet.ray_cluster import add_node, node_of, parent, ray_cluster
 from tests.fleet.test_joined import key_file, names  # noqa: F401
 from tests.fleet.test_replicas import WISH, Answers, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.server.serving import eventually
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ridgeline[ray]'")
-STORE_BYTES = 80 << 20  # of objects, which are not used
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ridgeline[ray]'")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without processors, and two nodes with one each."""
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    for _ in range(2):
-        nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-    yield nodes
-    nodes.shutdown()
+    with ray_cluster() as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +47,6 @@ def routed(
 def whole(routed: Routed) -> Answers:
     choices = routed.call("/v1/completions", WISH | {"stream": False})[1]["choices"]
     return {one["index"]: (one["text"], one["logprobs"]["token_logprobs"]) for one in choices}
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def node_of(pid: int, cluster: Any) -> str:
-    """The id of the node on which the actor of a server runs: of the raylet that has started it."""
-    (node,) = (
-        one
-        for one in cluster.list_all_nodes()
-        for raylet in one.all_processes["raylet"]
-        if raylet.process.pid == parent(parent(pid))
-    )
-    return str(node.node_id)
 
 
 def test_an_actor_is_killed_and_the_answer_goes_on(routed: Routed, whole: Answers) -> None:
@@ -100,7 +78,7 @@ def test_a_node_that_is_drained_is_left_in_time(
     drained: list[str] = []
 
     def drain(pid: int) -> None:
-        drained.append(node_of(pid, cluster))
+        drained.append(str(node_of(pid, cluster).node_id))
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         end_ms = int((time.time() + 600) * 1000)
         assert client.drain_node(drained[0], reason, "it goes", end_ms)[0]
@@ -111,7 +89,7 @@ def test_a_node_that_is_drained_is_left_in_time(
     assert table(routed)["resumed"] == before + 1
     assert "Ray drains its node" in routed.log
     eventually(lambda: "1 of 2 servers of a are not there yet: each waits until Ray" in routed.log)
-    cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    add_node(cluster)
     eventually(lambda: len(names(routed)) == 2)
     pids = [one["pid"] for one in table(routed)["replicas"]]
-    assert drained[0] not in [node_of(pid, cluster) for pid in pids]
+    assert drained[0] not in [str(node_of(pid, cluster).node_id) for pid in pids]

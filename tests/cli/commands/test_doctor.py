@@ -45,7 +45,7 @@ def test_a_speed_that_no_machine_drifts_to_is_to_be_measured_again() -> None:
     """Steps that were learnt while the process stood still seem as slow as that."""
     known = replace(measured(), factors=(1 / 60,))
     said = foreseen(known)
-    assert f"it last ran at 60 times that speed: ridgeline calibrate {known.model}" in said
+    assert f"it last ran at 60.0 times that speed: ridgeline calibrate {known.model}" in said
     assert "80% of that speed: ridgeline" not in foreseen(replace(known, factors=(1.25,)))
 
 

@@ -149,7 +149,7 @@ def claims(
     Each technique is off and on in turn: on the real engine, or with --on by the scheduler under a
     virtual clock, with no model loaded. Then batch sizes, with latency and cost.
     """
-    check_device(wishes)
     from ridgeline.bench.claims.main import bench_claims
 
+    check_device(wishes)
     bench_claims(model, wishes, seconds, out, as_json=as_json, only=only or ())

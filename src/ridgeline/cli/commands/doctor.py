@@ -102,10 +102,6 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
         yield "foresight", line
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.0%} of" if ratio <= 2 else f"{ratio:,.0f} times"
-
-
 def foreseen(calibration: Calibration) -> str:
     """Say how well the times of a model's steps are known, and its recent speed."""
     days = (time.time() - calibration.measured_at) / 86400
@@ -121,8 +117,11 @@ def foreseen(calibration: Calibration) -> str:
         texts.append(f"it reads {' and '.join(known)}")
     if calibration.factors:
         speed = 1 / calibration.factors[-1]
-        again = f": ridgeline calibrate {calibration.model}" if not 0.5 <= speed <= 2 else ""
-        texts.append(f"it last ran at {_times(speed)} that speed{again}")
+        if 0.5 <= speed <= 2:
+            texts.append(f"it last ran at {speed:.0%} of that speed")
+        else:  # no machine drifts so far
+            again = f"ridgeline calibrate {calibration.model}"
+            texts.append(f"it last ran at {speed:,.1f} times that speed: {again}")
     errors = (
         ("one step", calibration.step_error),
         ("a thousand steps together", calibration.total_error),

@@ -31,8 +31,8 @@ from ridgeline.server.http.limits import Limits, Spacing
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER, STATE
 
-# No key: a static page, and probes.
 _ANY = "*"  # of origins
+# No key: a static page, and probes.
 OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
