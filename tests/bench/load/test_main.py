@@ -21,7 +21,7 @@ from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.foresight.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
 
-SLACK_S = 0.75  # a busy machine; only upper bounds need it
+SLACK_S = 2  # a busy machine; only upper bounds need it
 
 
 def scripted(first_s: float, gap_s: float, num: int) -> Script:

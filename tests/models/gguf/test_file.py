@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ridgeline.models.families import model_from_gguf
 from ridgeline.models.gguf import file as gguf_module
 from ridgeline.models.gguf.file import parse_gguf, read_gguf
 from ridgeline.models.tensors import ModelFileError
+from tests.lines_run import at_most_lines
 
 REAL = default_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 # fmt: off
@@ -200,11 +200,9 @@ def test_a_hostile_file_is_refused_at_once(lie: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.gguf"
     path.write_bytes(content)
     tracemalloc.start()
-    begin = time.thread_time()
     try:
-        with pytest.raises(ModelFileError) as caught:
+        with pytest.raises(ModelFileError) as caught, at_most_lines(50_000):
             read_gguf(path)
-        assert time.thread_time() - begin < 1
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -223,14 +221,12 @@ def test_a_sparse_file_cannot_back_a_lie(element: int, tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     path.write_bytes(build([key("a", 9, array(element, 2**28, b""))]))
     os.truncate(path, 1 << 32)
-    begin = time.thread_time()
-    with pytest.raises(ModelFileError, match="'a' claims"):
+    with pytest.raises(ModelFileError, match="'a' claims"), at_most_lines(50_000):
         read_gguf(path)
     path.write_bytes(build([key("a", 8, u64(2**31))]))
     os.truncate(path, 1 << 32)
-    with pytest.raises(ModelFileError, match="'a' reaches past"):
+    with pytest.raises(ModelFileError, match="'a' reaches past"), at_most_lines(50_000):
         read_gguf(path)
-    assert time.thread_time() - begin < 1
 
 
 def test_a_vocabulary_is_read_quickly() -> None:
@@ -242,9 +238,8 @@ def test_a_vocabulary_is_read_quickly() -> None:
             key("s", 9, array(6, 150_000, scores.tobytes())),
         ]
     )
-    begin = time.thread_time()
-    metadata, _ = parse_gguf(content, "x")
-    assert time.thread_time() - begin < 1  # 0.1 as a rule; the square of it would be minutes
+    with at_most_lines(150_000):
+        metadata, _ = parse_gguf(content, "x")
     assert metadata["words"][149_999] == "word149999"
     np.testing.assert_array_equal(metadata["s"], scores)
 

@@ -170,12 +170,9 @@ def test_a_stream_without_an_end_fails(served: Served) -> None:
     assert '"stop"' not in body.decode()
 
 
-def test_a_neighbour_never_pauses_for_a_second(served: Served) -> None:
-    """Every bomb, while a stream runs: what is refused has status 400, and soon.
-
-    A busy machine makes pauses of all, and longer bombs: one lasts a third of the longest at most.
-    """
-    times_s, bombs_s = list[float](), list[float]()
+def test_a_neighbour_goes_on_while_a_schema_is_judged(served: Served) -> None:
+    """Every bomb, while a stream runs: it is refused or answered, and the stream does not wait."""
+    times_s, bombs = list[float](), list[tuple[float, float]]()
     is_over = threading.Event()
 
     def watch() -> None:
@@ -192,11 +189,13 @@ def test_a_neighbour_never_pauses_for_a_second(served: Served) -> None:
         begin_s = time.monotonic()
         status, _, _ = served.call(CHAT, ASK | {"structured_outputs": bomb, "max_tokens": 8})
         assert status in (200, 400, 500)
-        bombs_s.append(time.monotonic() - begin_s)
+        bombs.append((begin_s, time.monotonic()))
     is_over.set()
     watcher.join()
-    assert max(bombs_s) < 30  # 5 on a quiet machine
-    assert max(b - a for a, b in pairwise(times_s)) < max(1, max(bombs_s) / 3)
+    begin_s, end_s = max(bombs, key=lambda bomb: bomb[1] - bomb[0])
+    thirds_s = [begin_s + (end_s - begin_s) * i / 3 for i in range(4)]
+    for third_s in pairwise(thirds_s):
+        assert sum(third_s[0] < time_s < third_s[1] for time_s in times_s) >= 8
 
 
 def test_grammars_are_counted(served: Served) -> None:
