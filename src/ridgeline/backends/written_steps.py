@@ -1,4 +1,4 @@
-"""Steps on their way to other processes: of each item what is new against the step before.
+"""Steps on their way to other processes: of each item what is new against the last time.
 
 A sequence's tables and texts only grow, and its sampling is one object all its life. So little of a
 step has to travel, and where two steps share an object here, they share one there: what decides by
@@ -14,17 +14,43 @@ from ridgeline.core.step import SeqId, Step, Wait, Work
 _GROWING = ("table", "history")  # fields that are tuples
 
 
-class Sender:
-    """Writes steps; each refers to the one that was written before."""
+class _Known:
+    """The items of the last few steps, each as it was last: the same at both ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int) -> None:
         """Know nothing yet."""
-        self._known: dict[SeqId, Work] = {}
+        self._num_steps, self._number = num_steps, 0
+        self._items: dict[SeqId, tuple[int, Work]] = {}  # with the step's number, oldest first
+
+    def get(self, seq_id: SeqId) -> Work | None:
+        """Return a sequence's last item, if it is not too old."""
+        found = self._items.get(seq_id)
+        return found[1] if found else None
+
+    def note(self, work: tuple[Work, ...]) -> None:
+        """Take a step's items."""
+        self._number += 1
+        for item in work:
+            self._items.pop(item.seq_id, None)
+            self._items[item.seq_id] = self._number, item
+        while self._items:
+            first = next(iter(self._items))
+            if self._items[first][0] > self._number - self._num_steps:
+                break
+            del self._items[first]
+
+
+class Sender:
+    """Writes steps; each refers to those that were written before."""
+
+    def __init__(self, num_steps: int = 1) -> None:
+        """Refer to the last ``num_steps``, which the receiver must know too."""
+        self._known = _Known(num_steps)
 
     def write(self, step: Step) -> Any:
         """Return what ``Receiver.read`` makes the step of."""
         items = [self._item(item, self._known.get(item.seq_id)) for item in step.work]
-        self._known = {item.seq_id: item for item in step.work}
+        self._known.note(step.work)
         waits = [wait for wait in step.waits if wait[1] is not Wait.PAUSED][:1]
         return items, step.copies, tuple(waits), step.state_copies
 
@@ -42,21 +68,22 @@ class Sender:
 class Receiver:
     """Reads what one ``Sender`` wrote, all of it and in order."""
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
-        self._known: dict[SeqId, Work] = {}
+    def __init__(self, num_steps: int = 1) -> None:
+        """Keep as many steps as the sender refers to."""
+        self._known = _Known(num_steps)
 
     def read(self, written: Any) -> Step:
         """Return the step that was written."""
         items, copies, waits, state_copies = written
         work = tuple(self._item(*pair) for pair in items)
-        self._known = {item.seq_id: item for item in work}
+        self._known.note(work)
         return Step(work, copies, (), (), waits, state_copies)
 
     def _item(self, item: Work, growth: Any) -> Work:
         if growth is None:
             return item
-        known, (grown, others) = self._known[item.seq_id], growth
+        known, (grown, others) = self._known.get(item.seq_id), growth
+        assert known is not None
         changes: dict[str, Any] = {
             name: _whole(getattr(known, name), part)
             for name, part in zip(_GROWING, grown, strict=True)

@@ -93,7 +93,7 @@ def test_three_stages_with_windows_and_after_a_step_that_was_given_up(make: Make
         links.append(link)
     own = setup_of(setup, arch, *ends[-1])
     last = load_runner(layers_of(of_all, *ends[-1]), own, context)
-    runner = StagesRunner(arch, last, Stages(links, []))
+    runner = StagesRunner(arch, last, Stages(links, []), setup.max_model_len)
     others = ((17, 18, 19),) * (len(cache_groups(arch)) - 1)
     for start, end in ((0, 60), (60, 62), (62, 96)):
         given_up = step(work(TOKENS[:40], (20, 21, 22))._replace(others=others))

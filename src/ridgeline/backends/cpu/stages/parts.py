@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.core.step import StepOutput, Work, sampled_from
 
-LEAST_ROWS = 16  # of a part: with fewer, weights would be read too often
+LEAST_ROWS = 8  # of a part: with fewer, weights would be read too often
 _BY_ITEM = ("logprobs", "prompt_logprobs", "errors", "top", "similarity", "vectors")
 
 

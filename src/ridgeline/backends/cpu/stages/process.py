@@ -21,7 +21,7 @@ from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.parts import TokenSpan, piece_of
 from ridgeline.backends.cpu.stages.split import layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, key_of, read_written, rows_of
+from ridgeline.backends.cpu.stages.wire import KNOWN_STEPS, Link, key_of, read_written, rows_of
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.written_steps import Receiver
 from ridgeline.core.step import Step
@@ -152,7 +152,7 @@ class _Orders:
 
 def _compute(link: Link, runner: CpuRunner, *, is_first: bool) -> None:
     """Compute the parts of steps as they come; each stage but the first waits for its rows."""
-    receiver, orders = Receiver(), _Orders(link)
+    receiver, orders = Receiver(KNOWN_STEPS), _Orders(link)
     while True:
         number, parts, written = orders.step()
         step = receiver.read(read_written(written))

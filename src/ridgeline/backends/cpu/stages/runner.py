@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
+from ridgeline.backends.cpu.stages.ahead import Drawn, PartAhead
 from ridgeline.backends.cpu.stages.parts import TokenSpan, cut, merged, piece_of
 from ridgeline.backends.cpu.stages.process import written_setup
 from ridgeline.backends.cpu.stages.split import bounds, layers_of, setup_of
-from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, rows_of
+from ridgeline.backends.cpu.stages.wire import KNOWN_STEPS, Link, bare, key_of, rows_of
 from ridgeline.backends.interface import (
     BackendContext,
     CacheMemory,
@@ -40,7 +41,7 @@ from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
-_PARTS_PER_STAGE = 4  # more keep stages busy for longer, and read weights more often
+_PARTS_PER_STAGE = 8  # more keep stages busy for longer, and read weights more often
 _END_S = 5.0  # that a process gets to end by itself
 
 
@@ -135,26 +136,47 @@ class Stages:
         self._ready.put(None)
 
 
+class _Part(NamedTuple):
+    """A part of a step, which stages compute.
+
+    Attributes:
+        number: of what they were told.
+        place: of the part in it.
+        pieces: of the step's items.
+        rows: which of the part's rows are theirs; None: all.
+    """
+
+    number: int
+    place: int
+    pieces: Sequence[TokenSpan]
+    rows: Sequence[int] | None = None
+
+
 class StagesRunner:
     """A runner over all stages.
 
     Attributes:
         arch: the whole model.
         num_blocks: of the cache, on every stage.
-        looks_ahead: it does not.
+        looks_ahead: all stages but the last do.
+        num_ahead: tokens that were there already when they were asked for.
         last: the runner of the last stage.
         stages: all others.
     """
 
-    looks_ahead = False
+    looks_ahead = True
 
-    def __init__(self, arch: ModelArch, last: CpuRunner, stages: Stages) -> None:
+    def __init__(
+        self, arch: ModelArch, last: CpuRunner, stages: Stages, max_model_len: int
+    ) -> None:
         """Take stages that load, or have loaded. Raises DeviceLost if one cannot."""
         self.arch, self.last, self.stages = arch, last, stages
-        self.num_blocks = last.num_blocks
+        self.num_blocks, self._limits = last.num_blocks, (last.block_size, max_model_len)
         self._memory = stages.memory()
-        self._most_parts = _PARTS_PER_STAGE * (len(stages._links) + 1)
-        self._sender, self._number = Sender(), 0
+        self._num_stages = len(stages._links) + 1
+        self._sender, self._number = Sender(KNOWN_STEPS), 0
+        self._ahead: list[PartAhead] = []
+        self.num_ahead = 0
         self.close = weakref.finalize(self, _close, stages, last)
 
     @property
@@ -164,29 +186,66 @@ class StagesRunner:
 
     def execute(self, step: Step) -> StepOutput:
         """Execute a step in parts, on all stages. Raises DeviceLost if one is lost."""
-        parts = cut(step.work, self._most_parts)
-        self._tell(step, parts)
-        outputs = []
-        for place, pieces in enumerate(parts):
-            work = tuple(piece_of(step.work[piece.item], piece) for piece in pieces)
+        drawn = Drawn(step, self._num_stages + 1, *self._limits)
+        outputs, ahead = [], list[PartAhead]()
+        for place, part in enumerate(self._parts(step)):
+            rows = self.stages.rows(part.number, part.place)
+            if part.rows is not None:
+                rows = HiddenRows(rows.x[part.rows], rows.non_finite[part.rows])
+            work = tuple(piece_of(step.work[piece.item], piece) for piece in part.pieces)
             copies = step.copies if place == 0 else ()
             of_part = step._replace(work=work, copies=copies, state_copies=())
-            rows = self.stages.rows(self._number, place)
-            outputs.append((pieces, self.last.execute(of_part, rows)))
+            output = self.last.execute(of_part, rows)
+            outputs.append((part.pieces, output))
+            if following := drawn.note(part.pieces, output):
+                ahead.append(self._run_ahead(following))
+        if following := drawn.rest():
+            ahead.append(self._run_ahead(following))
+        self._ahead = ahead
         return merged(len(step.work), outputs)
+
+    def _parts(self, step: Step) -> list[_Part]:
+        """Return the parts of a step: first those that stages compute already.
+
+        Blocks are copied before anything is computed, so a step with copies is computed anew.
+        """
+        ahead, self._ahead = self._ahead, []
+        found, rest = [], dict.fromkeys(range(len(step.work)))
+        for part in ahead if not step.copies else ():
+            pieces, rows = part.asked(step, self.last.block_size)
+            if pieces:
+                found.append(_Part(part.number, 0, pieces, rows))
+            for piece in pieces:
+                del rest[piece.item]
+        self.num_ahead += len(step.work) - len(rest)
+        if rest:
+            others = step._replace(work=tuple(step.work[i] for i in rest))
+            names, cuts = list(rest), cut(others.work, _PARTS_PER_STAGE * self._num_stages)
+            number = self._tell(others, cuts)
+            for place, pieces in enumerate(cuts):
+                named = [piece._replace(item=names[piece.item]) for piece in pieces]
+                found.append(_Part(number, place, named))
+        return found
+
+    def _run_ahead(self, work: tuple[Work, ...]) -> PartAhead:
+        step = Step(work, (), (), (), ())
+        return PartAhead(self._tell(step, [[TokenSpan(i, 0, 1) for i in range(len(work))]]), work)
 
     def prompt_logits(self, tokens: Sequence[int], start: int = 0) -> NDArray[np.float32]:
         """Return the logits after each token of one text, for measuring."""
 
         def before(item: Work) -> HiddenRows:
-            self._tell(Step((item,), (), (), (), ()), [[TokenSpan(0, 0, len(item.tokens))]])
-            return self.stages.rows(self._number, 0)
+            whole = [[TokenSpan(0, 0, len(item.tokens))]]
+            return self.stages.rows(self._tell(Step((item,), (), (), (), ()), whole), 0)
 
+        self._ahead = []
         return self.last.prompt_logits(tokens, start, before)
 
-    def _tell(self, step: Step, parts: Sequence[Sequence[TokenSpan]]) -> None:
+    def _tell(self, step: Step, parts: Sequence[Sequence[TokenSpan]]) -> int:
+        """Let the stages compute a step in these parts; return the number they know it by."""
         self._number += 1
         self.stages.tell(self._number, parts, self._sender.write(bare(step)))
+        return self._number
 
     def memory(self) -> dict[str, Held]:
         """Return what this stage keeps now, and the others since they had loaded."""
@@ -236,7 +295,7 @@ def load_stages(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -
         first, end = shares[-1]
         own = setup_of(setup, checkpoint.arch, first, end)
         last = load_runner(layers_of(checkpoint, first, end), own, context)
-        return StagesRunner(checkpoint.arch, last, stages)
+        return StagesRunner(checkpoint.arch, last, stages, setup.max_model_len)
     except BaseException:
         stages.close()
         raise

@@ -34,13 +34,14 @@ def check_stages(arch: ModelArch, setup: Setup) -> None:
 def bounds(arch: ModelArch, count: int) -> list[int]:
     """Return where each stage's layers begin, and the end of the last, by what must be read.
 
-    The last stage has the head as well. Each has a layer at least.
+    The last stage has the head as well. Each has a layer at least. Of the head a quarter counts:
+    all tokens that are drawn need it, but of a prompt only the last one (docs/log/server.md).
     """
     costs = [0] * arch.num_layers
     for name, shape in arch.matrix_shapes().items():
         if name.startswith("layers."):
             costs[int(name.split(".")[1])] += math.prod(shape)
-    head = arch.vocab_size * arch.hidden_size
+    head = arch.vocab_size * arch.hidden_size // 4
     upto = [0, *accumulate(costs)]
     target = (upto[-1] + head) / count
     found = [0]

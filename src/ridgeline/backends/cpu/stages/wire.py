@@ -21,6 +21,7 @@ from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.core.step import Step, Work
 from ridgeline.shared_key import is_proof, proof, read_key
 
+KNOWN_STEPS = 64  # that a step may refer to: those of two rounds with all their parts
 _HEAD = struct.Struct("<IQ")  # bytes of JSON, and of rows behind it
 _MOST_JSON, _MOST_ROWS = 1 << 28, 1 << 36
 _NONCE_BYTES, _PROOF_DIGITS = 32, 64

@@ -1,10 +1,10 @@
-"""Running ahead: the step that will probably be asked for, launched before the last one's tokens
-are known to the host.
+"""Running ahead (``backends.ahead``): the step that will probably be asked for, launched before the
+last one's tokens are known to the host.
 
 Its tokens are those that the device has drawn. When the core asks for a step, each item that asks
-for exactly what was computed gets it; all others are computed as usual. A row's bits do not depend
-on the step that it is in, so no answer changes, and the core knows nothing of it. All launches are
-on one stream: a block that was given away meanwhile is written later by its new owner.
+for exactly what was computed gets it; all others are computed as usual. The core knows nothing of
+it. All launches are on one stream: a block that was given away meanwhile is written later by its
+new owner.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.backends.ahead import is_where, next_item
 from ridgeline.core.step import SeqId, Step, Wait, Work
 
 if TYPE_CHECKING:
@@ -44,12 +45,8 @@ class Ahead:
         if i < 0 or not self.tokens or not is_plain(item) or item.tokens != (self.tokens[i],):
             return -1
         mine = self.work[i]
-        if item.start != mine.start or item.sampling is not mine.sampling:
-            return -1
-        block = item.start // block_size  # where keys and values were written
-        tables = zip((item.table, *item.others), (mine.table, *mine.others), strict=True)
-        is_same = all(theirs[block] == ours[block] for theirs, ours in tables)
-        return i if is_same and item.seeds == mine.seeds else -1
+        is_same = item.sampling is mine.sampling and item.seeds == mine.seeds
+        return i if is_same and is_where(item, mine, block_size) else -1
 
 
 def is_plain(item: Work) -> bool:
@@ -69,12 +66,10 @@ def next_work(step: Step, block_size: int, max_model_len: int) -> tuple[Work, ..
         return None
     found = []
     for item in step.work:
-        start = item.start + 1
         if len(item.tokens) != 1 or not item.seeds or not is_plain(item):
             return None
-        if start + 1 >= max_model_len:
+        following = next_item(item, (-1,), block_size, max_model_len)
+        if following is None:
             return None
-        if start // block_size >= min(map(len, (item.table, *item.others))):
-            return None
-        found.append(item._replace(start=start, tokens=(-1,)))
+        found.append(following)
     return tuple(found)
