@@ -481,13 +481,13 @@ def judge(mutant: Mutant) -> tuple[str, float]:
 
 def main(every: int = 1) -> int:
     start_s = time.monotonic()
-    chosen = MUTANTS[::every]
-    if judge(UNBROKEN)[0] != "SURVIVED":
-        print("The pure tests fail as it is: mend that first.", file=sys.stderr)
-        return 1
+    chosen, bad = MUTANTS[::every], 0
     with ThreadPoolExecutor(WORKERS) as pool:
-        results = pool.map(judge, chosen)
-        bad = 0
+        unbroken, results = pool.submit(judge, UNBROKEN), pool.map(judge, chosen)
+        if unbroken.result()[0] != "SURVIVED":
+            pool.shutdown(cancel_futures=True)
+            print("The pure tests fail as it is: mend that first.", file=sys.stderr)
+            return 1
         for mutant, (verdict, seconds) in zip(chosen, results, strict=True):
             bad += verdict != "killed"
             print(f"{verdict:9} {seconds:5.1f} s  {mutant.file:18} {mutant.why}", flush=True)

@@ -32,7 +32,7 @@ OFTEN = ("cpu",)  # that ``make test`` runs; the others are of the full matrix
 
 
 FOR_EACH = {  # tests of every backend, and what of them is run often besides ``OFTEN``
-    "test_in_batches": ("cpu-int8-row", "cpu-f32"),
+    "test_in_batches": ("cpu-int8-row",),
     "test_with_drafts": (),
     "test_drafts_leave_nothing_behind_in_the_cache": (),
 }

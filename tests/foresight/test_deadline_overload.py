@@ -61,7 +61,10 @@ def test_a_refusal_does_not_wait_for_the_step_under_way() -> None:
     assert max(refused) <= PERIOD_S + LAG_S + 1e-9
 
 
-@pytest.mark.parametrize("noise", [QUIET, CROWDED], ids=["quiet", "crowded"])
+@pytest.mark.parametrize(
+    "noise",
+    [pytest.param(QUIET, id="quiet", marks=pytest.mark.full), pytest.param(CROWDED, id="crowded")],
+)
 def test_with_noise_one_in_a_hundred_is_broken_at_most(noise: Noise) -> None:
     counts = {"kept": 0, "broken": 0, "refused": 0}
     for seed in (0, 1):

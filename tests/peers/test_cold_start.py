@@ -22,6 +22,7 @@ def test_the_table_has_medians_and_the_last_over_the_first() -> None:
     ]
 
 
+@pytest.mark.full
 def test_both_ways_are_timed_and_the_model_is_unloaded_in_between(
     model: Path,  # noqa: F811
     tmp_path: Path,

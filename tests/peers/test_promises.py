@@ -17,6 +17,7 @@ from tests.foresight.overload import Noise, Promising, overload
 WANDERING = Noise(0.0, 0.2, 3.0, 0.0)  # its speed alone
 
 
+@pytest.mark.full
 def test_a_trace_is_simulated_again_at_the_speed_of_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_it_starts_the_server_and_ends_it(tmp_path: Path) -> None:
     assert seats not in processes.stdout
 
 
+@pytest.mark.full
 def test_the_most_images_at_a_time(tmp_path: Path) -> None:
     """Of n at a time on four seats, each taken for 0.1 s, one takes n / 40 s."""
     free, picture = threading.Semaphore(4), png(32, 16)

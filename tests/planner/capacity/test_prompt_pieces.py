@@ -50,7 +50,7 @@ def share_served_well(records: list[RequestRecord], least_per_s: float) -> float
 
 
 def highest_rates(settings: EngineRecord, times: TimeModel, first: float) -> Mapping[int, float]:
-    """Return for each level the highest rate that holds, on a grid of 4 %; 0 for none."""
+    """Return for each level the highest rate that holds, on a grid of 8 %; 0 for none."""
     found, rate_per_s = dict.fromkeys(TOKENS_PER_S, 0.0), first
     while True:
         records = simulate(load(rate_per_s), settings, times)
@@ -59,7 +59,7 @@ def highest_rates(settings: EngineRecord, times: TimeModel, first: float) -> Map
         if not holding:
             return found
         found |= dict.fromkeys(holding, rate_per_s)
-        rate_per_s *= 1.04
+        rate_per_s *= 1.08
 
 
 @pytest.mark.parametrize(
