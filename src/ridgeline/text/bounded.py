@@ -143,15 +143,18 @@ class Apart:
             raise ModelFileError(str(error)) from None
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the ids of a text. Raises ValueError if it takes more time or memory than it may.
+        """Return the ids of a text.
 
-        Then the next text waits until the tokenizer is built again.
+        Raises ValueError if it takes more time or memory than it may: then the next text waits
+        until the tokenizer is built again. Raises ChildProcessError if it cannot be any more.
         """
         with self._lock:
             limit_s = _MAX_ENCODING_S if self._child.is_running else _MAX_BUILDING_S
             try:
                 answer: dict[str, Any] | None = self._child.ask(text, limit_s)
             except ChildProcessError as error:
+                if self._child.has_started:
+                    raise ChildProcessError(f"texts cannot be read now: {error}") from None
                 raise ValueError(f"the tokenizer fails: {error}") from None
         if answer is None:
             raise ValueError(

@@ -23,12 +23,18 @@ _START_S, _GOODBYE_S = 20.0, 1.0
 
 
 class Child:
-    """Asks one program. One question at a time: its owner sees to that."""
+    """Asks one program. One question at a time: its owner sees to that.
+
+    Attributes:
+        has_started: whether it could be started once. If it cannot any more, the machine is the
+            reason, and not the greeting.
+    """
 
     def __init__(self, program: Path, greeting: Callable[[], Any]) -> None:
         """Prepare to run ``program``, whose first line is what ``greeting`` returns."""
         self._program, self._greeting = program, greeting
         self._process: subprocess.Popen[bytes] | None = None
+        self.has_started = False
 
     @property
     def is_running(self) -> bool:
@@ -46,6 +52,7 @@ class Child:
         if not self._exchange(self._process, self._greeting(), _START_S):
             self.close()
             raise ChildProcessError("its process does not start")
+        self.has_started = True
 
     def ask(self, value: Any, limit_s: float) -> Any:
         """Return the answer to a value; None if none came in time, and then the process is gone.
@@ -94,8 +101,14 @@ class Children:
 
     def __init__(self, program: Path, greeting: Callable[[], Any]) -> None:
         """Prepare to run ``program``, as ``Child`` does."""
-        self._idle = [Child(program, greeting) for _ in range(NUM_PROCESSES)]  # the last is next
+        self._all = [Child(program, greeting) for _ in range(NUM_PROCESSES)]
+        self._idle = list(self._all)  # the last is next
         self._are_idle = threading.Semaphore(NUM_PROCESSES)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a process could be started once: ``Child`` has it."""
+        return any(child.has_started for child in self._all)
 
     def start(self) -> None:
         """Start one process now. Raises ChildProcessError if it does not answer."""

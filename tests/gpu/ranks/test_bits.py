@@ -17,9 +17,11 @@ from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.ranks.share import check
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.models.tensors import Checkpoint
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import ThreadRanks, tiny_model
+from tests.lora import random_adapter
 from tests.parity.tiny_configs import CONFIGS, NEWER
 
 PIECES = (0, 37), (37, 38), (38, 60)
@@ -70,6 +72,32 @@ def same(folder: Path, name: str, counts: Sequence[int] = (2, 4), **settings: An
 @pytest.mark.parametrize("name", SOME)
 def test_ranks_give_the_bits_of_one(name: str, tmp_path: Path) -> None:
     same(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2", "gpt-oss", pytest.param("gemma3", marks=pytest.mark.full)]
+)
+def test_ranks_give_the_bits_of_one_with_adapters(name: str, tmp_path: Path) -> None:
+    """Each request its own; the second adapter is only of some matrices."""
+    checkpoint, setup = tiny_model(tmp_path, name, max_lora_rank=20)
+    has_experts = hasattr(checkpoint.arch.layers[0].ffn, "per_token")
+    every = ("q", "k", "v", "o", *(() if has_experts else ("gate", "up", "down")))
+    made = [random_adapter(checkpoint.arch, 20, 1, every)]
+    made += [random_adapter(checkpoint.arch, 3, 2, ("v", "o"))]
+    adapters = [Adapter(1, b"1"), NO_ADAPTER, Adapter(2, b"2"), Adapter(1, b"1")]
+    found, b_bytes = [], list[int]()
+    for count in (1, 2, 4):
+        several = replace(setup, tensor_parallel_size=count)
+        ranks = ThreadRanks(checkpoint, several)
+        kept = [ranks.add_adapter(n, one) for n, one in enumerate(made, 1)]
+        found.append(answers(engine_over(ranks, several), REQUESTS, adapters))
+        b_bytes.append(sum(sum(b.nbytes for _, b in one.parts.values()) for one, *_ in kept))
+    assert found[0] == found[1] == found[2]
+    assert b_bytes[0] > b_bytes[1] > b_bytes[2]
+    plain = ThreadRanks(checkpoint, setup)
+    without = answers(engine_over(plain, setup), REQUESTS)
+    are_same = [a == b for a, b in zip(found[0], without, strict=True)]
+    assert are_same == [False, True, True, False, False]  # the second has two answers
 
 
 @pytest.mark.parametrize(

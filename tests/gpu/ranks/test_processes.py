@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -24,11 +25,13 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import ORDERED, TWINS
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.machine import DeviceLost
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import tiny_model
+from tests.lora import random_adapter
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
@@ -42,9 +45,11 @@ def _ordered_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def several(folder: Path, count: int, name: str = "qwen2") -> Iterator[tuple[Any, Any]]:
+def several(
+    folder: Path, count: int, name: str = "qwen2", **settings: Any
+) -> Iterator[tuple[Any, Any]]:
     """Make a runner over processes; they are gone at the end."""
-    checkpoint, setup = tiny_model(folder, name, tensor_parallel_size=count)
+    checkpoint, setup = tiny_model(folder, name, tensor_parallel_size=count, **settings)
     runner = cuda.new_runner(checkpoint, setup, NOWHERE)
     pids = list(runner.processes.pids().values())
     assert len(pids) == count - 1
@@ -82,6 +87,33 @@ def test_four_processes_give_the_bits_of_one_until_one_of_them_stops(tmp_path: P
                 memory["kv_cache"].num_bytes,
             )
         stops(runner, of_four, 2)
+
+
+def test_adapters_come_and_go_on_all_processes(tmp_path: Path) -> None:
+    checkpoint, setup = tiny_model(tmp_path, "qwen2", max_lora_rank=8)
+    alone, made = cuda.new_runner(checkpoint, setup, NOWHERE), {}
+    for number in (1, 2):
+        made[number] = random_adapter(checkpoint.arch, 4 * number, number)
+    adapters = [Adapter(1, b"1"), Adapter(2, b"2"), NO_ADAPTER]
+    kept = [alone.add_adapter(number, weights) for number, weights in made.items()]
+    wanted = answers(engine_over(alone, setup), REQUESTS, adapters)
+    with several(tmp_path / "two", 2, max_lora_rank=8) as (runner, of_two):
+        kept = [runner.add_adapter(number, weights) for number, weights in made.items()]
+        assert answers(engine_over(runner, of_two), REQUESTS, adapters) == wanted
+        with pytest.raises(ValueError, match="rank 9: the runner has room for 8"):
+            runner.add_adapter(3, random_adapter(checkpoint.arch, 9, 3))
+        kept.clear()
+        gc.collect()
+        assert answers(engine_over(runner, of_two), REQUESTS) == answers(
+            engine_over(alone, setup), REQUESTS
+        )
+        with pytest.raises(KeyError):  # on both alike, or a rank would be lost
+            answers(engine_over(runner, of_two), REQUESTS, adapters)
+        again = runner.add_adapter(1, made[1])
+        adapters[1] = NO_ADAPTER
+        found = answers(engine_over(runner, of_two), REQUESTS, adapters)
+        assert found[0] == wanted[0]
+        assert again.num_bytes > 0
 
 
 def stops(runner: Any, setup: Any, rank: int) -> None:

@@ -68,11 +68,6 @@ def test_what_cannot_be_divided_is_refused(arch: ModelArch, count: int, message:
     check(arch, 1)
 
 
-def test_adapters_of_a_divided_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="-size 2: a model that is divided has no adapters"):
-        tiny_model(tmp_path, "qwen2", tensor_parallel_size=2, max_lora_rank=8)
-
-
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(device.TWINS)
     with pytest.raises(ValueError, match="--tensor-parallel-size 2: this machine has 0 GPUs"):

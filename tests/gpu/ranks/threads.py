@@ -17,6 +17,7 @@ from ridgeline.backends.cuda.loading import load_rank
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.interface import Setup
 from ridgeline.core.step import Step, StepOutput
+from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from tests.engine.tiny_families import write_family
@@ -80,6 +81,9 @@ class ThreadRanks:
                 raise
 
         return list(self._threads.map(alone, of))
+
+    def add_adapter(self, number: int, weights: AdapterWeights) -> list[Any]:
+        return [runner.add_adapter(number, weights) for runner in self.runners]
 
     def execute(self, step: Step) -> StepOutput:
         first, *others = self._all(lambda runner: runner.execute(step), self.runners)

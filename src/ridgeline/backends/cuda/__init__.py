@@ -36,11 +36,6 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     device.check()
     ranks = setup.tensor_parallel_size
     device.check_count(ranks)
-    if ranks > 1 and setup.max_lora_rank:
-        raise ValueError(
-            f"--tensor-parallel-size {ranks}: a model that is divided has no adapters (--lora) "
-            f"yet: leave out one of them"
-        )
     if what := missing(arch):
         raise ValueError(f"--backend cuda has no {what} yet: use --backend cpu")
     share.check(arch, ranks)

@@ -25,6 +25,7 @@ from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
 from ridgeline.backends.cuda.model.weights import DTYPES, Weights
 from ridgeline.backends.cuda.ranks.group import Ranks
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.step.ahead import Ahead, next_work
 from ridgeline.backends.cuda.step.batch import Batch
 from ridgeline.backends.cuda.step.draws import Draws
@@ -89,6 +90,7 @@ class CudaRunner:
         ops: Any = twins,
         pads: bool | None = None,
         ranks: Ranks | None = None,
+        share: Share | None = None,
     ) -> None:
         """Allocate the cache and buffers beside the weights, on their device.
 
@@ -100,6 +102,7 @@ class CudaRunner:
             ops: kernels, or their twins.
             pads: whether steps are padded as graphs need it; None: on a GPU.
             ranks: the group that has the rest of the model; None: this is the whole model.
+            share: what this rank has of it; None: all.
         """
         self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
         self.device = weights.embed.device
@@ -115,6 +118,7 @@ class CudaRunner:
             ranks or Ranks(),
         )  # fmt: skip
         kinds = list(self.model.kinds.values())
+        self._share = share or Share(arch)
         self._adapters: WeakValueDictionary[int, LoadedAdapter] = WeakValueDictionary()
         self._steps = StagedSteps(
             setup, len(self.groups), kinds, arch, self.states, self._adapters, self.device
@@ -275,7 +279,7 @@ class CudaRunner:
         plans = self._steps.plans(variant, is_captured=is_captured)
         there, adapted = self._steps.staging.device, None
         if variant.adapted:
-            adapted = AdaptedRows(self._steps.adapter_plan(size), self.arch, self._ops)
+            adapted = AdaptedRows(self._steps.adapter_plan(size), self._share, self._ops)
         given = Inputs(
             tokens=there["tokens"][:size],
             positions=there["positions"][:size],
@@ -329,7 +333,7 @@ class CudaRunner:
             raise ValueError(f"rank {weights.rank}: the runner has room for {most}")
         dtype = DTYPES[self._setup.dtype]
         try:
-            loaded = load_adapter(weights, self.arch.num_layers, dtype, self.device)
+            loaded = load_adapter(weights, self.arch.num_layers, dtype, self.device, self._share)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 "the GPU has no memory for another adapter: leave more for them (--lora-memory)"

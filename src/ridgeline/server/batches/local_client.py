@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # imported only where a server has an audit log
 
 _log = logging.getLogger("ridgeline.server")
 _MOST_PAUSE_S = 5.0
-# What a router answers with 503 though others can be answered: the model is not there, or a server
-# has ended twice by this request. A server that hangs is started again.
-_FINAL, _PASSING = ("model_not_loaded", "model_ended"), ("model_hung",)
+# What is answered with 503 though others can be answered: the model is not there, or a server has
+# ended twice by this request. A server that hangs is started again, and so is a helper process.
+_FINAL, _PASSING = ("model_not_loaded", "model_ended"), ("model_hung", "no_process")
 _TOLD = {"ignored": IGNORED, "capped": CAPPED}  # by what lines of output call it
 
 

@@ -41,9 +41,15 @@ def add_errors(app: FastAPI) -> None:
         code = _STATUS.get(error.status_code)
         return await api(request, ApiError(error.status_code, text, code=code, headers=headers))
 
+    async def child(request: Request, error: Exception) -> Response:
+        """Answer what a helper process was needed for: another server may have one."""
+        headers = {"retry-after": "5"}
+        return await api(request, ApiError(503, str(error), code="no_process", headers=headers))
+
     async def bug(request: Request, error: Exception) -> Response:
         return await api(request, ApiError(500, "something went wrong; the server's log says what"))
 
     app.exception_handler(Exception)(bug)  # the gate logs it
     app.exception_handler(ApiError)(api)
+    app.exception_handler(ChildProcessError)(child)
     app.exception_handler(HTTPException)(http)

@@ -145,12 +145,15 @@ class Grammars:
             self._give_back()
 
     def _compiled(self, source: Source) -> _KeptGrammar:
-        """Return a grammar, or why it is none. Raises GrammarError if it takes too long."""
+        """Return a grammar, or why it is none.
+
+        Raises GrammarError if it takes too long, and ChildProcessError if nothing can be compiled.
+        """
         asked = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
         try:
             answer: dict[str, Any] | None = self._children.ask(asked, self._timeout_s)
         except ChildProcessError as error:
-            raise ValueError(f"grammars cannot be compiled: {error}") from None
+            raise ChildProcessError(f"grammars cannot be compiled now: {error}") from None
         if answer is None:  # it may be the load of the machine: the next try is another one
             raise GrammarError(
                 f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile", "too_slow"

@@ -34,11 +34,14 @@ class Renderer:
 
         Raises:
             ValueError: the template is broken, refuses, or takes more time or memory than it may.
+            ChildProcessError: no process can be started any more.
         """
         question = {"now": now.isoformat(), "variables": variables}
         try:
             answer: dict[str, str] | None = self._children.ask(question, _MAX_RENDERING_S)
         except ChildProcessError as error:
+            if self._children.has_started:
+                raise ChildProcessError(f"chats cannot be written now: {error}") from None
             raise ValueError(f"the chat template fails: {error}") from None
         if answer is None:
             raise ValueError(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.model.experts import meet
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.step.plan import AdapterPlan
 from ridgeline.models.adapters import MATRICES, AdapterWeights
 
@@ -57,15 +57,23 @@ def padded_rank(rank: int) -> int:
 
 
 def load_adapter(
-    weights: AdapterWeights, num_layers: int, dtype: torch.dtype, device: torch.device
+    weights: AdapterWeights,
+    num_layers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    share: Share | None = None,
 ) -> LoadedAdapter:
-    """Upload an adapter, in the type of a model's activations."""
+    """Upload an adapter, in the type of a model's activations.
+
+    Of each B a rank has the rows of its own outputs, which ``share`` knows; A it has whole.
+    """
     placed: dict[int, list[tuple[int, tuple[int, int]]]] = {}
     end, arrays = 0, list[tuple[int, Any]]()
     for name, part in weights.parts.items():
         _, layer, matrix = name.split(".")
         more = padded_rank(len(part.a)) - len(part.a)
-        both = np.pad(part.a, ((0, more), (0, 0))), np.pad(part.b, ((0, 0), (0, more)))
+        b = part.b if share is None else part.b[share.rows(name, len(part.b))]
+        both = np.pad(part.a, ((0, more), (0, 0))), np.pad(b, ((0, 0), (0, more)))
         for array in both:
             placed.setdefault(matrix_number(int(layer), matrix), []).append((end, array.shape))
             arrays.append((end, array))
@@ -88,9 +96,9 @@ def load_adapter(
 class AdaptedRows:
     """Which rows of a step have which adapter."""
 
-    def __init__(self, plan: AdapterPlan, arch: ModelArch, ops: Any) -> None:
+    def __init__(self, plan: AdapterPlan, share: Share, ops: Any) -> None:
         """Look at a step's rows."""
-        self._plan, self._arch, self._ops = plan, arch, ops
+        self._plan, self._share, self._ops = plan, share, ops
         self._met = meet(plan.slot_of[:, None].long(), len(plan.words))
 
     def add(self, layer: int, out: Tensor, x: Tensor, *names: str) -> Tensor:
@@ -98,8 +106,11 @@ class AdaptedRows:
 
         Rows without an adapter stay as they are.
         """
-        shapes = self._arch.layers[layer].shapes(self._arch.hidden_size, norm_bias=False)
-        sizes = tuple(shapes[name][0] for name in names)
+        whole = self._share.whole
+        shapes = whole.layers[layer].shapes(whole.hidden_size, norm_bias=False)
+        sizes = tuple(
+            self._share.num_rows(f"layers.{layer}.{name}", shapes[name][0]) for name in names
+        )
         first = matrix_number(layer, names[0])
         self._ops.add_low_rank(out, x, self._met, self._plan, first, sizes)
         return out

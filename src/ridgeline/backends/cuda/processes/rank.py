@@ -14,7 +14,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ridgeline.backends.cuda.processes.watch import Failed, Loaded, Ready, Start, map_progress
+from ridgeline.backends.cuda.processes.watch import (
+    Failed,
+    Loaded,
+    NewAdapter,
+    OldAdapter,
+    Ready,
+    Start,
+    map_progress,
+)
 from ridgeline.backends.interface import BackendContext
 from ridgeline.machine import DeviceLost
 
@@ -61,9 +69,15 @@ def _serve(pipe: Connection, start: Start) -> None:
     checkpoint = load_checkpoint(start.model)
     runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet)
     pipe.send(Ready(dict(runner.memory())))
-    receiver, number = Receiver(), 0
+    receiver, number, adapters = Receiver(), 0, dict[int, Any]()
     while True:
         what = pipe.recv()
+        if isinstance(what, NewAdapter):
+            adapters[what.number] = runner.add_adapter(what.number, what.weights)
+            continue
+        if isinstance(what, OldAdapter):
+            del adapters[what.number]
+            continue
         number += 1
         ranks.advance()
         try:

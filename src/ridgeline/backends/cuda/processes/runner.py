@@ -7,6 +7,7 @@ Each rank executes the same steps over its share of the model. So all that is de
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
@@ -16,7 +17,13 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.loading import keep_kernels, load_rank
-from ridgeline.backends.cuda.processes.watch import Loaded, Processes, Ready
+from ridgeline.backends.cuda.processes.watch import (
+    Loaded,
+    NewAdapter,
+    OldAdapter,
+    Processes,
+    Ready,
+)
 from ridgeline.backends.cuda.ranks.group import Ranks, connect
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import (
@@ -52,7 +59,7 @@ class RanksRunner:
         """Take a runner whose ranks are ready for their first step."""
         self.arch, self.first, self.processes, self._ranks = arch, first, processes, ranks
         self.num_blocks, self.looks_ahead = first.num_blocks, first.looks_ahead
-        self._sender = Sender()
+        self._sender, self._old = Sender(), deque[int]()
         self._memory = {rank: ready.memory for rank, ready in processes.expect(Ready).items()}
         weakref.finalize(self, processes.close)
 
@@ -63,6 +70,8 @@ class RanksRunner:
 
     def execute(self, step: Step) -> StepOutput:
         """Execute a step on all ranks. Raises DeviceLost if one is lost, or does not go on."""
+        while self._old:
+            self.processes.tell(OldAdapter(self._old.popleft()))
         with self.processes.told(self._sender.write(step)):
             self._ranks.advance()
             return self.first.execute(step)
@@ -84,8 +93,14 @@ class RanksRunner:
         return found
 
     def add_adapter(self, number: int, weights: AdapterWeights) -> KeptAdapter:
-        """Raise ValueError: there are none of a model that is divided."""
-        return self.first.add_adapter(number, weights)
+        """Let work name an adapter by this number while what is returned is kept.
+
+        All ranks have it before the next step. Raises ValueError as ``CudaRunner.add_adapter``.
+        """
+        kept = self.first.add_adapter(number, weights)
+        self.processes.tell(NewAdapter(number, weights))
+        weakref.finalize(kept, self._old.append, number).atexit = False
+        return kept
 
     def traffic(self, step: StepRecord, num_experts: int | None = None) -> dict[str, Traffic]:
         """Return nothing: kernels on a device are not counted."""

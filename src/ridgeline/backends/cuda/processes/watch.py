@@ -28,6 +28,7 @@ import numpy as np
 
 from ridgeline.backends.interface import Held, Setup
 from ridgeline.machine import DeviceLost
+from ridgeline.models.adapters import AdapterWeights
 
 STEP_TIMEOUT_S = 60.0
 _LOOK_S = 0.25  # between two looks at the clock
@@ -50,6 +51,19 @@ class Start(NamedTuple):
     folder: Path
     model: Path
     setup: Setup
+
+
+class NewAdapter(NamedTuple):
+    """Steps will name an adapter by ``number``."""
+
+    number: int
+    weights: AdapterWeights
+
+
+class OldAdapter(NamedTuple):
+    """No step will name the adapter ``number`` any more."""
+
+    number: int
 
 
 class Loaded(NamedTuple):
@@ -87,7 +101,7 @@ class Processes:
         self.on_lost: Callable[[], None] = lambda: None
         self.folder = Path(tempfile.mkdtemp(prefix="ridgeline-ranks-"))
         self.progress = map_progress(self.folder, self.count)
-        self._changed = threading.Condition()
+        self._changed, self._sending = threading.Condition(), threading.Lock()
         self._pipes: dict[Connection, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, list[Any]] = {rank: [] for rank in range(1, self.count)}
@@ -121,11 +135,12 @@ class Processes:
         return found
 
     def tell(self, what: Any) -> None:
-        """Send all ranks the same."""
+        """Send all ranks the same; any thread may."""
         message = ForkingPickler.dumps(what)  # once; ``Connection.send`` would do it for each rank
-        for pipe in self._pipes:
-            with suppress(OSError):  # the thread finds out why
-                pipe.send_bytes(message)
+        with self._sending:
+            for pipe in self._pipes:
+                with suppress(OSError):  # the thread finds out why
+                    pipe.send_bytes(message)
 
     @contextmanager
     def told(self, what: Any) -> Iterator[None]:

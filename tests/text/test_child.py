@@ -1,0 +1,74 @@
+"""A helper process that cannot be started any more: the machine's fault, and no request's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.text import child
+from ridgeline.text.template.renderer import Renderer
+from tests.api.test_llm import HELLO, write_model
+from tests.server.serving import serving
+
+CHAT = "/v1/chat/completions"
+NOW = datetime(2026, 11, 28)
+
+
+def ends_at_once(program: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", ""]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def kill(children: child.Children) -> None:
+    for one in children._all:
+        if one._process is not None:
+            one._process.kill()
+            one._process.wait()
+
+
+def test_a_template_that_never_started_is_at_fault_and_one_that_did_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, renderer = Renderer("{{ text }}"), Renderer("{{ text }}")
+    assert started.render({"text": "yes"}, NOW) == "yes"
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "_started", ends_at_once)
+        kill(started._children)
+        with pytest.raises(ChildProcessError, match=r"^chats cannot be written now: its process"):
+            started.render({"text": "yes"}, NOW)
+        with pytest.raises(ValueError, match="the chat template fails: its process"):
+            renderer.render({"text": "yes"}, NOW)
+    assert started.render({"text": "again"}, NOW) == "again"
+    for one in (started, renderer):
+        one.close()
+
+
+def test_a_server_that_cannot_start_one_says_so_and_loosens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, which a router asks another server for; a tool's schema is not left out for it."""
+    path = write_model(tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    ask: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+    with serving(path, {"kv_cache_memory": "8MiB"}) as served:
+        for fields in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
+            with monkeypatch.context() as patch:
+                patch.setattr(child, "_started", ends_at_once)
+                if grammars := served.llm.text._grammars:
+                    kill(grammars._children)
+                status, error = served.refused(CHAT, ask | fields)
+                assert (status, error["code"]) == (503, "no_process"), error
+                assert error["message"].startswith("grammars cannot be compiled now")
+            status, _, headers = served.call(CHAT, ask | fields)
+            assert status == 200
+            assert "x-ridgeline-ignored" not in headers
