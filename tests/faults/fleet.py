@@ -131,10 +131,15 @@ def check_rest(routed: Routed) -> None:
 
 
 def under_load(
-    routed: Routed, count: int, rng: random.Random, harm: Callable[[Routed], None]
+    routed: Routed,
+    count: int,
+    rng: random.Random,
+    harm: Callable[[Routed], None],
+    num_servers: int = 1,
 ) -> int:
     """Harm servers so often under ten requests each time; return how many had brought something.
 
+    Before each time at least ``num_servers`` are there, and all that are there are ready.
     Raises AssertionError unless all answers are what they are when nothing happens.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -143,7 +148,7 @@ def under_load(
         refused = [answer for answer in wanted if answer[0] != 200]
         assert not refused, refused[0]
         for begin in range(0, len(wishes), _PER_FAULT):
-            eventually(lambda: are_ready(routed), LONG_S)
+            eventually(lambda: are_ready(routed) and len(servers(routed)) >= num_servers, LONG_S)
             some = wishes[begin : begin + _PER_FAULT]
             answers = [pool.submit(_answer, routed, wish) for wish in some]
             time.sleep(rng.random() * 0.3)

@@ -69,8 +69,7 @@ def f03(model: Path, count: int, rng: random.Random) -> str:
         def harm(routed: Routed) -> None:
             between.faults.append(left.pop())
 
-        num = under_load(routed, total, rng, harm)
-        eventually(lambda: len(servers(routed)) == 2)
+        num = under_load(routed, total, rng, harm, num_servers=2)
         between.faults.clear()
     return f"{count} times each of four faults of a link: 0 lost, 0 different, {num} moved"
 
