@@ -23,7 +23,7 @@ from ridgeline.physics.layers import shape_of_arch
 from ridgeline.planner.memory.ledger import weights_by_group
 from tests.gpu.engines import BLOCK, IDS, answers, engine_over
 from tests.gpu.ranks.threads import ThreadRanks, tiny_model
-from tests.tiny import PLAIN, RECURRENT, changed
+from tests.tiny import PLAIN, changed
 
 F32 = Storage(FORMATS["f32"], FORMATS["f32"])
 
@@ -59,7 +59,6 @@ def test_all_shares_are_the_whole() -> None:
         (changed(PLAIN, num_heads=6, num_kv_heads=3), 2, "3 key and value heads: one must divide"),
         (replace(PLAIN, hidden_size=30), 4, "--tensor-parallel-size 4 does not divide 30 channels"),
         (changed(PLAIN, size=42), 4, "does not divide 42 inner channels"),
-        (next(iter(RECURRENT.values())), 2, "states cannot be divided yet: leave it out|1 heads"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_divided_is_refused(arch: ModelArch, count: int, message: str) -> None:

@@ -84,6 +84,11 @@ class Model:
             for i, mixer in mixers.items()
             if mixer.slopes
         }
+        self._state_sizes = {
+            i: {name: shape[0] for name, shape in one.recurrent.shapes(arch.hidden_size).items()}
+            for i, one in enumerate(arch.layers)
+            if one.recurrent is not None
+        }
         self.kinds = {
             i: Kind(group_of[i], spec.shared, spec.window, is_wide=spec.is_wide)
             for i, spec in self._specs.items()
@@ -214,7 +219,7 @@ class Model:
             return attended
         surroundings = Surroundings(
             w.recurrent, self._states.by_layer[i], given.state_plan, self.ops, self._product,
-            self.arch.norm_eps,
+            self.arch.norm_eps, self._ranks, self._state_sizes[i],
         )  # fmt: skip
         out = mix(x, layer.recurrent, surroundings)
         out = out if attended is None else out + attended

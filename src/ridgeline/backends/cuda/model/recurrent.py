@@ -1,8 +1,8 @@
 """Mixers that keep a state, as calls of operations: ``arch.recurrent``.
 
 Linear maps and whatever concerns single tokens are done for all rows of a step; convolutions and
-recurrences go through states (``step.states``). Sums over channels are our own operations, whose
-order does not change with the batch.
+recurrences go through states (``step.states``), which every rank has whole. Sums over channels are
+our own operations, whose order does not change with the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.plan import StatePlan
 
 _UNIT_EPS = 1e-6  # added to the square of a head's length
@@ -27,6 +28,7 @@ class Surroundings:
     """What a mixer works with: its weights and states, the step's plan, and operations.
 
     ``product`` multiplies by a matrix of any format; ``eps`` is that of the model's norms.
+    ``sizes`` are how many rows matrices have on all ranks together.
     """
 
     weights: Mapping[str, Any]
@@ -35,10 +37,13 @@ class Surroundings:
     ops: Any
     product: Callable[..., Tensor]
     eps: float
+    ranks: Ranks
+    sizes: Mapping[str, int]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Return a linear map of rows, float32."""
-        return self.product(x, self.weights[name], self.weights.get(f"{name}_bias"), F32)
+        made = self.product(x, self.weights[name], self.weights.get(f"{name}_bias"), F32)
+        return made if made.shape[1] == self.sizes[name] else self.ranks.gather(made)
 
     def convolved(self, rows: Tensor) -> Tensor:
         """Return each channel's weighted sum over its last tokens, the present one included."""

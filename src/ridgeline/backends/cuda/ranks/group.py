@@ -50,7 +50,7 @@ class Ranks:
             return x
         if size is not None and (missing := -(-size // self.count) - x.shape[1]):
             x = torch.nn.functional.pad(x, (0, missing))
-        whole = self._all(x).transpose(0, 1).reshape(len(x), -1)
+        whole = self._all(x).transpose(0, 1).reshape(len(x), -1).contiguous()  # kernels need it
         return whole if size is None or whole.shape[1] == size else whole[:, :size].contiguous()
 
     def embedded(self, embedding: Tensor, tokens: Tensor, size: int) -> Tensor:

@@ -3,7 +3,8 @@
 Every matrix is divided by its outputs. So a sum over inputs is whole on one rank, and has the same
 order as on a single GPU. Query heads are divided evenly, and key heads as far as there are enough:
 where there are fewer than ranks, each is on several. What the layers' sums read whole (norms,
-routers, what makes latents) is on every rank.
+routers, what makes latents) is on every rank, and so are states, and the matrices beside them whose
+outputs cannot be divided evenly.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from ridgeline.physics.shapes import check_ranks
 
 _OF_HEADS = ("q", "q_gate", "sinks", "q_b", "k_b", "v_b")
 _OF_KV_HEADS = ("k", "v")
+_OF_STATES = ("in", "out", "qkv", "z", "beta", "decay")
 
 
 class Units(NamedTuple):
     """How a tensor's rows are divided: in ``runs`` of equal length, one for each expert, and each
-    of these in ``units`` that stay together.
+    of these in ``units`` that stay together; if it must be ``is_even``, only if each rank gets
+    equally many.
     """
 
     runs: int
     units: int
+    is_even: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Share:
     def rows(self, name: str, num_rows: int) -> slice | NDArray[np.intp]:
         """Return which of the rows of a tensor this rank has, by its canonical name."""
         divided = None if self.count == 1 else _units(self.whole, name)
-        if divided is None:
+        if divided is None or (divided.is_even and divided.units % self.count):
             return slice(None)
         length = num_rows // divided.runs
         part = self._part(divided.units)
@@ -113,6 +117,8 @@ def _units(arch: ModelArch, name: str) -> Units | None:
         return Units(1, mixer.num_heads)
     if mixer is not None and last in _OF_KV_HEADS:
         return Units(1, mixer.num_kv_heads)
+    if layer.recurrent is not None and last in _OF_STATES:
+        return Units(1, layer.recurrent.shapes(arch.hidden_size)[last][0], is_even=True)
     if last == "o":
         return Units(1, arch.hidden_size)
     runs = ffn.num if isinstance(ffn, Experts) else 1
@@ -141,8 +147,6 @@ def check(arch: ModelArch, count: int) -> None:
     check_ranks(shape_of_arch(arch, ""), count)
     flag = f"--tensor-parallel-size {count}"
     for layer in arch.layers:
-        if layer.recurrent is not None:
-            raise ValueError(f"{flag}: layers with states cannot be divided yet: leave it out")
         sizes = {"inner channels": layer.ffn.size}
         sizes |= {f"channels of the {name} network": one.size for name, one in _dense(layer.ffn)}
         for what, size in ({"channels": arch.hidden_size} | sizes).items():
