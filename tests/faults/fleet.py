@@ -166,7 +166,8 @@ def _under_load(
         return under_load(routed, count, rng, harm)
 
 
-def _pids(routed: Routed) -> list[int]:
+def pids(routed: Routed) -> list[int]:
+    """Return the processes of servers."""
     return [one["pid"] for one in servers(routed) if "pid" in one]
 
 
@@ -175,7 +176,7 @@ def f01(model: Path, count: int, rng: random.Random) -> str:
     ends = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 
     def harm(routed: Routed) -> None:
-        os.kill(rng.choice(_pids(routed)), rng.choice(ends))
+        os.kill(rng.choice(pids(routed)), rng.choice(ends))
 
     num = _under_load(model, count, rng, harm)
     return f"{count} kills under {_PER_FAULT * count} requests: 0 lost, 0 different, {num} moved"
@@ -185,7 +186,7 @@ def f02(model: Path, count: int, rng: random.Random) -> str:
     """A server stands still until others have its requests, and then goes on."""
 
     def harm(routed: Routed) -> None:
-        pid = rng.choice(_pids(routed))
+        pid = rng.choice(pids(routed))
         os.kill(pid, signal.SIGSTOP)
         try:
             eventually(lambda: not are_ready(routed), LONG_S)
@@ -201,7 +202,7 @@ def f04(model: Path, count: int, rng: random.Random) -> str:
     """All servers end at once: what has begun waits, and goes on."""
 
     def harm(routed: Routed) -> None:
-        for pid in _pids(routed):
+        for pid in pids(routed):
             os.kill(pid, rng.choice((signal.SIGKILL, signal.SIGTERM)))
 
     num = _under_load(model, count, rng, harm)
@@ -212,7 +213,7 @@ def f13(model: Path, count: int, rng: random.Random) -> str:
     """A stage of a divided model is killed, under load and at rest: its server ends with it."""
 
     def harm(routed: Routed) -> None:
-        os.kill(rng.choice([pid for one in _pids(routed) for pid in _stages(one)]), signal.SIGKILL)
+        os.kill(rng.choice([pid for one in pids(routed) for pid in _stages(one)]), signal.SIGKILL)
 
     with two_servers(model, "--stages", "2") as routed:
         num = under_load(routed, count, rng, harm)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.machine import memory_of
-from tests.faults.fleet import are_ready, servers, two_servers
+from tests.faults.fleet import are_ready, pids, servers, two_servers
 from tests.faults.links import two_machines
 from tests.fleet.test_router import LONG, Routed
 from tests.server.serving import JSON, eventually
@@ -94,8 +94,8 @@ def f12(model: Path, count: int, rng: random.Random) -> str:
             def ask(number: int) -> int:
                 body, key = _ASK | {"stream": number % 2 == 1}, {"authorization": "Bearer anna"}
                 if number % 100 == 50:
-                    running = [one["pid"] for one in servers(routed) if "pid" in one]
-                    os.kill(rng.choice(running), signal.SIGKILL)
+                    eventually(lambda: pids(routed))  # another may have ended the last of them
+                    os.kill(rng.choice(pids(routed)), signal.SIGKILL)
                     eventually(lambda: are_ready(routed))
                 return routed.call("/v1/completions", body, **key)[0]
 
