@@ -14,7 +14,7 @@ from ridgeline.core.step import SeqId, Step, Wait, Work
 _GROWING = ("table", "history")  # fields that are tuples
 
 
-class _Known:
+class _LastItems:
     """The items of the last few steps, each as it was last: the same at both ends."""
 
     def __init__(self, num_steps: int) -> None:
@@ -45,7 +45,7 @@ class Sender:
 
     def __init__(self, num_steps: int = 1) -> None:
         """Refer to the last ``num_steps``, which the receiver must know too."""
-        self._known = _Known(num_steps)
+        self._known = _LastItems(num_steps)
 
     def write(self, step: Step) -> Any:
         """Return what ``Receiver.read`` makes the step of."""
@@ -70,7 +70,7 @@ class Receiver:
 
     def __init__(self, num_steps: int = 1) -> None:
         """Keep as many steps as the sender refers to."""
-        self._known = _Known(num_steps)
+        self._known = _LastItems(num_steps)
 
     def read(self, written: Any) -> Step:
         """Return the step that was written."""

@@ -136,7 +136,7 @@ class Stages:
         self._ready.put(None)
 
 
-class _Part(NamedTuple):
+class _PartUnderWay(NamedTuple):
     """A part of a step, which stages compute.
 
     Attributes:
@@ -204,7 +204,7 @@ class StagesRunner:
         self._ahead = ahead
         return merged(len(step.work), outputs)
 
-    def _parts(self, step: Step) -> list[_Part]:
+    def _parts(self, step: Step) -> list[_PartUnderWay]:
         """Return the parts of a step: first those that stages compute already.
 
         Blocks are copied before anything is computed, so a step with copies is computed anew.
@@ -214,7 +214,7 @@ class StagesRunner:
         for part in ahead if not step.copies else ():
             pieces, rows = part.asked(step, self.last.block_size)
             if pieces:
-                found.append(_Part(part.number, 0, pieces, rows))
+                found.append(_PartUnderWay(part.number, 0, pieces, rows))
             for piece in pieces:
                 del rest[piece.item]
         self.num_ahead += len(step.work) - len(rest)
@@ -224,7 +224,7 @@ class StagesRunner:
             number = self._tell(others, cuts)
             for place, pieces in enumerate(cuts):
                 named = [piece._replace(item=names[piece.item]) for piece in pieces]
-                found.append(_Part(number, place, named))
+                found.append(_PartUnderWay(number, place, named))
         return found
 
     def _run_ahead(self, work: tuple[Work, ...]) -> PartAhead:
