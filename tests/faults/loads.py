@@ -93,7 +93,7 @@ def f12(model: Path, count: int, rng: random.Random) -> str:
 
             def ask(number: int) -> int:
                 body, key = _ASK | {"stream": number % 2 == 1}, {"authorization": "Bearer anna"}
-                if number % 100 == 50:
+                if number % 100 == 5:
                     eventually(lambda: pids(routed))  # another may have ended the last of them
                     os.kill(rng.choice(pids(routed)), signal.SIGKILL)
                     eventually(lambda: are_ready(routed))
@@ -102,8 +102,10 @@ def f12(model: Path, count: int, rng: random.Random) -> str:
             statuses = list(pool.map(ask, range(count)))
             assert set(statuses) == {200, 429}
             num_tokens = 42 * statuses.count(200)
-            # What runs at once may bring debt, and what a killed server has not told is not known.
-            assert may - 100 < num_tokens < may + 42 * at_once * (1 + count // 100), num_tokens
+            # What runs at once may bring debt. Of what runs on a killed server, what it has not told
+            # is not known, and what it has told counts beside what is computed again elsewhere.
+            unsure = 42 * at_once * -(-count // 100)
+            assert may - unsure - 100 < num_tokens < may + unsure + 42 * at_once, num_tokens
     return f"{count} requests of a key to two servers: {num_tokens} tokens of {may}"
 
 

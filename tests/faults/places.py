@@ -52,7 +52,9 @@ class Reading(threading.Thread):
         with self._connection.getresponse() as response:
             while not self._is_over and (line := response.readline()):
                 if line.startswith(b"data: {"):
-                    (choice,) = json.loads(line.removeprefix(b"data: "))["choices"]
+                    event = json.loads(line.removeprefix(b"data: "))
+                    assert "choices" in event, event
+                    (choice,) = event["choices"]
                     self.events.append((choice["text"], choice["logprobs"]))
 
     def __exit__(self, *_: object) -> None:
