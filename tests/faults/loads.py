@@ -102,8 +102,8 @@ def f12(model: Path, count: int, rng: random.Random) -> str:
             statuses = list(pool.map(ask, range(count)))
             assert set(statuses) == {200, 429}
             num_tokens = 42 * statuses.count(200)
-            # What runs at once may bring debt. Of what runs on a killed server, what it has not told
-            # is not known, and what it has told counts beside what is computed again elsewhere.
+            # What runs at once may bring debt. Of what runs on a killed server, what it has not
+            # told is not known, and what it has counts beside what is computed again elsewhere.
             unsure = 42 * at_once * -(-count // 100)
             assert may - unsure - 100 < num_tokens < may + unsure + 42 * at_once, num_tokens
     return f"{count} requests of a key to two servers: {num_tokens} tokens of {may}"
