@@ -61,9 +61,7 @@ def test_a_server_that_cannot_start_one_says_so_and_loosens_nothing(
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     ask: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
     with serving(path, {"kv_cache_memory": "8MiB"}) as served:
-        assert (
-            served.call(CHAT, ask)[0] == 200
-        )  # what writes chats starts with the first, or before
+        assert served.call(CHAT, ask)[0] == 200  # so what writes chats runs
         for fields in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
             with monkeypatch.context() as patch:
                 patch.setattr(child, "_started", ends_at_once)
