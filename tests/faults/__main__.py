@@ -35,7 +35,7 @@ def main() -> int:
         if not options.rows:
             status = f"all but: {row.beyond}" if row.beyond else "runs"
             print(f"{row.id}  {row.title:50} {row.ci:>5} {row.full:>8}  {status}")
-        elif not {row.id, "fleet" if row.id.startswith("F") else "all"}.isdisjoint(options.rows):
+        elif not {row.id, "fleet" if row.is_of_fleets else "all"}.isdisjoint(options.rows):
             count = options.count or (row.ci if options.ci else row.full)
             if count:
                 failed += not _run(row.id, count, options.seed)

@@ -44,6 +44,11 @@ class Row:
     full: int
     beyond: str = ""
 
+    @property
+    def is_of_fleets(self) -> bool:
+        """Whether it is about several servers."""
+        return self.id.startswith("F")
+
 
 NO_WORKER = "no T14: a server of one model has no worker to kill"
 MAPPED = "a file that is cut while it is served ends the server (SIGBUS)"
