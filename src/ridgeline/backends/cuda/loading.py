@@ -61,9 +61,7 @@ def load_rank(
     weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress, share)
     ranks = meet(device)
     scorer = behind_pooling(checkpoint)
-    runner = CudaRunner(
-        share.arch, weights, setup, scorer=scorer, ops=ops, ranks=ranks, share=share
-    )
+    runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
     runner.graphs.say = surroundings.say
     if setup.fills_device and not on_cpu:
         _fill(runner, setup, ranks)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from ridgeline.arch.cache_groups import one_group
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
@@ -82,7 +81,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        arch: ModelArch,
+        share: Share,
         weights: Weights,
         setup: Setup,
         *,
@@ -90,21 +89,20 @@ class CudaRunner:
         ops: Any = twins,
         pads: bool | None = None,
         ranks: Ranks | None = None,
-        share: Share | None = None,
     ) -> None:
         """Allocate the cache and buffers beside the weights, on their device.
 
         Args:
-            arch: of the model.
+            share: what this rank has of a model.
             weights: on a device.
             setup: with every "auto" decided.
             scorer: the layers that pooled states go through, if any.
             ops: kernels, or their twins.
             pads: whether steps are padded as graphs need it; None: on a GPU.
             ranks: the group that has the rest of the model; None: this is the whole model.
-            share: what this rank has of it; None: all.
         """
-        self.arch, self.weights, self._ops, self._setup = arch, weights, ops, setup
+        self.arch = arch = share.arch
+        self.weights, self._ops, self._setup, self._share = weights, ops, setup, share
         self.device = weights.embed.device
         self.block_size = setup.block_size
         self.num_ahead = self.num_in_vain = 0
@@ -118,7 +116,6 @@ class CudaRunner:
             ranks or Ranks(),
         )  # fmt: skip
         kinds = list(self.model.kinds.values())
-        self._share = share or Share(arch)
         self._adapters: WeakValueDictionary[int, LoadedAdapter] = WeakValueDictionary()
         self._steps = StagedSteps(
             setup, len(self.groups), kinds, arch, self.states, self._adapters, self.device

@@ -7,12 +7,12 @@ next step asks for it. The last stage itself never runs ahead: it alone knows wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ridgeline.backends.ahead import is_where, next_item
 from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan
-from ridgeline.core.step import Step, StepOutput, Work
+from ridgeline.core.step import SeqId, Step, StepOutput, Work
 
 
 class PartAhead(NamedTuple):
@@ -26,9 +26,13 @@ class PartAhead(NamedTuple):
     number: int
     work: tuple[Work, ...]
 
-    def asked(self, step: Step, block_size: int) -> tuple[list[TokenSpan], list[int]]:
-        """Return which of a step's items this is, and which of its rows they are."""
-        at = {item.seq_id: i for i, item in enumerate(step.work)}
+    def asked(
+        self, step: Step, at: Mapping[SeqId, int], block_size: int
+    ) -> tuple[list[TokenSpan], list[int]]:
+        """Return which of a step's items this is, and which of its rows they are.
+
+        ``at`` is where each sequence's item is in the step.
+        """
         pieces, rows = [], []
         for row, mine in enumerate(self.work):
             i = at.get(mine.seq_id, -1)

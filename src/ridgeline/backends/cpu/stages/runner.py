@@ -211,8 +211,9 @@ class StagesRunner:
         """
         ahead, self._ahead = self._ahead, []
         found, rest = [], dict.fromkeys(range(len(step.work)))
+        at = {item.seq_id: i for i, item in enumerate(step.work)}
         for part in ahead if not step.copies else ():
-            pieces, rows = part.asked(step, self.last.block_size)
+            pieces, rows = part.asked(step, at, self.last.block_size)
             if pieces:
                 found.append(_PartUnderWay(part.number, 0, pieces, rows))
             for piece in pieces:

@@ -13,6 +13,7 @@ from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.arch.rope import Rope
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.model.weights import build
+from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import Setup
 
@@ -134,6 +135,6 @@ def random_runner(part: Part, shape: Shape, setup: Setup) -> CudaRunner:
         return part.normal(*size, scale=0.5 / size[-1] ** 0.5)
 
     weights = build(arch, random, setup.dtype, part.device)
-    runner = CudaRunner(arch, weights, setup, ops=part.ops)
+    runner = CudaRunner(Share(arch), weights, setup, ops=part.ops)
     runner.cache.blocks.normal_()
     return runner

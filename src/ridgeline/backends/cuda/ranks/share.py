@@ -23,7 +23,6 @@ from ridgeline.physics.shapes import check_ranks
 
 _OF_HEADS = ("q", "q_gate", "sinks", "q_b", "k_b", "v_b")
 _OF_KV_HEADS = ("k", "v")
-_OF_STATES = ("in", "out", "qkv", "z", "beta", "decay")
 
 
 class Units(NamedTuple):
@@ -117,8 +116,9 @@ def _units(arch: ModelArch, name: str) -> Units | None:
         return Units(1, mixer.num_heads)
     if mixer is not None and last in _OF_KV_HEADS:
         return Units(1, mixer.num_kv_heads)
-    if layer.recurrent is not None and last in _OF_STATES:
-        return Units(1, layer.recurrent.shapes(arch.hidden_size)[last][0], is_even=True)
+    beside_states = {} if layer.recurrent is None else layer.recurrent.shapes(arch.hidden_size)
+    if len(beside_states.get(last, ())) == 2 and last != "conv":  # which is for states
+        return Units(1, beside_states[last][0], is_even=True)
     if last == "o":
         return Units(1, arch.hidden_size)
     runs = ffn.num if isinstance(ffn, Experts) else 1
