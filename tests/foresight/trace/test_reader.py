@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ridgeline.foresight.record_json import to_json
+from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.trace.reader import read_trace, read_whole
 from tests.foresight.runs import recorded
+from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 Json = dict[str, Any]
 
@@ -35,11 +39,13 @@ def test_requests_and_their_steps_are_found(tmp_path: Path, spaced: bool) -> Non
             start, end = one["arrival_s"], one["finish_s"]
             inside = [step for step in steps if start <= step["start_s"] <= end]
             assert [step for step in life if start <= step["start_s"] <= end] == inside
-            around = found.around(one, most_before=2, most_behind=3)
+            most = 3 * sum(then["num_generated"])
+            around = found.around(one, most)
             assert then in around
             beside = [r for r in around if r["type"] == "request" and r != then]
-            assert sum(r["arrival_s"] < one["arrival_s"] for r in beside) <= 2
-            assert sum(r["arrival_s"] >= one["arrival_s"] for r in beside) <= 3
+            for is_before in (True, False):
+                side = [r for r in beside if (r["arrival_s"] < start) == is_before]
+                assert sum(sum(r["num_generated"]) for r in side) <= most
             assert around[0] == records[0]
 
 
@@ -131,7 +137,7 @@ def test_a_wrong_type_is_named_by_line_and_field(
 
 def _read_all(path: Path) -> None:
     with read_trace(path) as found:
-        found.around(found.requests[0], 100, 100)
+        found.around(found.requests[0], 1000)
         found.during(0, 1e9)
 
 
@@ -143,3 +149,23 @@ def test_a_damaged_step_is_named_when_it_is_needed(tmp_path: Path) -> None:
     path.write_text("".join(lines))
     with read_trace(path) as found, pytest.raises(ValueError, match="line 7, is not JSON"):
         found.during(0, 1e9)
+
+
+def test_what_ended_before_nothing_was_left_to_do_is_not_around(tmp_path: Path) -> None:
+    """It could not matter; and of those that share time with a request, the nearest stay."""
+    bursts = [
+        SimRequest(prompt=(3, 4, 5, i), num_new=(16,), arrival_s=start_s + i / 1000)
+        for start_s in (0.0, 1000.0)
+        for i in range(8)
+    ]
+    settings = replace(SETTINGS, max_num_seqs=2)
+    records = [json.loads(json.dumps(to_json(one))) for one in simulate(bursts, settings, TIMES)]
+    with read_trace(write(tmp_path / "t", records)) as found:
+
+        def around(most_tokens: int) -> list[int]:
+            some = found.around(found.get("15"), most_tokens)
+            return [one["request_id"] for one in some if one["type"] == "request"]
+
+        assert around(1000) == [8, 9, 10, 11, 12, 13, 14, 15]
+        assert around(3 * 16) == [12, 13, 14, 15]
+        assert around(0) == [15]

@@ -19,7 +19,7 @@ from ridgeline.foresight.explain.explain import Explanation, Predict, explain
 from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
-from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND, would_help
+from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, would_help
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
 
 
@@ -62,7 +62,7 @@ def explain_command(
             raise UsageError(f"--out draws one request, but {len(chosen)} are chosen")
         usual = usual_steps(recorded)
         explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
-        beside = recorded.around(chosen[0], BEFORE, BEHIND) if len(chosen) == 1 else []
+        beside = recorded.around(chosen[0], MOST_TOKENS) if len(chosen) == 1 else []
         if timeline_file:
             _write_timeline(timeline_file, recorded, chosen, usual)
     if out:

@@ -113,7 +113,8 @@ def serve_again(
         else:
             source = "fitted" if calibration is None else "calibrated"
             times = None if calibration is None else _usual_of(calibration)
-            before, after = served_again(records, wanted, times)
+            serve = served_again(records, times)
+            before, after = serve(settings), serve(wanted)
     except CONTRADICTIONS as error:
         raise ValueError(f"{trace} is not a trace of this version: {error!r:.200}") from None
     if timeline_file:

@@ -6,7 +6,8 @@ what this request would have gained and what the others would have paid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, Record
@@ -16,11 +17,11 @@ from ridgeline.foresight.explain.explain import Explanation, Json
 from ridgeline.foresight.explain.in_words import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
+from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.trace.reader import step_of
 
-BEFORE = 100  # requests before the one in question that are simulated too
-BEHIND = 400  # and those that came while it was there, at most
+MOST_TOKENS = 4000  # of those before the request in question, and of those behind, that count too
 _MOST = 3  # suggestions
 _LEAST = 0.05  # of its time: what took less is not worth a change
 
@@ -41,9 +42,8 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[d
         change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
-    kept = []
-    for one in told:
-        gain = _gain(explanation, records, one["set"]) if one["set"] and records else None
+    kept, gains = [], _gains(explanation, records, [one["set"] for one in told])
+    for one, gain in zip(told, gains, strict=True):
         one["gain_s"], one["others_gain_s"], one["num_others"] = gain or (None, None, None)
         if gain:
             one["text"] += _said(*gain)
@@ -75,15 +75,33 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     return None, ""
 
 
+def _gains(
+    explanation: Explanation, records: Sequence[Json], settings: Sequence[str | None]
+) -> list[tuple[float, float, int] | None]:
+    """Return what each setting would bring; None where no gain can be told."""
+    if not records or not any(settings):
+        return [None] * len(settings)
+    try:
+        serve = served_again(records)
+        before = serve(settings_of(records))
+    except ValueError:  # too few steps, or a search
+        return [None] * len(settings)
+
+    def gain(change: str | None) -> tuple[float, float, int] | None:
+        try:
+            wanted = change and what_if.changed(settings_of(records), [change])
+            return _gain(explanation, before, serve(wanted)) if wanted else None
+        except ValueError:  # with it, a request could never run
+            return None
+
+    return [*map(gain, settings)]
+
+
 def _gain(
-    explanation: Explanation, records: Sequence[Json], change: str
+    explanation: Explanation, before: Sequence[Record], after: Sequence[Record]
 ) -> tuple[float, float, int] | None:
     """Return what a request gains, what others gain in the mean, in seconds, and how many."""
-    try:
-        wanted = what_if.changed(settings_of(records), [change])
-        compared = changes(*served_again(records, wanted))
-    except ValueError:  # too few steps, or a search: no gain can be told
-        return None
+    compared = changes(before, after)
     own_gains_ms = [
         one.gain_ms for one in compared if one.request == explanation.request["request_id"]
     ]
@@ -111,14 +129,19 @@ def _sooner(gain_s: float) -> str:
 
 
 def served_again(
-    records: Sequence[Json], wanted: EngineRecord, times: StepTime | None = None
-) -> tuple[list[Record], list[Record]]:
-    """Return the run of a trace's requests with the recorded settings, and with others.
+    records: Sequence[Json], times: StepTime | None = None
+) -> Callable[[EngineRecord], list[Record]]:
+    """Return what serves a trace's requests again with given settings, and returns the records.
 
-    Both are simulated with ``times``, or with steps that take as long as those of the trace
-    usually did. Raises ValueError if the trace is too short for that, or a request can never run.
+    It simulates with ``times``, or with steps that take as long as those of the trace usually did,
+    and raises ValueError if a request can never run. Raises ValueError itself if the trace is too
+    short, or has a search.
     """
     load = what_if.load_of(records)
     if times is None:
         times = usual_times(step_of(record) for record in records if record["type"] == "step")
-    return what_if.run(load, settings_of(records), times), what_if.run(load, wanted, times)
+    return partial(_run, load, times)
+
+
+def _run(load: Sequence[SimRequest], times: StepTime, settings: EngineRecord) -> list[Record]:
+    return what_if.run(load, settings, times)

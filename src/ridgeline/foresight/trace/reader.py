@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import accumulate, takewhile
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ _MOST = {
     "least_prompt_tokens": 1 << 24,
 }
 _REASONS = frozenset(Wait)
+_LEAST_STEPS = 200  # some of which say how long a step takes
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
 
 
@@ -124,21 +127,30 @@ class Recorded:
         """Return the steps of a request's life, with one before and one behind them."""
         return self.during(request["arrival_s"], request["finish_s"])
 
-    def around(self, request: Json, most_before: int, most_behind: int) -> list[Json]:
+    def around(self, request: Json, most_tokens: int) -> list[Json]:
         """Return a trace, prompts included, of a request and of those that it shared time with.
 
-        These came while it was there; at most that many of them, and at most that many before.
+        These came while it was there, or before, since nothing was left to do: what came earlier
+        could not matter. Those before have at most that many tokens of answers together, and so
+        have those behind. Steps reach back further if too few would say how long a step takes.
         """
-        known = zip(self.requests, self._of_requests, strict=True)
-        arrivals = sorted(
-            (one["arrival_s"], one["request_id"] != request["request_id"], place)
-            for one, place in known
+        known = sorted(
+            (one["arrival_s"], one["request_id"] != request["request_id"], place, number)
+            for number, (one, place) in enumerate(
+                zip(self.requests, self._of_requests, strict=True)
+            )
             if one["arrival_s"] <= request["finish_s"]
         )
-        here = bisect_left(arrivals, (request["arrival_s"], False))
-        chosen = arrivals[max(here - most_before, 0) : here + 1 + most_behind]
-        records = [_parse(self._source, 0, self._fetch(place)) for *_, place in chosen]
-        steps = self.during(chosen[0][0], request["finish_s"])
+        here = bisect_left(known, (request["arrival_s"], False))
+        of = [self.requests[number] for *_, number in known]
+        first = here - _fitting(reversed(of[:here]), most_tokens)
+        last_end_s = [-inf, *accumulate((one["finish_s"] for one in of[:here]), max)]
+        first = max(i for i in range(first, here + 1) if i == first or last_end_s[i] <= known[i][0])
+        chosen = known[first : here + 1 + _fitting(of[here + 1 :], most_tokens)]
+        records = [_parse(self._source, 0, self._fetch(place)) for _, _, place, _ in chosen]
+        last_step = bisect_right(self._starts_s, request["finish_s"]) + 1
+        first_step = bisect_left(self._starts_s, chosen[0][0]) - 1
+        steps = self._steps(max(0, min(first_step, last_step - _LEAST_STEPS)), last_step)
         return [self.engine, *steps, *(one for one in records if one)]
 
     def some(self, most: int) -> list[Json]:
@@ -287,3 +299,9 @@ def read_whole(path: Path) -> list[Json]:
     with path.open("rb") as lines:
         parsed = (_parse(str(path), number, line) for number, line in enumerate(lines, start=1))
         return [record for record in parsed if record is not None]
+
+
+def _fitting(requests: Iterable[Json], most_tokens: int) -> int:
+    """Return how many of the first requests have at most so many tokens of answers together."""
+    totals = accumulate(sum(one["num_generated"]) for one in requests)
+    return sum(1 for _ in takewhile(lambda total: total <= most_tokens, totals))

@@ -17,7 +17,7 @@ from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.explain.baseline import predictor, usual_steps
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
 from ridgeline.foresight.explain.timeline import timeline
-from ridgeline.foresight.explain.what_would_help import BEFORE, BEHIND
+from ridgeline.foresight.explain.what_would_help import MOST_TOKENS
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.trace.reader import Json, Recorded
@@ -88,7 +88,7 @@ class TraceBuffer:
         recorded, request = self._find(wanted, tenant)
         steps = recorded.of(request)
         explanation = explain(recorded.engine, request, steps, self._usual(recorded))
-        return explanation, [*map(_stood_in, recorded.around(request, BEFORE, BEHIND))]
+        return explanation, [*map(_stood_in, recorded.around(request, MOST_TOKENS))]
 
     def timeline(self, wanted: str, tenant: str) -> Sequence[Mapping[str, Any]]:
         """Return the events of a request's life (``explain.timeline``); arguments as above.
