@@ -23,6 +23,11 @@ def lines_in(folder: Path) -> list[dict[str, Any]]:
 def test_each_server_has_a_log_and_each_request_one_line(folder: Path, tmp_path: Path) -> None:
     logs, key = tmp_path / "audit", tmp_path / "key"
     flags = ("--audit", str(logs), "--audit-key", str(key))
+
+    def are_told(*ids: str) -> bool:
+        text = "".join(path.read_text() for path in logs.rglob("*") if path.is_file())
+        return all(f'"{one}"' in text for one in ids)
+
     with routing(folder, tmp_path / "log", *flags) as routed:
         for i, (name, stream) in enumerate((("a", False), ("b", True), ("a", True))):
             body = ASK | {"model": name, "stream": stream}
@@ -39,9 +44,11 @@ def test_each_server_has_a_log_and_each_request_one_line(folder: Path, tmp_path:
         assert {len(one["head"]) for one in (heads, *heads["servers"].values())} == {64}
         assert "audit" not in routed.call("/health")[1]
         (server,) = routed.call("/v1/fleet")[1]["models"]["a"]["replicas"]
+        eventually(lambda: are_told("r0", "r2", "bad2"))  # its lines follow its answers
         os.kill(server["pid"], signal.SIGKILL)
         eventually(lambda: routed.states()["a"] != "loaded")
         routed.call("/v1/completions", ASK | {"model": "a"}, x_request_id="again")
+        eventually(lambda: are_told("r1", "again"))
     found = {path.name.partition("-")[0]: path for path in logs_in([logs])}
     assert set(found) == {"router", "a", "b"}
     events = {name: lines_in(path) for name, path in found.items()}

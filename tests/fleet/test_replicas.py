@@ -120,13 +120,21 @@ def test_the_start_says_what_each_server_got(routed: Routed) -> None:
 def test_a_stream_goes_on_at_another_server(
     routed: Routed, whole: Answers, end: signal.Signals
 ) -> None:
-    """And so at once: the other one runs already."""
+    """And so at once: the other one runs already, and has read it if the first was told to end."""
     before = table(routed)
     pids = {one["pid"] for one in before["replicas"]}
-    assert streamed(routed, lambda pid: os.kill(pid, end)) == whole
+    num_read = before["read_first"] + (end == signal.SIGTERM)
+
+    def disturb(pid: int) -> None:
+        """Nobody reads the stream meanwhile, so that it does not end by itself."""
+        os.kill(pid, end)
+        eventually(lambda: table(routed)["read_first"] == num_read)
+
+    assert streamed(routed, disturb) == whole
     after = table(routed)
     assert after["resumed"] == before["resumed"] + 1
     assert after["resumed_tokens"] > before["resumed_tokens"]
+    assert after["read_first"] == num_read
     assert after["diverged"] == 0
     eventually(lambda: are_all_ready(routed))
     again = {one["pid"] for one in table(routed)["replicas"]}
@@ -192,6 +200,7 @@ def test_nobody_is_told_of_servers_that_were_told_to_end(
             assert status == 200
             assert is_streamed or len(answer["choices"]) == 4 * 8
             assert not is_streamed or answer.endswith("data: [DONE]\n\n")
+    eventually(lambda: not {*pids} & {one.get("pid") for one in table(routed)["replicas"]})
 
 
 def test_a_request_that_ends_two_servers_is_not_tried_on_a_third(routed: Routed) -> None:

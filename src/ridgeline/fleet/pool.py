@@ -16,7 +16,6 @@ from typing import Any
 
 from ridgeline.engine_setup.options import Options
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
-from ridgeline.fleet.servers.folder import SocketFolder
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.same import take_same
 from ridgeline.fleet.servers.slot import ServersPlan, Slot, plan_servers
@@ -28,6 +27,7 @@ from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.turns import in_thread
 from ridgeline.server.main import TUNNEL_KEY
+from ridgeline.server.tunnel.folder import SocketFolder
 
 _LOOK_S = 1.0  # between two looks at a model that is in use
 _REST_S = 0.1  # while no server takes a request
@@ -448,7 +448,9 @@ class Pool:
             await asyncio.sleep(_LOOK_S)
             if slot.num_users or worker.trouble:
                 await worker.look()
-            if slot.has_lost(worker, self._silence_timeout_s) and (num := worker.let_go()):
+            if self._is_closed or not slot.has_lost(worker, self._silence_timeout_s):
+                continue
+            if num := worker.let_go():
                 why, some = worker.trouble or "leaves", f"{num} request{'s' * (num > 1)}"
                 slot.note(worker, f"{why}: {some} moved to other servers")
         worker.end_hung()

@@ -44,6 +44,7 @@ from ridgeline.server.dialects.responses.response import ResponseShape
 from ridgeline.server.dialects.triton.routes import add_triton
 from ridgeline.server.guards.moderations import add_moderations
 from ridgeline.server.http.error_handlers import add_errors
+from ridgeline.server.http.errors import LEAVING, STOPPING
 from ridgeline.server.http.gate import check_operator, own_view
 from ridgeline.server.http.json_body import BodyRoute
 from ridgeline.server.http.static import FILES
@@ -193,6 +194,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
             body = {"status": "ok"} if why is None else {"status": "no", "reason": why}
             if level := service.naps.level:
                 body["asleep"] = f"level {level}: a request wakes it"
+            if service.is_draining:
+                body[LEAVING] = STOPPING
             if service.audit and (loss := service.audit.loss()):
                 body["audit"] = loss
             return JSONResponse(body, 200 if why is None else 503)

@@ -16,7 +16,7 @@ class ChildProcess:
     Attributes:
         pid: its number.
         node: its machine, which is this one; ``place``: nothing, for the same reason.
-        is_leaving: whether it has said that it will end; it does not say so.
+        is_leaving: whether it has said so over a link; a child of ours has none.
         wait: waits until it has ended.
     """
 

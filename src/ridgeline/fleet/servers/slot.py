@@ -24,7 +24,7 @@ from ridgeline.models.tensors import Checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
 
-STATES = ("ready", "starting", "silent", "missing")  # of a server
+STATES = ("ready", "starting", "silent", "leaving", "missing")  # of a server
 COUNTS = ("resumed", "resumed_tokens", "read_first", "again", "diverged", "restarted")  # shown
 _NUM_EVENTS = 50
 
@@ -248,7 +248,7 @@ class Slot:
 
         def state(number: int) -> str:
             if worker := self.workers.get(number):
-                return "silent" if worker.trouble else "ready"
+                return "silent" if worker.trouble else "leaving" if worker.leaves else "ready"
             return "starting" if number in self.starting else "missing"
 
         own = range(1, self.num_wanted + 1)

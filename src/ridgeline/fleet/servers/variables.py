@@ -16,7 +16,7 @@ from ridgeline.server.http.options import ServeOptions
 
 _OF_ROUTER = (  # flags that are not for its models: only it can reach them, and it counts
     *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "page", "cors_origin"),
-    *("shutdown_timeout", "max_requests_per_minute", "max_tokens_per_minute"),
+    *("max_requests_per_minute", "max_tokens_per_minute"),
     *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
     *("models_dir", "models_memory", "keep_alive", "replicas", "silence_timeout"),
     *("place", "ray", "target_requests"),
@@ -29,7 +29,7 @@ class ServerFlags:
 
     def __init__(self, engine: Options, serving: ServeOptions) -> None:
         """Take the flags, without what is left as it was."""
-        self._variables = {"RIDGELINE_SHUTDOWN_TIMEOUT": "0"}  # it is ended when its requests have
+        self._variables = dict[str, str]()
         self._arguments: list[str] = []
         self._num_servers, self._has_names = serving.num_replicas, bool(serving.served_model_name)
         self._trace, self._kv_disk, self._audit = engine.trace, engine.kv_disk_place, serving.audit

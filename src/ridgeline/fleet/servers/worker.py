@@ -25,7 +25,7 @@ from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.link import ServerLink
 from ridgeline.machine import Memory
-from ridgeline.server.http.errors import STOPPING
+from ridgeline.server.http.errors import LEAVING, STOPPING
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
@@ -206,7 +206,7 @@ class Worker:
         else:
             self._silent_since_s, self._is_lost = None, answer.status_code == 503
             self.trouble = f"cannot go on: {said['reason']}" if self._is_lost else ""
-            self.audit = said.get("audit", "")
+            self.audit, self.is_leaving = said.get("audit", ""), LEAVING in said
             if not self._is_lost and self._was_let_go:  # it was slow, no more
                 self._was_let_go = False
                 self._patience *= 2
@@ -248,13 +248,12 @@ class Worker:
     @property
     def takes_requests(self) -> bool:
         """Whether it could still answer a request."""
-        is_leaving = self.is_leaving or self.leaves
-        return not (self._is_lost or is_leaving) and self._silent_s() < _SILENT_S
+        return not (self._is_lost or self.leaves) and self._silent_s() < _SILENT_S
 
     @property
     def leaves(self) -> bool:
         """Whether it has said that it will end, and goes on until its requests have gone."""
-        return self._process.is_leaving
+        return self.is_leaving or self._process.is_leaving
 
     def is_silent(self, timeout_s: float) -> bool:
         """Whether it has not answered for so long.
@@ -379,7 +378,8 @@ class Worker:
 
     async def stop(self) -> None:
         """End it; requests that still run are told, and end too."""
-        self._process.send_signal(signal.SIGTERM)
+        for what in (signal.SIGTERM, signal.SIGINT):  # the second says: do not wait for them
+            self._process.send_signal(what)
         try:
             await asyncio.wait_for(self._process.wait(), _END_S)
         except TimeoutError:

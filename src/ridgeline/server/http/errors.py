@@ -69,6 +69,7 @@ def _ends(text: str, most: int) -> str:
 
 
 STOPPING = "the server is stopping"  # why /ready says no, and all requests end
+LEAVING = "leaving"  # the field of /health that is there from then on
 
 
 class ApiError(Exception):

@@ -12,10 +12,8 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ridgeline import __version__
 from ridgeline.server.http.keys import Keys
+from ridgeline.server.tunnel.folder import SocketFolder
 from ridgeline.server.tunnel.proof import (
     BEAT_S,
     GREETING_S,
@@ -117,8 +116,8 @@ class Joining:
         """
         self._address, self._key, self._keys = address, key, keys
         self._id = secrets.token_hex(16)
-        self._folder = tempfile.mkdtemp(prefix="ridgeline-joined-")
-        self.socket = Path(self._folder) / "server.sock"
+        self._folder = SocketFolder()
+        self.socket = self._folder.path / "server.sock"
         self.tunnel_key = derived(key, self._id)
         self.has_started = asyncio.Event()
         self._requests = set[asyncio.Task[None]]()
@@ -150,7 +149,7 @@ class Joining:
         finally:
             running.cancel()
             (result,) = await asyncio.gather(running, return_exceptions=True)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         if isinstance(result, NotTaken):
             message = f"the router at {self._address.url} does not take this server: {result}"
             raise ValueError(message)

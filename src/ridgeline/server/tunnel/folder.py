@@ -1,5 +1,7 @@
-"""The folder of a router's sockets: nobody else may enter, and it is removed with the router. A
-router that is killed leaves its folder behind without a lock; the next router to start removes it.
+"""The folder of a fleet's sockets, of a router or of a server that joins one.
+
+Nobody else may enter it, and it is removed when its process ends. A process that is killed leaves
+its folder behind without a lock; the next one that makes such a folder removes it.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ try:
 except ImportError:  # Windows, which has no such sockets either
     fcntl = None  # type: ignore[assignment]
 
-_PREFIX, _LOCK = "ridgeline-router-", "lock"
+_PREFIX, _LOCK = "ridgeline-sockets-", "lock"
 
 
 class SocketFolder:
     """A folder of one's own, for as long as this process lives."""
 
     def __init__(self) -> None:
-        """Make one, and remove those whose routers are gone."""
+        """Make one, and remove those whose processes are gone."""
         _sweep(Path(tempfile.gettempdir()))
+        self._make()
+        while not (self.path / _LOCK).exists():  # removed before it was locked, as if left behind
+            os.close(self._lock)
+            self._make()
+
+    def _make(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         if fcntl:
@@ -37,7 +45,7 @@ class SocketFolder:
 
 def _sweep(place: Path) -> None:
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}") if fcntl else ():
-        with contextlib.suppress(OSError):  # another user's, or of a router that lives
+        with contextlib.suppress(OSError):  # another user's, or of a process that lives
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
