@@ -302,6 +302,6 @@ def read_whole(path: Path) -> list[Json]:
 
 
 def _fitting(requests: Iterable[Json], most_tokens: int) -> int:
-    """Return how many of the first requests have at most ``most_tokens`` tokens of answers together."""
+    """Return how many of the first requests have at most that many tokens of answers."""
     totals = accumulate(sum(one["num_generated"]) for one in requests)
     return sum(1 for _ in takewhile(lambda total: total <= most_tokens, totals))
