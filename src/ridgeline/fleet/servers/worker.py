@@ -25,7 +25,7 @@ from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.link import ServerLink
 from ridgeline.machine import Memory
-from ridgeline.server.http.errors import LEAVING, STOPPING
+from ridgeline.server.http.errors import LEAVING
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
@@ -240,7 +240,7 @@ class Worker:
             try:
                 async with asyncio.timeout(STATUS_S):
                     answer = await self.client.get("/ready")
-                self.is_leaving = json_of(answer).get("reason") == STOPPING
+                self.is_leaving = LEAVING in json_of(answer)
             except httpx2.HTTPError:  # it has ended
                 self.is_leaving = True
         return self.is_leaving

@@ -7,7 +7,7 @@ what this request would have gained and what the others would have paid.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
 from ridgeline.core.records import EngineRecord, Record
@@ -17,7 +17,6 @@ from ridgeline.foresight.explain.explain import Explanation, Json
 from ridgeline.foresight.explain.in_words import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
-from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.trace.reader import step_of
 
@@ -42,8 +41,9 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[d
         change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
-    kept, gains = [], _gains(explanation, records, [one["set"] for one in told])
-    for one, gain in zip(told, gains, strict=True):
+    kept, gain_of = [], _simulated(explanation, records)
+    for one in told:
+        gain = gain_of(one["set"]) if one["set"] else None
         one["gain_s"], one["others_gain_s"], one["num_others"] = gain or (None, None, None)
         if gain:
             one["text"] += _said(*gain)
@@ -75,26 +75,27 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     return None, ""
 
 
-def _gains(
-    explanation: Explanation, records: Sequence[Json], settings: Sequence[str | None]
-) -> list[tuple[float, float, int] | None]:
-    """Return what each setting would bring; None where no gain can be told."""
-    if not records or not any(settings):
-        return [None] * len(settings)
-    try:
+def _simulated(
+    explanation: Explanation, records: Sequence[Json]
+) -> Callable[[str], tuple[float, float, int] | None]:
+    """Return what tells the gain of a setting; None where none can be told."""
+
+    @cache
+    def unchanged() -> tuple[Callable[[EngineRecord], list[Record]], list[Record]]:
         serve = served_again(records)
-        before = serve(settings_of(records))
-    except ValueError:  # too few steps, or a search
-        return [None] * len(settings)
+        return serve, serve(settings_of(records))
 
-    def gain(change: str | None) -> tuple[float, float, int] | None:
-        try:
-            wanted = change and what_if.changed(settings_of(records), [change])
-            return _gain(explanation, before, serve(wanted)) if wanted else None
-        except ValueError:  # with it, a request could never run
+    def gain(change: str) -> tuple[float, float, int] | None:
+        if not records:
             return None
+        try:
+            serve, before = unchanged()
+            after = serve(what_if.changed(settings_of(records), [change]))
+        except ValueError:  # too few steps, a search, or a request that could never run
+            return None
+        return _gain(explanation, before, after)
 
-    return [*map(gain, settings)]
+    return gain
 
 
 def _gain(
@@ -138,10 +139,6 @@ def served_again(
     short, or has a search.
     """
     load = what_if.load_of(records)
-    if times is None:
-        times = usual_times(step_of(record) for record in records if record["type"] == "step")
-    return partial(_run, load, times)
-
-
-def _run(load: Sequence[SimRequest], times: StepTime, settings: EngineRecord) -> list[Record]:
-    return what_if.run(load, settings, times)
+    steps = (step_of(record) for record in records if record["type"] == "step")
+    clock = usual_times(steps) if times is None else times
+    return lambda settings: what_if.run(load, settings, clock)

@@ -134,23 +134,17 @@ class Recorded:
         could not matter. Those before have at most that many tokens of answers together, and so
         have those behind. Steps reach back further if too few would say how long a step takes.
         """
-        known = sorted(
-            (one["arrival_s"], one["request_id"] != request["request_id"], place, number)
-            for number, (one, place) in enumerate(
-                zip(self.requests, self._of_requests, strict=True)
-            )
-            if one["arrival_s"] <= request["finish_s"]
-        )
-        here = bisect_left(known, (request["arrival_s"], False))
-        of = [self.requests[number] for *_, number in known]
-        first = here - _fitting(reversed(of[:here]), most_tokens)
-        last_end_s = [-inf, *accumulate((one["finish_s"] for one in of[:here]), max)]
-        first = max(i for i in range(first, here + 1) if i == first or last_end_s[i] <= known[i][0])
-        chosen = known[first : here + 1 + _fitting(of[here + 1 :], most_tokens)]
-        records = [_parse(self._source, 0, self._fetch(place)) for _, _, place, _ in chosen]
-        last_step = bisect_right(self._starts_s, request["finish_s"]) + 1
-        first_step = bisect_left(self._starts_s, chosen[0][0]) - 1
-        steps = self._steps(max(0, min(first_step, last_step - _LEAST_STEPS)), last_step)
+        pairs = zip(self.requests, self._of_requests, strict=True)
+        known = sorted(pairs, key=lambda pair: (pair[0]["arrival_s"], pair[0] is not request))
+        here = next(i for i, (one, _) in enumerate(known) if one is request)
+        nearest = here - _fitting(reversed(known[:here]), most_tokens)
+        before = known[max(nearest, _last_idle(known[: here + 1])) : here]
+        behind = [pair for pair in known[here + 1 :] if pair[0]["arrival_s"] <= request["finish_s"]]
+        chosen = [*before, known[here], *behind[: _fitting(behind, most_tokens)]]
+        records = [_parse(self._source, 0, self._fetch(place)) for _, place in chosen]
+        first = bisect_left(self._starts_s, chosen[0][0]["arrival_s"]) - 1
+        last = bisect_right(self._starts_s, request["finish_s"]) + 1
+        steps = self._steps(max(0, min(first, last - _LEAST_STEPS)), last)
         return [self.engine, *steps, *(one for one in records if one)]
 
     def some(self, most: int) -> list[Json]:
@@ -301,7 +295,17 @@ def read_whole(path: Path) -> list[Json]:
         return [record for record in parsed if record is not None]
 
 
-def _fitting(requests: Iterable[Json], most_tokens: int) -> int:
+def _fitting(known: Iterable[tuple[Json, int]], most_tokens: int) -> int:
     """Return how many of the first requests have at most that many tokens of answers."""
-    totals = accumulate(sum(one["num_generated"]) for one in requests)
+    totals = accumulate(sum(one["num_generated"]) for one, _ in known)
     return sum(1 for _ in takewhile(lambda total: total <= most_tokens, totals))
+
+
+def _last_idle(known: Iterable[tuple[Json, int]]) -> int:
+    """Return which request, in order of arrival, was the last to find nothing left to do."""
+    last, end_s = 0, -inf
+    for number, (one, _) in enumerate(known):
+        if one["arrival_s"] >= end_s:
+            last = number
+        end_s = max(end_s, one["finish_s"])
+    return last
