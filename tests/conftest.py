@@ -1,13 +1,16 @@
-"""What holds for every run: Hypothesis profiles, Ctrl-C and widths as usual, kept bytecode."""
+"""What holds for every run: Hypothesis profiles, Ctrl-C, widths, kept bytecode, garbage."""
 
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # Every run tries the same examples.
@@ -36,3 +39,21 @@ os.environ.pop("COLUMNS", None)
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="ridgeline-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish() -> Iterator[None]:
+    """Pass over what is there before the first test whenever garbage is looked for.
+
+    Ten thousand collected tests are among it: a sixth of the time of all tests went there.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_of_its_own_file() -> Iterator[None]:
+    """What a file leaves open fails there, and not in a test of another one."""
+    yield
+    gc.collect()

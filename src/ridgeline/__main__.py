@@ -3,6 +3,7 @@
 The command line's imports take up to a second; nothing may be imported here that takes long.
 """
 
+import gc
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ def main() -> None:
     for name in ("COLUMNS", "LINES"):  # libraries take all that looks like digits for a number
         if not re.fullmatch(r"[1-9][0-9]{0,5}", os.environ.get(name, "1")):
             del os.environ[name]
+    gc.disable()  # it would look through all that is imported, again and again: a fifth of a start
     try:
         from ridgeline.cli.main import main as run
     except (ImportError, MemoryError) as error:
@@ -25,6 +27,8 @@ def main() -> None:
         cause = error.__cause__ or error  # NumPy's own words are a page
         sys.exit(f"ridgeline: it cannot start: {str(cause) or type(cause).__name__}")
 
+    gc.freeze()  # all this stays
+    gc.enable()
     signal.signal(signal.SIGINT, before)
     run()
 
