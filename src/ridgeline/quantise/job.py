@@ -190,8 +190,8 @@ class Requantiser:
 
     # --- with a text ---------------------------------------------------------------------------
 
-    def _observe(self, layer: int, product: Floats, rows: Floats, *names: str) -> Floats:
-        """Quantise the matrices that these rows meet; return the products with them."""
+    def _observe(self, layer: int, weight: Floats, rows: Floats, *names: str) -> Floats:
+        """Quantise the matrices that these rows meet; return what became of ``weight``."""
         canonical = [f"layers.{layer}.{name}" for name in names]
         places = {name: self._source.places.get(name) for name in canonical}
         in_file = dict.fromkeys(place.name for place in places.values() if place is not None)
@@ -207,14 +207,14 @@ class Requantiser:
                 changes[name] = self._fed_back(name, importance, shares)
             elif self._is_changed(name):
                 changes[name] = self._changed(name)
-        begin = 0
+        begin, out = 0, weight.copy()
         shapes = self._source.checkpoint.arch.layers[layer].shapes(rows.shape[1], norm_bias=False)
         for short, name in zip(names, canonical, strict=True):
             end, place = begin + shapes[short][0], places[name]
             if place is not None and place.name in changes:
-                product[:, begin:end] += rows @ changes[place.name][place.rows].T
+                out[begin:end] += changes[place.name][place.rows]
             begin = end
-        return product
+        return out
 
     def _fed_back(self, name: str, importance: Floats, shares: Sequence[Floats]) -> Floats:
         """Quantise a matrix with error feedback and write it; return by how much it changed."""

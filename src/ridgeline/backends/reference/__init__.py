@@ -41,10 +41,10 @@ def run_observed(
 ) -> None:
     """Compute texts, the weights of one layer in memory at a time, and show what matrices read.
 
-    ``observe(layer, product, rows, *names)`` gets the products ``[tokens, outputs]`` of all texts'
-    rows ``[tokens, inputs]`` with the matrices of these names, side by side, biases added. The
-    model goes on with what it returns. Matrices of experts, of recurrent layers and of latent
-    attention are not shown.
+    ``observe(layer, weight, rows, *names)`` gets the matrices of these names, one below the other,
+    ``[outputs, inputs]``, and all texts' rows ``[tokens, inputs]`` that meet them. The model uses
+    the matrices that it returns. Those of experts, of recurrent layers and of latent attention are
+    not shown.
     """
     used, windows = _used_rows(checkpoint, windows)
     longest, block_size = max(map(len, windows)), 16

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch.model import ModelArch
+from ridgeline.backends.reference.parts import linear
 from ridgeline.core.step import Work
 from ridgeline.models.adapters import AdapterWeights
 
@@ -29,11 +30,11 @@ class Adapted:
             if number
         ]
 
-    def add(self, layer: int, out: Floats, x: Floats, *names: str) -> Floats:
-        """Add to ``out``, the products of rows ``x`` with these matrices side by side; return it.
-
-        Rows without an adapter stay as they are.
-        """
+    def product(
+        self, layer: int, x: Floats, weight: Floats, bias: Floats | None, *names: str
+    ) -> Floats:
+        """Return rows ``x`` times these matrices side by side, with what adapters add."""
+        out = linear(x, weight, bias)
         if not self._rows:
             return out
         shapes = self._arch.layers[layer].shapes(self._arch.hidden_size, norm_bias=False)

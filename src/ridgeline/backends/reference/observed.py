@@ -9,9 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.layer_weights import LayerWeights
+from ridgeline.backends.reference.parts import linear
 
 Floats = NDArray[np.float32]
-Observe = Callable[..., Floats]  # layer, product, rows, *names -> product
+Observe = Callable[..., Floats]  # layer, weight, rows, *names -> weight
+
+
+def observed(observe: Observe) -> Callable[..., Floats]:
+    """Return a product with the matrices that ``observe`` returns in place of a layer's own."""
+
+    def product(layer: int, x: Floats, weight: Floats, bias: Floats | None, *names: str) -> Floats:
+        return linear(x, observe(layer, weight, x, *names), bias)
+
+    return product
 
 
 class OneAtATime(Sequence[LayerWeights]):

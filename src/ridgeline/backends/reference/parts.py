@@ -123,22 +123,22 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def feed_forward(
-    x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts, adapt: Callable[..., Floats]
+    x: Floats, weights: FeedForwardWeights, ffn: Mlp | Experts, product: Callable[..., Floats]
 ) -> Floats:
     """Return what a feed-forward network makes of normed rows.
 
-    ``adapt`` takes a product, its rows and the names of its matrices, and adds what adapters do.
+    ``product`` multiplies: it takes rows, matrices side by side, their bias and their names.
     """
     if isinstance(ffn, Experts):
         return _met_experts(x, weights, ffn, x)
     names = ("gate", "up") if ffn.gated else ("up",)
-    inner = adapt(linear(x, weights.gate_up, weights.gate_up_bias), x, *names)
+    inner = product(x, weights.gate_up, weights.gate_up_bias, *names)
     if ffn.gated:
         gate, up = np.split(inner, 2, axis=1)
         inner = gated(ffn.activation, scaled(gate, ffn.gate_scale), up)
     else:
         inner = ACTIVATIONS[ffn.activation](inner)
-    out = adapt(linear(inner, weights.down, weights.down_bias), inner, "down")
+    out = product(inner, weights.down, weights.down_bias, "down")
     return scaled(out, ffn.out_scale)
 
 
@@ -155,7 +155,7 @@ def beside_experts(
     """
     assert experts.beside is not None
     assert weights.beside is not None
-    dense = feed_forward(row, weights.beside, experts.beside, not_adapted)
+    dense = feed_forward(row, weights.beside, experts.beside, plain)
     met = _met_experts(norm(x, "experts_norm"), weights, experts, norm(x, "router_norm"))
     return norm(dense, "beside_post_norm") + norm(met, "experts_post_norm")
 
@@ -170,9 +170,9 @@ def with_input(
     return out
 
 
-def not_adapted(product: Floats, _: Floats, *names: str) -> Floats:
-    """Return a product as it is: no adapter changes its matrices."""
-    return product
+def plain(x: Floats, weight: Floats, bias: Floats | None, *names: str) -> Floats:
+    """Return a product of matrices that no adapter changes."""
+    return linear(x, weight, bias)
 
 
 def gated(activation: str, gate: Floats, up: Floats) -> Floats:
@@ -272,7 +272,7 @@ def _met_experts(
             met = linear(made, down, bias)
             out[rows] += met if experts.scales_input else weight * met
     if weights.shared is not None and experts.shared is not None:
-        met = feed_forward(x, weights.shared, experts.shared, not_adapted)
+        met = feed_forward(x, weights.shared, experts.shared, plain)
         out += met if weights.shared_scale is None else sigmoid(x @ weights.shared_scale.T) * met
     return out
 

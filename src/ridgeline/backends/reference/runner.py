@@ -30,7 +30,7 @@ from ridgeline.backends.reference.cache import KeysAndValues
 from ridgeline.backends.reference.inputs import LayerInputs
 from ridgeline.backends.reference.latent import expanded, queries_and_key
 from ridgeline.backends.reference.lora import Adapted
-from ridgeline.backends.reference.observed import Observe, OneAtATime
+from ridgeline.backends.reference.observed import Observe, OneAtATime, observed
 from ridgeline.backends.reference.parts import (
     beside_experts,
     feed_forward,
@@ -85,7 +85,7 @@ class ReferenceRunner:
         """
         self.arch, max_model_len = checkpoint.arch, setup.max_model_len
         self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
-        self._threads, self._observe = setup.threads, observe
+        self._threads, self._meet = setup.threads, observed(observe) if observe else None
         from threadpoolctl import ThreadpoolController  # here: other backends start without
 
         self._blas = ThreadpoolController()
@@ -225,7 +225,7 @@ class ReferenceRunner:
         self._first_inputs.make(x, position_T, items)
         own_TLC = self._inputs.of(ids, x) if self._inputs else None
         added = np.float32(arch.residual_scale)
-        add = self._observe or Adapted(arch, items, self._adapters).add
+        meet = self._meet or Adapted(arch, items, self._adapters).product
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
             def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
@@ -233,9 +233,9 @@ class ReferenceRunner:
 
             row = norm(x, "attn_norm")
             x = row if layer.norms == "within" else x
-            adapt = partial(add, i)
+            product = partial(meet, i)
             of_layer = by_group[self.cache.group_of[i]]
-            mixed, finite = self._mixed(i, row, items, of_layer, adapt)
+            mixed, finite = self._mixed(i, row, items, of_layer, product)
             finite_T &= finite
             if layer.is_parallel:
                 row = norm(x, "mlp_norm") if "mlp_norm" in weights.norms else row
@@ -247,7 +247,7 @@ class ReferenceRunner:
                 if isinstance(layer.ffn, Experts) and layer.ffn.beside:
                     made = beside_experts(x, row, weights.ffn, layer.ffn, norm)
                 else:
-                    made = feed_forward(row, weights.ffn, layer.ffn, adapt)
+                    made = feed_forward(row, weights.ffn, layer.ffn, product)
                 x = x + added * norm(made, "mlp_post_norm")
             if own_TLC is not None:
                 x = with_input(x, own_TLC[:, i], weights, layer.ffn.activation, norm)
@@ -261,13 +261,13 @@ class ReferenceRunner:
         x: Floats,
         items: tuple[Work, ...],
         places: _Places,
-        adapt: Callable[..., Floats],
+        product: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's mixer adds, and which tokens may be built on."""
         layer, weights = self.arch.layers[index], self._layers[index]
         out, finite_T = np.zeros_like(x), np.ones(len(x), bool)
         if layer.attention is not None:
-            out, finite_T = self._attention(index, x, *places, adapt)
+            out, finite_T = self._attention(index, x, *places, product)
         if layer.recurrent is not None:
             go = partial(self._recurrent.go, index, items)
             out = out + mix(x, weights.recurrent, layer.recurrent, self.arch.norm_eps, go)
@@ -281,7 +281,7 @@ class ReferenceRunner:
         position_T: Ints,
         slot_T: Ints,
         groups: list[Tiles],
-        adapt: Callable[..., Floats],
+        product: Callable[..., Floats],
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Return what a layer's attention adds, and which tokens' K/V were finite."""
         mixer, weights = self.arch.layers[index].attention, self._layers[index].attention
@@ -292,7 +292,7 @@ class ReferenceRunner:
         num_q = mixer.num_heads
         num_qk = num_q if mixer.kv_of is not None else num_q + mixer.num_kv_heads
         rows = scaled(x, mixer.in_scale)
-        qkv = adapt(linear(rows, weights.qkv, weights.qkv_bias), rows, *mixer.projections)
+        qkv = product(rows, weights.qkv, weights.qkv_bias, *mixer.projections)
         heads, eps = qkv.reshape(len(x), -1, mixer.head_dim), self.arch.norm_eps
         qk, v_TKD = heads[:, :num_qk], heads[:, num_q if mixer.v_is_k else num_qk :]
         if mixer.v_norm:
@@ -315,7 +315,7 @@ class ReferenceRunner:
         attended = out.reshape(len(x), -1)
         if weights.gate is not None:
             attended *= sigmoid(linear(x, weights.gate, None))
-        out = adapt(linear(attended, weights.o, weights.o_bias), attended, "o")
+        out = product(attended, weights.o, weights.o_bias, "o")
         return scaled(out, mixer.out_scale), finite_T
 
     def _angles(self, mixer: Attention, position_T: Ints) -> tuple[Floats, Floats]:
@@ -403,7 +403,7 @@ class ReferenceRunner:
         has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
         self._relative_bias = [get("relative_bias")] if has_biases else []
         layers: Sequence[LayerWeights] = OneAtATime(partial(load_layer, get, arch), arch.num_layers)
-        self._layers = layers if self._observe else list(layers)
+        self._layers = layers if self._meet else list(layers)
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
