@@ -115,6 +115,14 @@ def test_a_start_waits_for_no_library_that_it_does_not_use() -> None:
     assert late.isdisjoint(seen.stdout.split())
 
 
+def test_garbage_is_collected_once_the_program_is_imported_which_is_passed_over() -> None:
+    main = "import gc, sys; from ridgeline.__main__ import main; sys.argv[1:] = ['--version']\n"
+    seen = "print(gc.isenabled(), gc.get_freeze_count() > 50_000)"
+    code = f"{main}try: main()\nexcept SystemExit: {seen}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True True"
+
+
 def test_a_backend_is_imported_when_it_is_named() -> None:
     code = (
         "import sys; from ridgeline.backends import BACKENDS\n"

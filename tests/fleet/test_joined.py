@@ -226,7 +226,8 @@ def test_who_does_not_belong_is_refused_in_words(
 def raw(routed: Routed, *pieces: bytes) -> bytes:
     """Ask for a link, hear its number, say this, and return all that comes back.
 
-    What was not heard when the router closes on bytes that it does not read is lost.
+    The number is heard first: a router that closes on bytes it has not read resets the connection,
+    and what was not heard by then is lost.
     """
     with socket.create_connection(("127.0.0.1", routed.port), timeout=PATIENCE_S) as connection:
         head = f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from ridgeline.backends.reference import run_observed
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import Checkpoint, ModelFileError
@@ -66,6 +70,33 @@ def test_each_target_is_near_its_source(target: str, calibrated: bool, tmp_path:
     share = lost(load_checkpoint(out), load_checkpoint(source))
     assert MOST[target] / 3 < share < MOST[target] * (1.6 if calibrated else 1)
     assert (done.calibrated > 0) == (calibrated and target != "q8_0")
+
+
+def test_each_matrix_is_calibrated_by_what_those_before_it_have_become(tmp_path: Path) -> None:
+    path, out = model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    spreads = quantised(path, out, "q4_0", windows=WINDOWS).spreads
+
+    embed = load_checkpoint(path).tensors["embed"]  # which is written last
+
+    def inputs(file: Path) -> dict[str, NDArray[np.float32]]:
+        """Return mean squares of what a file's matrices read."""
+        source, found = read_source(file), {}
+
+        def note(layer: int, weight: Any, rows: Any, *names: str) -> Any:
+            for name in names:
+                found[source.places[f"layers.{layer}.{name}"].name] = np.square(rows).mean(axis=0)
+            return weight
+
+        tensors = {**source.checkpoint.tensors, "embed": embed}
+        run_observed(replace(source.checkpoint, tensors=tensors), WINDOWS, 1, note)
+        return found
+
+    after, before = inputs(out), inputs(path)
+    assert after.keys() == spreads.keys()
+    for name, squares in spreads.items():
+        np.testing.assert_allclose(squares, after[name], rtol=1e-3, atol=1e-6)
+    for name in ("blk.0.attn_output.weight", "blk.0.ffn_down.weight", "blk.1.attn_q.weight"):
+        assert np.abs(spreads[name] / before[name] - 1).max() > 0.02
 
 
 @pytest.mark.parametrize("target", ["q8_0", "q4_0"])

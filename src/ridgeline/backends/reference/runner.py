@@ -85,7 +85,8 @@ class ReferenceRunner:
         """
         self.arch, max_model_len = checkpoint.arch, setup.max_model_len
         self.num_blocks, self.block_size = setup.num_blocks, setup.block_size
-        self._threads, self._meet = setup.threads, observed(observe) if observe else None
+        self._threads = setup.threads
+        self._observed = observed(observe) if observe else None
         from threadpoolctl import ThreadpoolController  # here: other backends start without
 
         self._blas = ThreadpoolController()
@@ -225,7 +226,7 @@ class ReferenceRunner:
         self._first_inputs.make(x, position_T, items)
         own_TLC = self._inputs.of(ids, x) if self._inputs else None
         added = np.float32(arch.residual_scale)
-        meet = self._meet or Adapted(arch, items, self._adapters).product
+        multiply = self._observed or Adapted(arch, items, self._adapters).product
         for i, (layer, weights) in enumerate(zip(arch.layers, self._layers, strict=True)):
 
             def norm(rows: Floats, name: str, norms: dict[str, Norm] = weights.norms) -> Floats:
@@ -233,7 +234,7 @@ class ReferenceRunner:
 
             row = norm(x, "attn_norm")
             x = row if layer.norms == "within" else x
-            product = partial(meet, i)
+            product = partial(multiply, i)
             of_layer = by_group[self.cache.group_of[i]]
             mixed, finite = self._mixed(i, row, items, of_layer, product)
             finite_T &= finite
@@ -403,7 +404,7 @@ class ReferenceRunner:
         has_biases = any(mixer.bias_buckets for mixer in arch.attentions)
         self._relative_bias = [get("relative_bias")] if has_biases else []
         layers: Sequence[LayerWeights] = OneAtATime(partial(load_layer, get, arch), arch.num_layers)
-        self._layers = layers if self._meet else list(layers)
+        self._layers = layers if self._observed else list(layers)
         self._norm = Norm(get("norm"), get("norm_bias") if arch.norm_bias else None)
         self._head = self._embed if arch.tied_embeddings else get("head")
         self._head_bias = get("head_bias") if arch.head_bias else None
