@@ -55,7 +55,8 @@ def _run(row_id: str, count: int, seed: int) -> bool:
         except Unreachable as why:
             print(f"{row.id}  not run: {why}", flush=True)
             return True
-        except Exception as error:  # an oracle's, or the server broke in the row's hands
+        # An oracle's, several of one oracle, or the server broke in the row's hands.
+        except (Exception, BaseExceptionGroup) as error:
             print(f"{row.id}  FAILED with --count {count} --seed {seed}: {error!r}", flush=True)
             return False
     print(f"{row.id}  {figure}  [{time.monotonic() - start_s:.0f} s]", flush=True)

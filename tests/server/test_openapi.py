@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,24 @@ def has_body(operation: tuple[str, str, int]) -> bool:
     return method == "POST" and not path.endswith(("/cancel", "/index"))
 
 
-@pytest.fixture(scope="module")
-def small(coder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_guard(tmp_path_factory.mktemp("guards") / "guard", "Llama Guard 3 8B")
-    home, engine = tmp_path_factory.mktemp("home"), {"max_model_len": 32}
+@contextmanager
+def with_all_routes(coder_path: Path, folder: Path) -> Iterator[Served]:
+    """Serve a model that fills in middles, beside a guard, with a home for files."""
+    path = write_guard(folder / "guard", "Llama Guard 3 8B")
     with (
         LLM(path, backend="reference", kv_cache_memory="4MiB") as guard,
-        serving(coder_path, engine, home, {"guard": guard}, max_n=2) as served,
+        serving(
+            coder_path, {"max_model_len": 32}, folder / "home", {"guard": guard}, max_n=2
+        ) as served,
     ):
         yield served
         served.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def small(coder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with with_all_routes(coder_path, tmp_path_factory.mktemp("small")) as served:
+        yield served
 
 
 def allows(document: dict[str, Any], case: Case) -> bool:
@@ -154,7 +163,7 @@ def test_what_the_document_allows_and_forbids(
         for number in range(1, 10):
             if not statuses[200]:
                 seed(number)(check)()
-        assert statuses[200], statuses
+        assert statuses[200], (method, path, statuses)
 
 
 def test_every_route_is_tried(small: Served) -> None:

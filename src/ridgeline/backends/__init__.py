@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from ridgeline.backends.interface import Backend
 
@@ -41,5 +42,5 @@ class _Backends(Mapping[str, Backend]):
         return len(_IMPORTS)
 
 
-# The first is the meaning of "auto".
 BACKENDS: Mapping[str, Backend] = _Backends()
+AUTO: Final = "cpu"  # what "auto" means where no GPU has passed its checks

@@ -92,7 +92,9 @@ class Options:
         None, "Seed for requests without one. Default: run and serve draw one, else 0."
     )
     backend: Literal["auto", "cpu", "reference", "cuda"] = flag_field(
-        "auto", "Backend that runs the model; cuda needs an NVIDIA GPU. Default: cpu."
+        "auto",
+        "Backend that runs the model. Default: cuda for one model if there is an NVIDIA GPU that "
+        "has passed ridgeline bench gpu, else cpu.",
     )
     speculative_config: str | Mapping[str, Any] | None = flag_field(
         None,

@@ -6,13 +6,15 @@ What is built later receives the values it uses, not this object.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ridgeline.arch.cache_groups import cache_groups, one_group
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends import BACKENDS
+from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.backends.interface import Setup
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.decoding.policies import POLICIES, Orca, Static
+from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.speculative import SpeculativeConfig
@@ -61,8 +63,47 @@ def resolve(
     ``keeps_all`` gives nothing back behind windows. Raises ValueError if an option contradicts
     another or the model, or if nothing fits.
     """
+    on = partial(
+        _resolve_on,
+        options,
+        checkpoint,
+        taken_bytes=taken_bytes,
+        most_bytes=most_bytes,
+        max_lora_rank=max_lora_rank,
+        lora_bytes=lora_bytes,
+        keeps_all=keeps_all,
+    )
+    if options.backend != "auto":
+        return on(options.backend)
+    found = cuda.gate.gate(default_home())
+    if found is None:
+        return on(AUTO)
+    why = f"backend {AUTO}: {found.why}; --backend cuda takes the GPU anyway"
+    if found.is_open:
+        try:
+            return _noted(on("cuda"), f"backend cuda: {found.why}")
+        except ValueError as error:
+            why = f"backend {AUTO}: {error}"
+    return _noted(on(AUTO), why)
+
+
+def _noted(config: EngineConfig, note: str) -> EngineConfig:
+    return replace(config, notes=(note, *config.notes))
+
+
+def _resolve_on(
+    options: Options,
+    checkpoint: Checkpoint,
+    name: str,
+    *,
+    taken_bytes: int,
+    most_bytes: int | None,
+    max_lora_rank: int,
+    lora_bytes: int,
+    keeps_all: bool,
+) -> EngineConfig:
+    """Choose everything for the backend of this name."""
     arch = checkpoint.arch
-    name = next(iter(BACKENDS)) if options.backend == "auto" else options.backend
     backend = BACKENDS[name]
     _check_processes(options, name)
     model_len = _model_len(options, arch)

@@ -7,10 +7,12 @@ import contextlib
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.backends import AUTO
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
@@ -210,6 +212,8 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
 
     Raises OSError or ValueError if the address, the keys or a model cannot be had.
     """
+    if engine.backend == "auto":  # a server takes all of a GPU
+        engine = replace(engine, backend=AUTO)
     keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
     certificate_settings(options)
     check_grpc_port(options)

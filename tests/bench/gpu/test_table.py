@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.gpu.decisions import decisions, is_wrong, share_of_floor
+from ridgeline.bench.gpu.decisions import decisions, is_wrong, passes, share_of_floor
 from ridgeline.bench.gpu.table import MOST_CHARACTERS, table
 from ridgeline.planner.catalogue import devices
 
@@ -33,6 +33,15 @@ def decode(batch: int, way: str, ms: float) -> dict[str, Any]:
     }
 
 
+def checked(**codes: int) -> list[dict[str, Any]]:
+    """Parts that ended with these codes, each after a check that was right."""
+    return [
+        finding
+        for part, code in codes.items()
+        for finding in (check(part, "logits", True), {"part": part, **END, "code": code})
+    ]
+
+
 def product(what: str, us: float, speed_of_torch: float, who: str) -> dict[str, Any]:
     found = {"part": "products", "what": f"{what}, 64 rows, {who}", "rows": 64, "who": who}
     return {**found, "us": us, "speed_of_torch": speed_of_torch}
@@ -54,6 +63,11 @@ DECIDED = {
         [check("bits", f"{name}, ours", False, same_bits=False) for name in "abcdef"],
         "same bits? NO, in 6 of 6: one tile for all numbers of rows there, or the promise is void "
         "on this card: a, ours; b, ours; c, ours; d, ours and 2 more",
+    ),
+    "a clean gate": (checked(smoke=0, correct=0, bits=0), "--backend auto? this GPU, from now on"),
+    "a gate that a kernel fails": (
+        [*checked(smoke=0, correct=0, bits=0), check("correct", "gate", False)],
+        "--backend auto? the processor",
     ),
     "at the floor": ([decode(1, "graphs and ahead", 6.0)], "83% of the floor, the target"),
     "enough": ([decode(64, "graphs and ahead", 8.0)], "62% of the floor, enough to land"),
@@ -106,6 +120,17 @@ def test_a_result_decides_something(name: str) -> None:
 def test_without_findings_nothing_is_decided() -> None:
     assert list(decisions([], CARD)) == []
     assert list(decisions([decode(1, "graphs and ahead", 6.0)], None)) == []  # an unknown card
+
+
+def test_a_gpu_passes_when_all_was_checked_and_nothing_was_wrong() -> None:
+    whole = checked(smoke=0, correct=0, bits=0)
+    left_out = {"part": "bits", "what": "left out", "cases": ["qkv"]}
+    assert passes(whole) is True
+    assert passes([*whole, {"part": "engine", **END, "code": -9}]) is True  # too slow is not wrong
+    assert passes([*whole, left_out]) is None
+    assert passes(checked(smoke=0, correct=0)) is None
+    assert passes(checked(smoke=0, correct=0, bits=-11)) is False
+    assert passes([*checked(smoke=0), check("smoke", "memory", False)]) is False
 
 
 def test_a_step_cannot_be_faster_than_bytes_and_operations_allow() -> None:

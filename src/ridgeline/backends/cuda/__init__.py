@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ridgeline.arch.model import ModelArch
-from ridgeline.backends.cuda import cards, device, sizes
+from ridgeline.backends.cuda import cards, device, gate, sizes
+from ridgeline.backends.cuda.device import describe
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.ranks import share
 from ridgeline.backends.cuda.sizes import footprint
@@ -24,8 +25,8 @@ from ridgeline.physics.costs import linear_flops, weight_bytes
 from ridgeline.physics.kv_plan import gib
 
 __all__ = [
-    "cards", "check", "describe", "footprint", "least_prompt_tokens", "new_runner", "packed_bytes",
-    "room_bytes", "step_knots",
+    "cards", "check", "describe", "footprint", "gate", "least_prompt_tokens", "new_runner",
+    "packed_bytes", "room_bytes", "step_knots",
 ]  # fmt: skip
 
 _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
@@ -115,8 +116,3 @@ def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     read_bytes = weight_bytes(arch, sizes.weight_bits(setup.dtype) / 8)
     ops_per_byte = device.ops_per_byte() or _OPS_PER_BYTE
     return max(SplitFuse.least, round(2 * read_bytes * ops_per_byte / linear_flops(arch, 1)))
-
-
-def describe() -> str:
-    """Return which device and library it computes with, or what is missing."""
-    return device.describe()

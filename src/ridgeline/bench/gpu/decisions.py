@@ -15,6 +15,7 @@ _LEAST_OF_ROOF = 0.70  # of attention over single tokens
 _LARGE_BYTES = 64 << 20  # of keys and values, below which launching is what takes time
 _LEAST_OF_PEER = 1.5
 _WAY = "graphs and ahead"  # that steps are meant to run
+_GATE = {"smoke", "correct", "bits"}  # parts that must be right before "auto" takes a GPU
 _SHOWN = 4
 
 
@@ -23,6 +24,16 @@ def is_wrong(finding: Finding) -> bool:
     if finding["what"] == "end":
         return bool(finding["code"] != 0)
     return not finding.get("ok", True)
+
+
+def passes(findings: Sequence[Finding]) -> bool | None:
+    """Return whether answers are right on this card; None if not all of it was checked."""
+    checks = [one for one in findings if one["part"] in _GATE]
+    if any(map(is_wrong, checks)):
+        return False
+    ended = {one["part"] for one in checks if one["what"] == "end"}
+    left = any(one["what"] == "left out" for one in checks)
+    return True if ended >= _GATE and not left else None
 
 
 def floor_s(finding: Finding, device: Device | None) -> float | None:
@@ -43,6 +54,7 @@ def decisions(findings: Sequence[Finding], device: Device | None) -> Iterator[st
     """Yield a line for each question that the findings answer."""
     yield from _correct(findings)
     yield from _bits(findings)
+    yield from _gate(findings)
     yield from _steps(findings, device)
     yield from _ahead(findings)
     yield from _products(findings)
@@ -75,6 +87,12 @@ def _bits(findings: Sequence[Finding]) -> Iterator[str]:
             f"same bits? yes, in all {len(ours)}: tiles may differ by the number of rows; torch's "
             f"product keeps them in {sum(of_torch)} of {len(of_torch)}"
         )
+
+
+def _gate(findings: Sequence[Finding]) -> Iterator[str]:
+    if (passed := passes(findings)) is not None:
+        no = "the processor: this GPU has to be right first"
+        yield f"--backend auto? {'this GPU, from now on' if passed else no}"
 
 
 def _steps(findings: Sequence[Finding], device: Device | None) -> Iterator[str]:

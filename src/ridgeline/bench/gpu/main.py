@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.backends import cuda
-from ridgeline.bench.gpu.decisions import is_wrong
+from ridgeline.bench.gpu.decisions import is_wrong, passes
 from ridgeline.bench.gpu.parts import NO_DEVICE, PARTS, Finding, measure
 from ridgeline.bench.gpu.table import table
 from ridgeline.engine_setup.home import default_home
@@ -35,6 +35,9 @@ def chosen_parts(text: str | None) -> list[str]:
 def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path | None) -> bool:
     """Measure, print, and return whether nothing is wrong.
 
+    If smoke, correct and bits were all checked, it is remembered whether ``--backend auto`` may
+    take this GPU.
+
     Args:
         parts: of ``PARTS``.
         seconds: for all of them; those for which nothing is left are named.
@@ -43,6 +46,7 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
 
     Raises:
         ValueError: there is no GPU, or no torch; with the way out.
+        OSError: a file cannot be written.
     """
     end_s = time.monotonic() + seconds
     findings: list[Finding] = []
@@ -65,6 +69,8 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
             _measure(parts, end_s, is_tiny=is_tiny, take=take)
         except KeyboardInterrupt:
             take({"part": "all", "what": "interrupted", "failed": "before its end", "ok": False})
+    if not is_tiny and (passed := passes(findings)) is not None:
+        cuda.gate.remember(default_home(), machine["date"], is_right=passed)
     shown = table(findings, device, decides=not is_tiny)
     print(f"\n{', '.join(machine.values())}\n{shown}", flush=True)
     return not any(map(is_wrong, findings))

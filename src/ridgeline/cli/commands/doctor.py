@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.kept import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
-from ridgeline.backends import BACKENDS, cuda
+from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -92,8 +92,12 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
     yield from cuda.cards.lines()
-    name, backend = next(iter(BACKENDS.items()))
-    yield "backend", f"{name} ({backend.describe()}), {cores} threads"
+    found = cuda.gate.gate(home)
+    if found is not None:
+        taken = "--backend auto takes it" if found.is_open else f"--backend auto is {AUTO}"
+        yield "gpu gate", f"{found.why}: {taken}"
+    name = "cuda" if found and found.is_open else AUTO
+    yield "backend", f"{name} ({BACKENDS[name].describe()}), {cores} threads"
     disk = shutil.disk_usage(_existing(home)).free
     yield "models", f"{home / 'models'} ({gib(disk)} free on disk)"
     yield "models here", ", ".join(place.name for place in stores().all()) or "none yet"

@@ -1,0 +1,64 @@
+"""Whether ``--backend auto`` takes this machine's GPU: only after ``ridgeline bench gpu`` passed.
+
+What passed is remembered by GPU, versions of torch and Triton, and our own code. If one of them
+changes, the gate is closed until the GPU is checked again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from ridgeline.backends.cuda.device import describe, gate_key, has_driver, problem
+from ridgeline.machine import write_whole
+
+FILE = "gpu_gate.json"
+
+
+class GpuGate(NamedTuple):
+    """What is known of this machine's GPU.
+
+    Attributes:
+        is_open: whether "auto" takes it.
+        why: the reason, in words.
+    """
+
+    is_open: bool
+    why: str
+
+
+def gate(home: Path) -> GpuGate | None:
+    """Return whether the GPU passed; None if there is no NVIDIA driver.
+
+    torch is imported only if some GPU has passed before.
+    """
+    if not has_driver():
+        return None
+    if not (passed := _passed(home)):
+        return GpuGate(False, "the GPU has not passed ridgeline bench gpu yet")
+    if why := problem():
+        return GpuGate(False, why)
+    if date := passed.get(gate_key()):
+        return GpuGate(True, f"{describe()} passed ridgeline bench gpu on {date}")
+    return GpuGate(False, f"{describe()} has not passed ridgeline bench gpu with this version")
+
+
+def remember(home: Path, date: str, *, is_right: bool) -> None:
+    """Open the gate for this GPU and these versions, or close it. Raises OSError."""
+    passed = _passed(home)
+    passed.pop(key := gate_key(), None)
+    if is_right:
+        passed[key] = date
+    content = json.dumps(passed, indent=1).encode()
+    write_whole(home / FILE, lambda file: file.write(content))
+
+
+def _passed(home: Path) -> dict[str, str]:
+    """Return the dates by key; none of a file that is missing or damaged."""
+    try:
+        known = json.loads((home / FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    pairs = known.items() if isinstance(known, dict) else ()
+    return {key: date for key, date in pairs if isinstance(date, str)}
