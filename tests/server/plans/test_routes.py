@@ -256,7 +256,7 @@ def test_one_load_at_a_time_and_others_do_not_wait_for_it(served: Served) -> Non
         eventually(lambda: served.call("/v1/plan", SHORT)[0] == 503)
         status, error = served.refused("/v1/plan", SHORT)
         assert (status, error["code"]) == (503, "plan_busy")
-        assert "only one runs at a time" in error["message"]
+        assert "each key has one at a time" in error["message"]
         assert served.call("/v1/plan", SHORT)[2]["retry-after"] == "2"
         assert ask(served, model=config("phi-4"), on="l4")["memory"]["device"] == "l4"
     # Who leaves ends it, long before its time is over.

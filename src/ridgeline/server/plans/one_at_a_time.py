@@ -34,7 +34,7 @@ async def run_long(
     if not work.loads.is_free():
         raise ApiError(
             503,
-            "another plan for a load is running, and only one runs at a time: try again in a "
+            "another plan for a load is running, and each key has one at a time: try again in a "
             "few seconds",
             code="plan_busy",
             headers={"retry-after": "2"},
