@@ -155,6 +155,10 @@ def of(name: str, **changes: Any) -> dict[str, Any]:
         (of("openai-community/gpt2", state_size=4), "state_size is 4, which may change"),
         (of("facebook/opt-125m", word_embed_proj_dim=512), "word_embed_proj_dim is 512, but"),
         (of("facebook/opt-125m", do_layer_norm_before=False), "do_layer_norm_before is False"),
+        (
+            of("facebook/opt-125m", layer_norm_elementwise_affine=False),
+            "layer_norm_elementwise_affine is False",
+        ),
         (of("tiiuae/falcon-40b", num_kv_heads=7), "128 heads cannot share 7"),
         (of("microsoft/phi-2", qk_layernorm=True), "qk_layernorm is True"),
         (of("THUDM/chatglm3-6b", num_layers=None), "num_hidden_layers is missing"),

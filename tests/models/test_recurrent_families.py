@@ -213,7 +213,7 @@ def test_mamba2() -> None:
     ("config", "shapes", "changes", "message"),
     [
         (LFM2, lfm2(), {"full_attn_idxs": "all"}, "full_attn_idxs must be a list of numbers"),
-        (NEXT, {}, {"mlp_only_layers": [3]}, "mlp_only_layers must be a list of numbers of"),
+        (NEXT, {}, {"mlp_only_layers": [3]}, "each less than num_hidden_layers, which is 3"),
         (NEXT, {}, {"mlp_only_layers": 1}, "mlp_only_layers must be a list of numbers of"),
         (NEXT, {}, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         (LFM2, lfm2(), {"block_use_swiglu": False}, "block_use_swiglu is False"),

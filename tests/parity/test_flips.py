@@ -37,3 +37,13 @@ def test_each_verdict_is_given(
     """``says`` is what config.json says instead, as if the key were passed over."""
     judged = judge("llama2", Flip(key, value, {key: value}), says=says)
     assert judged.verdict == verdict, judged
+
+
+@pytest.mark.parametrize(
+    ("says", "verdict"), [({}, "equal"), ({"routed_scaling_factor": 2.9}, "wrong")]
+)
+def test_a_tie_of_experts_is_decided_by_rounding(says: dict[str, object], verdict: str) -> None:
+    """One token's experts score alike: transformers too takes others after a move of 5e-7."""
+    key = "qk_rope_head_dim"
+    judged = judge("deepseek-v2-groups", Flip(key, 16, {key: 16}), says=says)
+    assert (judged.verdict, "a tie of experts" in judged.why) == (verdict, not says), judged

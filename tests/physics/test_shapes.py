@@ -301,6 +301,10 @@ def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
         ({"tie_word_embeddings": "yes"}, "not true or false"),
         ({"layer_types": ["full_attention"]}, "layer_types must name one of full_attention, "),
         ({"layer_types": ["full_attention", "magic"]}, "layer_types must name one of full_"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 0},
+            "layer_types has sliding_attention, and sliding_window is 0",
+        ),
         ({"ssm_state_size": 128}, "ssm_state_size is 128, which may change the model's size"),
         ({"index_n_heads": 64}, "index_n_heads is 64, which may change"),
         ({"num_experts": 4}, "num_experts is 4, which may change the model's size"),

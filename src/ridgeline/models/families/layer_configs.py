@@ -266,7 +266,11 @@ def _feed_forward(facts: Facts, family: Family) -> Mlp | Experts:
             f"{ffn.groups_met}"
         )
     if ffn.per_token > of_group * ffn.groups_met or (ffn.num_groups > 1 and of_group < 2):
-        facts.fail(f"groups of {of_group} experts are too small: a token goes to {ffn.per_token}")
+        key = family.facts["ffn.num"].keys[0]
+        facts.fail(
+            f"{facts.prefix}{key} is {ffn.num}: groups of {of_group} experts are too small, as a "
+            f"token goes to {ffn.per_token}"
+        )
     return ffn
 
 
@@ -358,6 +362,8 @@ def _windows_of_config(
             or any(k not in known for k in kinds)
         ):
             config.fail(f"layer_types must name one of {', '.join(known)} for each of the layers")
+        if window is None and "sliding_attention" in kinds and config.get("sliding_window") == 0:
+            config.fail("layer_types has sliding_attention, and sliding_window is 0")
         config.get(family.attention_layers)  # the same in other words
         return [known[kind] for kind in kinds], window
     if family.attention_layers:

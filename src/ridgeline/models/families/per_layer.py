@@ -186,7 +186,10 @@ def dense_layers(facts: Facts, family: Family, num_layers: int) -> list[bool]:
         numbers, every = facts.get(family.dense_layers), facts.integer(family.experts_every, 1)
         numbers = [] if numbers is None else numbers
         if type(numbers) is not list or any(i not in range(num_layers) for i in numbers):
-            facts.fail(f"{family.dense_layers} must be a list of numbers of layers")
+            facts.fail(
+                f"{family.dense_layers} must be a list of numbers of layers, each less than "
+                f"num_hidden_layers, which is {num_layers}"
+            )
         place = facts.integer("expert_layer_offset", every - 1, low=0)  # of Jamba
         return [i in numbers or i % every != place for i in range(num_layers)]
     last = facts.get("moe_layer_end_index")  # of ERNIE

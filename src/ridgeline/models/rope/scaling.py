@@ -49,9 +49,11 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
         goes_by = {*own, "partial_rotary_factor"} if _is_proportional(said) else own
         for key in _OF_SOME:
             if key not in goes_by and said.get(key) not in (None, 1.0):
+                kind = said.get("rope_type")
+                beside = f" with rope_type {reprlib.repr(kind)}" if kind else ""
                 config.fail(
-                    f"{key} is {reprlib.repr(said[key])}, which is not supported: no model of this "
-                    f"architecture goes by it"
+                    f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
+                    f"of this architecture goes by it"
                 )
 
 

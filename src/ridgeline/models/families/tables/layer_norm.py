@@ -187,7 +187,7 @@ ROWS = (
         ropes={"full": "none"},
         spare_positions=2,
         refuse="_remove_final_layer_norm",
-        must={"do_layer_norm_before": True},
+        must={"do_layer_norm_before": True, "layer_norm_elementwise_affine": True},
     ),
     row(
         "gpt_neox",
@@ -247,7 +247,8 @@ ROWS = (
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": 1},
         aliases={"n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
         refuse="alibi",
-        unused="num_kv_heads",  # as many as heads, though one serves all
+        # As many key heads as heads, though one serves all; norms are counted in the newer models.
+        unused="num_kv_heads num_ln_in_parallel_attn",
         must={
             "apply_residual_connection_post_layernorm": False,
             "multi_query": True,
