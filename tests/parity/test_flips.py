@@ -47,3 +47,19 @@ def test_a_tie_of_experts_is_decided_by_rounding(says: dict[str, object], verdic
     key = "qk_rope_head_dim"
     judged = judge("deepseek-v2-groups", Flip(key, 16, {key: 16}), says=says)
     assert (judged.verdict, "a tie of experts" in judged.why) == (verdict, not says), judged
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("ernie4.5-moe", "moe_norm_min"),
+        ("falcon-groups", "new_decoder_architecture"),
+        ("opt", "layer_norm_elementwise_affine"),
+        ("qwen2-moe", "layer_types"),
+        ("qwen3-moe-between", "num_hidden_layers"),
+    ],
+)
+def test_keys_that_were_wrong_once_are_equal_or_refused_by_name(name: str, key: str) -> None:
+    judged = [judge(name, flip) for flip in flips_of(name) if flip.key == key]
+    assert judged
+    assert not [one for one in judged if one.verdict in BAD]

@@ -356,9 +356,14 @@ ROWS = (
             "moe_num_shared_experts": 2,
         },
         others="model.mtp_",
-        # How experts were filled in training, layers that guess ahead, and what sums stay above.
-        unused="moe_capacity moe_norm_min num_nextn_predict_layers",
-        must={"moe_gate": "topk", "moe_layer_interval": 1, "moe_use_aux_free": True},
+        # How experts were filled in training, and layers that guess ahead.
+        unused="moe_capacity num_nextn_predict_layers",
+        must={
+            "moe_gate": "topk",
+            "moe_layer_interval": 1,
+            "moe_norm_min": 1e-12,  # below every sum of weights, so no sum is raised to it
+            "moe_use_aux_free": True,
+        },
         in_gguf={
             "facts": {
                 "ffn.router": None,
