@@ -69,10 +69,10 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
             _measure(parts, end_s, is_tiny=is_tiny, take=take)
         except KeyboardInterrupt:
             take({"part": "all", "what": "interrupted", "failed": "before its end", "ok": False})
-    if not is_tiny and (passed := passes(findings)) is not None:
-        cuda.gate.remember(default_home(), machine["date"], is_right=passed)
     shown = table(findings, device, decides=not is_tiny)
     print(f"\n{', '.join(machine.values())}\n{shown}", flush=True)
+    if not is_tiny and (passed := passes(findings)) is not None:
+        cuda.gate.remember(default_home(), machine["date"], is_right=passed)
     return not any(map(is_wrong, findings))
 
 
