@@ -51,7 +51,7 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
             if key not in goes_by and said.get(key) not in (None, 1.0):
                 config.fail(
                     f"{key} is {reprlib.repr(said[key])}, which is not supported: no model of this "
-                    f"architecture goes by it"
+                    f"architecture uses it"
                 )
 
 
