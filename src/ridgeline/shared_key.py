@@ -21,7 +21,7 @@ def read_key(file: Path) -> bytes:
     if len(key) < _KEY_BYTES:
         way_out = f"write one with: openssl rand -hex 32 > {file}"
         raise ValueError(
-            f"{file} has a key of {len(key)} bytes, and {_KEY_BYTES} is the least: {way_out}"
+            f"{file} has a key of {len(key)} bytes, but it needs at least {_KEY_BYTES}: {way_out}"
         )
     return key
 

@@ -180,7 +180,7 @@ def test_options_are_checked_at_the_edge(files: Path) -> None:
     for lora, message in (
         (["a"], "--lora is 'a=': write NAME=PATH"),
         (["=x"], "--lora is '=x': write NAME=PATH"),
-        (["a=x", "a=y"], "two adapters have one name"),
+        (["a=x", "a=y"], "two adapters are named 'a'"),
         ([f"a={files}/nothing"], "no such adapter"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -40,7 +40,7 @@ def test_a_line_that_is_no_request_says_why_and_costs_no_other_line_anything(
         (request("x" * 600), "of 1 to 512 characters"),
         (request("a"), "'a' is that of an earlier line"),
         (request("b", "/v1/audio/speech"), "must be one of /v1/chat/completions"),
-        (request("c") | {"method": "GET"}, "method must be POST"),
+        (request("c") | {"method": "GET"}, "method is 'GET': it must be POST"),
         (request("d") | {"body": []}, "body must be a JSON object"),
         (request("e", stream=True), "body.stream is not possible"),
     ]

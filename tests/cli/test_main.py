@@ -321,7 +321,7 @@ def test_replay_names_the_first_decision_that_differs(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("", "does not describe an engine"),
-        ("{}\nx\n", "line 1, is no record of a trace"),
+        ("{}\nx\n", "line 1, is not a record of a trace"),
         ("x\n{}\n", "line 1, is not JSON"),
         ("[]", "not a trace"),
     ],

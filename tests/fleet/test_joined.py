@@ -139,7 +139,7 @@ def test_a_stream_goes_on_when_a_server_of_another_machine_is_killed(
     gone = f"is gone: its link has ended ({other['node']})"
     assert gone in str(table(routed)["events"])
     eventually(lambda: gone in "".join(texts(browser, "#servers-events li")))
-    eventually(lambda: "1 stream went on elsewhere" in find(browser, "#servers-facts").text)
+    eventually(lambda: "1 stream continued elsewhere" in find(browser, "#servers-facts").text)
     browser.get("about:blank")
 
 
@@ -192,7 +192,7 @@ def test_who_does_not_belong_is_refused_in_words(
             (folder / "b", key_file, url, (), "it serves 'b', and this router 'a'"),
             (a, key_file, url, ("--api-key", "k"), "its API keys are not those of this router"),
             (folder / "b", key_file, url, (LIAR,), "it computes other numbers"),
-            (a, key_file, nobody, (), "it is no router with --fleet-key-file"),
+            (a, key_file, nobody, (), "it is not a router with --fleet-key-file"),
         ]
 
         def refused(case: tuple[Path, Path, str, tuple[str, ...], str]) -> None:
@@ -311,11 +311,11 @@ def test_what_does_not_go_together_is_said_before_anything_is_loaded(
     for flags, problem in (
         (join, "--join needs --fleet-key-file"),
         ((*key, *join, "--replicas", "2"), "--join is for one server of one model"),
-        ((*key, *join, "--grpc-port", "0"), "a server with --join listens nowhere"),
+        ((*key, *join, "--grpc-port", "0"), "a server with --join does not listen"),
         ((*key, "--join", "http://10.1.2.3"), "say --fleet-plain"),
         ((*key, "--host", "0.0.0.0"), "give --ssl-certfile, or say --fleet-plain"),
-        ((*key, "--keep-alive", "1m"), "works with one model, which stays"),
-        ((*key, a), "works with one model, which stays"),
+        ((*key, "--keep-alive", "1m"), "works with one model that stays loaded"),
+        ((*key, a), "works with one model that stays loaded"),
         (("--fleet-key-file", str(tmp_path / "none")), "No such file"),
     ):
         result = CliRunner().invoke(app, ["serve", a, "--port", "0", *flags])

@@ -64,7 +64,7 @@ def test_all_streams_move_when_a_machine_is_taken_away(
         cloud.left_s = 20.0
         _, words = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, words
-        assert "aws takes this machine away in " in words
+        assert "aws reclaims this machine in " in words
         for response, answer in zip(streams, whole, strict=True):
             assert texts_of(response) == {one["index"]: one["text"] for one in answer["choices"]}
     after = table(routed)

@@ -44,9 +44,9 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     ]
     if HAS_RAY:
         cases += [
-            ((*ray, *key, "--ray", nobody), f"nobody is at --ray {nobody}"),
-            ((*ray, *key, "--ray", "ray://localhost"), "write host:port of Ray's head"),
-            ((*ray, *key, "--ray", "localhost"), "write host:port of Ray's head"),
+            ((*ray, *key, "--ray", nobody), f"nothing listens at --ray {nobody}"),
+            ((*ray, *key, "--ray", "ray://localhost"), "write HOST:PORT of Ray's head node"),
+            ((*ray, *key, "--ray", "localhost"), "write HOST:PORT of Ray's head node"),
         ]
     else:
         cases.append(((*ray, *key), "--place ray needs Ray: pip install 'ridgeline[ray]'"))

@@ -46,7 +46,7 @@ def test_memory_alone_is_enough_for_what_fits_and_a_load_names_what_is_missing()
     [
         ({"on": "mine"}, "--memory, such as 24GiB"),
         ({"memory": "24GiB"}, "give --on mine"),
-        ({"bandwidth": 900.0, "on": "l4"}, "--bandwidth is of your own device"),
+        ({"bandwidth": 900.0, "on": "l4"}, "--bandwidth describes your own device"),
         ({"on": "mine", "memory": "much"}, "--memory: 'much' is not a size"),
         ({"on": "mine", "memory": "8GiB", "tflops": -1.0}, "--tflops is -1.0"),
     ],

@@ -408,10 +408,12 @@ def test_warnings_and_assumptions_name_what_may_mislead() -> None:
     ours = plan(LLAMA, on="l4", engine="ridgeline")
     assert any("computes on processors" in warning for warning in ours.warnings)
     gemma = plan(PUBLISHED["gemma-2-9b"]["config"], on="l40s", engine="ridgeline")
-    assert "blocks behind a sliding window are given back" in gemma.assumptions
+    assert "blocks that have left the sliding window are given back" in gemma.assumptions
     mistral = PUBLISHED["mistral-7b-v0.1"]["config"]
     freed = [plan(mistral, on="l40s", engine="ridgeline", context=n) for n in (8192, 32_768)]
-    assert all("blocks behind a sliding window are given back" in f.assumptions for f in freed)
+    assert all(
+        "blocks that have left the sliding window are given back" in f.assumptions for f in freed
+    )
     assert len({f.best.ledger.sequence_kv_bytes for f in freed}) == 1
 
 

@@ -111,7 +111,7 @@ def test_loading_and_unloading(served: Served, folder: Path) -> None:
     whole = str(folder / "inside" / "c")
     for body, status, message in (
         ({"lora_name": "new", "lora_path": "c"}, 400, "there is an adapter 'new' already"),
-        ({"lora_name": "tiny", "lora_path": "c"}, 400, "that no model has"),
+        ({"lora_name": "tiny", "lora_path": "c"}, 400, "and not the model's own name"),
         ({"lora_name": "a b", "lora_path": "c"}, 400, "1 to 128 letters"),
         ({"lora_name": "x", "lora_path": "../outside"}, 403, "--allow-lora-loading"),
         ({"lora_name": "x", "lora_path": "link"}, 403, "--allow-lora-loading"),

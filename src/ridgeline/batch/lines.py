@@ -138,8 +138,8 @@ class RequestFile:
             raise _Wrong(f"custom_id must be text of 1 to {_MOST_ID_CHARS} characters")
         if custom_id in seen:
             raise _Wrong(f"custom_id {custom_id!r:.80} is that of an earlier line")
-        if found.get("method", "POST") != "POST":
-            raise _Wrong("method must be POST")
+        if (method := found.get("method", "POST")) != "POST":
+            raise _Wrong(f"method is {method!r:.80}: it must be POST")
         if url not in URLS:
             raise _Wrong(f"url is {url!r:.80}: it must be one of {_listed()}")
         if self.url and url != self.url:
@@ -195,7 +195,9 @@ class RequestFile:
             try:
                 if self.column not in (names := rows.fieldnames or ()):
                     known = ", ".join(map(repr, names)) or "none"
-                    raise ValueError(f"{self.path.name} has no column {self.column!r}: {known}")
+                    raise ValueError(
+                        f"{self.path.name} has no column {self.column!r}; it has {known}"
+                    )
                 for number, row in enumerate(rows, start=1):
                     try:
                         own_id = row.get("custom_id") or f"row-{number}"

@@ -17,6 +17,11 @@ from typing import Any
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.foresight.trace.reader import read_trace
 
+EDGE_HELP = (  # of --edge, which names what ``read_edge`` reads
+    "RESULT,TRACE: a bench serve result and that server's trace, to add the time outside the "
+    "engine; repeatable."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientOverhead:

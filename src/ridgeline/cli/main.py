@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 from ridgeline import LLM, __version__
 from ridgeline.api.calibration.kept import save_calibration
-from ridgeline.bench.client_overhead import read_edge
+from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.asking import Asking, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
@@ -275,9 +275,11 @@ def _check_fleet(names: list[str], serving: ServeOptions) -> None:
     if serving.join and (not is_one or serving.num_replicas > 1):
         raise UsageError("--join is for one server of one model: leave out --replicas")
     if serving.join and (serving.uds or serving.grpc_port is not None):
-        raise UsageError("a server with --join listens nowhere: its router has the address")
+        raise UsageError("a server with --join does not listen: leave out --uds and --grpc-port")
     if serving.fleet_key_file and (not is_one or serving.keep_alive_s is not None):
-        raise UsageError("--fleet-key-file works with one model, which stays: no --keep-alive")
+        raise UsageError(
+            "--fleet-key-file works with one model that stays loaded: leave out --keep-alive"
+        )
 
 
 def _serve_several(names: list[str], serving: ServeOptions, options: Options) -> None:
@@ -369,9 +371,7 @@ def bench_foresight(
     ] = None,
     edge: Annotated[
         list[str] | None,
-        typer.Option(
-            help="RESULT,TRACE: the time that clients of that server wait besides the engine."
-        ),
+        typer.Option(help=EDGE_HELP),
     ] = None,
     *,
     options: Options,

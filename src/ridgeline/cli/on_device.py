@@ -8,7 +8,7 @@ from ridgeline.planner.memory.flags import OF_DEVICE
 
 ON_HELPS = {
     "on": "Simulate this device of `ridgeline plan` instead: 4090, h100, m4-max, a MIG slice such "
-    "as h100-sxm/2g.20gb, or mine: what --memory, --bandwidth and --tflops say.",
+    "as h100-sxm/2g.20gb, or mine: the device that --memory, --bandwidth and --tflops describe.",
     "tensor_parallel_size": "With --on: number of devices that share each layer. Default: as few "
     "as hold the model.",
     "engine": "With --on: engine whose memory rules and times apply: ridgeline, vllm, sglang, "

@@ -96,7 +96,7 @@ def read_config(file: Path, root: Any) -> dict[str, Any]:
 def _check_tables(
     file: Path, content: dict[str, Any], leaves: Mapping[tuple[str, ...], Any]
 ) -> None:
-    """Raise ValueError for a table that is no command."""
+    """Raise ValueError for a table that is not a command."""
     groups = {path[:1] for path in leaves if len(path) > 1}
     tables = [(name,) for name, value in content.items() if isinstance(value, dict)]
     inner = [

@@ -27,7 +27,7 @@ def as_text(argument: str, name: str = "") -> str:
 
 
 def with_stdin(prompt: str | None) -> str | None:
-    """Return PROMPT and behind it what is piped in; None where a chat is meant."""
+    """Return PROMPT and after it what is piped in; None where a chat is meant."""
     if sys.stdin is not None and sys.stdin.isatty():
         return prompt
     piped = _piped(None if prompt is None else _STDIN_WAIT_S)

@@ -1,7 +1,7 @@
 """Beam search: which beginnings of an answer are worth going on with.
 
 The semantics are those of Hugging Face's ``generate(num_beams=...)``. A round is over when the
-likeliest tokens behind each beam are known; ``advance`` then says which beam each of the next ones
+likeliest tokens after each beam are known; ``advance`` then says which beam each of the next ones
 continues. It knows nothing of blocks, models and the order in which beams are computed.
 """
 
@@ -60,7 +60,7 @@ class Beams:
 
     @property
     def num_candidates(self) -> int:
-        """How many likeliest tokens behind each beam are needed.
+        """How many likeliest tokens after each beam are needed.
 
         ``width`` beams may go on with tokens of the same one, and each stop id takes a place.
         """

@@ -125,7 +125,7 @@ def new_tier(
     from ridgeline.kv_disk.tier import Tier
 
     if not config.enable_prefix_caching:
-        raise ValueError("--kv-disk: without prefix caching no block is found again")
+        raise ValueError("--kv-disk needs prefix caching: leave out --no-enable-prefix-caching")
     try:
         blocks, states, layout = runner.cache_memory()
     except ValueError as error:

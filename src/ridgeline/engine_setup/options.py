@@ -160,8 +160,8 @@ class Options:
         _at_least("kv_disk_min", self.kv_disk_min, 1)
         if self.kv_disk_place and self.trace:
             raise ValueError(
-                "--kv-disk and --trace contradict each other: what a file brings into the cache "
-                "is in no trace, so it could not be replayed"
+                "--kv-disk and --trace cannot be used together: blocks read from disk are not in "
+                "the trace, so it could not be replayed; leave out one of them"
             )
         _at_least("max_lora_rank", self.max_lora_rank, 1)
         parse_bytes(self.lora_memory or 1, "--lora-memory")
@@ -181,18 +181,20 @@ class Options:
 
     @property
     def adapters(self) -> dict[str, str | Path]:
-        """Paths of the adapters to load, by name. Raises ValueError for what is no such list."""
+        """Paths of the adapters to load, by name. Raises ValueError if it is not one."""
         lora = self.lora or {}
         pairs: list[tuple[str, str | Path]]
         if isinstance(lora, Mapping):
             pairs = list(lora.items())
         else:
             pairs = [(name, path) for name, _, path in (text.partition("=") for text in lora)]
+        by_name: dict[str, str | Path] = {}
         for name, path in pairs:
             if not name or not str(path):
                 raise ValueError(f"--lora is {f'{name}={path}'!r}: write NAME=PATH")
-        if len(by_name := dict(pairs)) < len(pairs):
-            raise ValueError("--lora: two adapters have one name")
+            if name in by_name:
+                raise ValueError(f"--lora: two adapters are named {name!r}: give each its own name")
+            by_name[name] = path
         return by_name
 
 

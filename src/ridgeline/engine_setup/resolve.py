@@ -182,9 +182,11 @@ def _check_processes(options: Options, name: str) -> None:
             f"one process, on all its cores (--threads); --backend cuda divides a model among GPUs"
         )
     if options.stages > 1 and name != "cpu":
-        raise ValueError(f"--stages {options.stages}: only the cpu backend has stages")
+        raise ValueError(
+            f"--stages {options.stages} needs --backend cpu: the {name} backend has no stages"
+        )
     if options.stages > 1 and options.kv_disk:
-        raise ValueError("--kv-disk: the cache of a model in --stages cannot be kept yet")
+        raise ValueError("--kv-disk cannot be used with --stages yet: leave out one of them")
 
 
 def _left_bytes(room_bytes: int | None, taken_bytes: int, most_bytes: int | None) -> int:

@@ -196,13 +196,16 @@ class RunningFleet:
             self.pool.reload_keys()
             self._log.line("the keys were read again")
         except (OSError, ValueError) as error:
-            self._log.line(f"the keys stay as they are: {error}")
+            self._log.line(
+                f"the keys or the rules were not reloaded; the old ones stay in force: {error}"
+            )
 
     def _read_rules(self) -> RulesFile | None:
         """Return the rules, whose limits are counted here. Raises OSError or ValueError."""
         if self._options.rules is None:
             return None
-        from ridgeline.server.rules.file import read_rules  # a router without is spared this
+        # Routers without it need not import this.
+        from ridgeline.server.rules.file import read_rules
 
         return read_rules(self._options.rules, self.keys.labels)
 
@@ -220,7 +223,8 @@ def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None
     _check_links(options)
     catalogue = Catalogue(models, options.models_dir, options.served_model_name or ())
     if options.audit:
-        from ridgeline.server.audit.opened import audit_log  # a router without is spared this
+        # Routers without it need not import this.
+        from ridgeline.server.audit.opened import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     with (

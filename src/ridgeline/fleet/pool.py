@@ -172,8 +172,8 @@ class Pool:
 
     def refusal(self, slot: Slot) -> ApiError:
         """Return the error of a request for a model that hangs."""
-        message = f"{slot.name} {slot.trouble or 'has ended'}; it is ended after "
-        message += f"{self._step_timeout_s:g} s, and loaded again when it is asked for"
+        message = f"{slot.name} {slot.trouble or 'has ended'}; it is stopped after "
+        message += f"{self._step_timeout_s:g} s, and loaded again on the next request"
         return ApiError(503, message, code="model_hung", headers={"retry-after": "5"})
 
     async def forget_dead(self, slot: Slot, worker: Worker) -> None:

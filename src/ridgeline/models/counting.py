@@ -53,7 +53,7 @@ _ARITHMETIC = frozenset((
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
-# What is read of rope alone: whatever it says, no size goes by it.
+# What is read of rope alone: whatever it says, no size depends on it.
 _OF_ROPE = (
     "alpha", "llama_4_scaling_beta", "original_max_position_embeddings", "partial_rotary_factor",
     "rope_parameters", "rope_scaling", "rope_theta", "rotary_dim",

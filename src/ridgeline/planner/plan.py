@@ -252,8 +252,8 @@ def _of_purchase(asked: LoadFlags, choices: Sequence[CapacityOption]) -> Iterato
     if owned:
         oldest, newest = min(one.date for one in owned), max(one.date for one in owned)
         yield (
-            f"prices are of {oldest} to {newest}, most of them list prices of the day something "
-            f"came out, and memory has grown dear since: ask a shop"
+            f"prices are from {oldest} to {newest}, most of them list prices at launch; memory has "
+            f"become more expensive since: check current prices"
         )
 
 
@@ -331,7 +331,7 @@ def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iter
     windows = any(layer.cache.window for layer in shape.layers)
     if windows:
         frees = "are given back" if engine.frees_windows else "are kept: nothing gives them back"
-        yield f"blocks behind a sliding window {frees}"
+        yield f"blocks that have left the sliding window {frees}"
     copies = setting.tp // min(shape.num_kv_heads, setting.tp)
     if copies > 1:
         yield (
@@ -372,4 +372,4 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
         yield f"{device.id} runs llama.cpp or MLX, not {name}: this is what {name} would take"
     if device.is_sram:
         needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)
-        yield f"{device.id} has SRAM alone: weights and cache take {needed:,} chips"
+        yield f"{device.id} has only SRAM: weights and cache need {needed:,} chips"

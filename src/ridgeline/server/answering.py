@@ -143,7 +143,8 @@ class Answering:
         """Return the guards that these models are. Raises ValueError for one that is none."""
         if not models:
             return {}
-        from ridgeline.server.guards.known import known_judge  # a server without is spared this
+        # Servers without one need not import this.
+        from ridgeline.server.guards.known import known_judge
 
         return {
             name: known_judge(name, llm.text, self._guards[name], work.prompts)
@@ -159,7 +160,8 @@ class Answering:
         """
         if options.rules is None:
             return None
-        from ridgeline.server.rules.book import RuleBook  # a server without rules is spared this
+        # Servers without rules need not import this.
+        from ridgeline.server.rules.book import RuleBook
 
         def check(found: RulesFile) -> None:
             if has["trace"] and not found.allows_trace:

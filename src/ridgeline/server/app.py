@@ -84,7 +84,8 @@ def new_app(service: Service) -> FastAPI:
     add_lora(app, service.loras, service.check_open)
     add_sleep(app, service.naps)
     if service.audit:
-        from ridgeline.server.audit.route import add_audit  # a server without is spared this
+        # Servers without it need not import this.
+        from ridgeline.server.audit.route import add_audit
 
         add_audit(app, service.audit)
     add_receipts(app, lambda: service.signer)

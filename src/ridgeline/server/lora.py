@@ -96,8 +96,9 @@ class Loras:
     async def load(self, name: str, path: str) -> None:
         """Load an adapter from below the folder. Raises ApiError if that cannot be."""
         if not _NAME.fullmatch(name) or name == self._model:
-            message = f"lora_name is {name[:80]!r}: 1 to 128 letters, digits and ._:/- that no "
-            raise ApiError(400, message + "model has", param="lora_name", code="invalid_value")
+            message = f"lora_name is {name[:80]!r}: write 1 to 128 letters, digits and ._:/-, and "
+            message += "not the model's own name"
+            raise ApiError(400, message, param="lora_name", code="invalid_value")
         if len(self._adapters.names) >= self._most:
             message = f"there are {self._most} adapters, the most there may be: unload one first"
             raise ApiError(400, message, param="lora_name", code="too_many_adapters")

@@ -140,7 +140,7 @@ class Running:
 
         notice = await notice_of(cloud, self._write)
         self._write(
-            f"{notice.cloud} takes this machine away in {notice.left_s:.0f} s: requests go on "
+            f"{notice.cloud} reclaims this machine in {notice.left_s:.0f} s: requests continue "
             "elsewhere"
         )
         self._rest_s = min(self._rest_s, max(0.0, notice.left_s - _LAST_S))
@@ -163,14 +163,14 @@ class Running:
             self.keys.reload()
             self._write("the keys were read again")
         except (OSError, ValueError) as error:
-            self._write(f"the keys stay as they are: {error}")
+            self._write(f"the keys were not reloaded; the old ones stay in force: {error}")
         rules = self._answering.rules
         try:
             if rules:
                 rules.reload()
                 self._write(f"the rules were read again: version {rules.now.version}")
         except (OSError, ValueError) as error:
-            self._write(f"the rules stay as they are: {error}")
+            self._write(f"the rules were not reloaded; the old ones stay in force: {error}")
 
 
 def _with_room(options: ServeOptions) -> ServeOptions:
@@ -197,7 +197,8 @@ def serve(
     joining = _joining(options.join, options, keys) if options.join else None
     options = replace(options, uds=joining.socket) if joining else options
     if options.audit:
-        from ridgeline.server.audit.opened import audit_log  # a server without is spared this
+        # Servers without it need not import this.
+        from ridgeline.server.audit.opened import audit_log
     listener = bind_unix(options.uds) if options.uds else bind(options.host, options.port)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
@@ -220,8 +221,12 @@ def _loaded(
     guards: Sequence[str], load: Callable[[str], AbstractContextManager[LLM]]
 ) -> Iterator[dict[str, LLM]]:
     """Yield guards by the names that requests and rules call them."""
-    if len({Path(guard).name for guard in guards}) < len(guards):
-        raise ValueError("--guard: two guards have one name")
+    names = [Path(guard).name for guard in guards]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"--guard: two guards are named {name!r}: rename one of the files or folders"
+            )
     with contextlib.ExitStack() as stack:
         yield {Path(guard).name: stack.enter_context(load(guard)) for guard in guards}
 

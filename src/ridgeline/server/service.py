@@ -415,7 +415,8 @@ class Service:
         max_queued = self.options.max_queued_requests
         if not 0 < num_prompts <= max_queued:
             message = (
-                f"{param} has {num_prompts} prompts: 1 to {max_queued} (--max-queued-requests)"
+                f"{param} has {num_prompts} prompts: it must have 1 to {max_queued} "
+                "(--max-queued-requests)"
             )
             raise ApiError(400, message, param=param, code="invalid_value")
         self.check_queue(num_prompts)  # before they are prepared, and once more then

@@ -35,7 +35,7 @@ CASES = {
     "no device": (WHOLE._replace(gpu=None), "no GPU is to be seen", "CUDA_VISIBLE_DEVICES"),
     "old device": (
         WHOLE._replace(gpu="Tesla T4", capability=(7, 5)),
-        "Tesla T4 has compute capability 7.5, and 8.0 (Ampere) is the least",
+        "Tesla T4 has compute capability 7.5, but 8.0 (Ampere) is the minimum",
         "--backend cpu",
     ),
 }

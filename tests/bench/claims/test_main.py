@@ -95,7 +95,10 @@ def test_only_the_techniques_that_are_named_are_compared(
     assert (found["batch_sizes"], found["left_out"]) == ([], [])
     done = ridgeline("bench", "claims", "--on", "l40s", "--only", "paging")
     assert done.returncode == 1
-    assert "--only 'paging' is no technique: KV cache, iteration-level batching" in done.stderr
+    assert (
+        "--only 'paging' is not a technique: use one of KV cache, iteration-level batching"
+        in done.stderr
+    )
 
 
 def test_the_real_engine_does_what_each_technique_says(

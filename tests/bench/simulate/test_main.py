@@ -297,7 +297,7 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
         (("--replicas", "0"), "--replicas 0 is not from 1 to 1024"),
         (
             ("--router", "best"),
-            "--router best is none of least-work, round-robin, least-",
+            "--router is 'best', not one of least-work, round-robin, least-",
         ),
         (("--replicas", "2", "--trace", "t.jsonl"), "give no --replicas"),
         (("--out", "a.svg"), "give --sweep"),

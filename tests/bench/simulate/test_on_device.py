@@ -128,7 +128,7 @@ def test_a_model_that_is_here_has_its_texts_there_too(model: Path) -> None:  # n
         (("--on", "abacus"), "there is no device 'abacus'"),
         (("--on", "mine", "--memory", "24GiB"), "give --bandwidth and --tflops"),
         (("--on", "mine"), "--on mine: say what it has with --memory"),
-        (("--memory", "24GiB"), "--memory is of your own device: give --on mine"),
+        (("--memory", "24GiB"), "--memory describes your own device: give --on mine"),
         (("--engine", "vllm"), "--engine is about a device: name one with --on"),
         (("--tensor-parallel-size", "auto"), "auto is about a device: name one with --on"),
         (("--on", "l4", "--threads", "2"), "--threads is about this machine: give no --on"),

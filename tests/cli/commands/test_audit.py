@@ -61,8 +61,8 @@ def test_what_cannot_be_checked_is_said_in_a_line(log: Path, tmp_path: Path) -> 
     for arguments, words in (
         ([tmp_path / "none"], "does not exist"),
         ([tmp_path / "home"], "has no audit log"),
-        ([log / "head.json"], "is no file of an audit log"),
-        ([log, "--key", tmp_path / "short"], "is no key of an audit log"),
+        ([log / "head.json"], "is not a file of an audit log"),
+        ([log, "--key", tmp_path / "short"], "is not the key of an audit log"),
         ([log, "--key", tmp_path / "absent"], "absent"),
     ):
         done = verified(*arguments)

@@ -57,7 +57,7 @@ def test_an_answer_that_is_the_receipts(made: Made, model: Path, tmp_path: Path)
         first, signed, texts, last = done.output.splitlines()
         assert first.startswith(f"{file}: 14 tokens of tiny by ridgeline 0.1.0, 20")
         assert signed.startswith("  signed with the key ")
-        assert texts == "  its texts are not here as a whole, so they are not compared"
+        assert texts == "  the file does not have the complete texts, so they are not compared"
         assert last == "EQUAL: computed again, every token is the same"
     asked = tmp_path / "asked.json"
     for prompt, status in (("The cat", 0), ("The dog", 1)):
@@ -81,15 +81,21 @@ def no_end(said: Any) -> None:
     ("change", "says"),
     [
         (other_token, "answer 0 to prompt 0 differs from token 9 of 14 on: 5"),
-        (no_end, "answer 0 to prompt 0 has 13 tokens, and computed goes on: "),
-        (lambda said: said["params"].update(max_tokens=15), "has 14 tokens, and computed goes on"),
-        (lambda said: said["params"].update(max_tokens=13), "and computed ends after 13"),
+        (no_end, "answer 0 to prompt 0 has 13 tokens, but the computed answer continues: "),
+        (
+            lambda said: said["params"].update(max_tokens=15),
+            "has 14 tokens, but the computed answer continues",
+        ),
+        (
+            lambda said: said["params"].update(max_tokens=13),
+            "but the computed answer ends after 13",
+        ),
         (lambda said: said["prompts"][0].update(seed=4), "answer 0 to prompt 0 differs from token"),
-        (lambda said: said.update(template="0" * 64), "the chat template is another one"),
+        (lambda said: said.update(template="0" * 64), "the chat template differs"),
         (lambda said: said.update(adapter="00ff"), "no adapter here has the digest 00ff"),
         (
             lambda said: said["model"]["files"].update({"config.json": "0" * 64}),
-            "the file config.json is another one: the receipt has 000000000000, here is ",
+            "the file config.json differs: the receipt has 000000000000, this machine has ",
         ),
         (
             lambda said: said["prompts"][0]["answers"][0]["tokens"]["ids"].append(1 << 20),
@@ -97,7 +103,7 @@ def no_end(said: Any) -> None:
         ),
         (
             lambda said: said["prompts"][0]["answers"][0].update(finish="stop"),
-            "ended otherwise: stop (None), computed length (None)",
+            "ended differently: stop (None) in the receipt, length (None) computed",
         ),
     ],
 )
@@ -116,7 +122,7 @@ def test_another_code_is_a_note(made: Made, model: Path, tmp_path: Path) -> None
         given(tmp_path, changed(made[0], lambda said: said.update(code="0" * 64))), model
     )
     assert done.exit_code == 0
-    assert "note: the code is other code: the receipt has 000000000000, here is " in done.output
+    assert "note: the code differs: the receipt has 000000000000, this machine has " in done.output
 
 
 def test_a_model_file_that_was_changed_is_named(made: Made, model: Path, tmp_path: Path) -> None:
@@ -126,7 +132,7 @@ def test_a_model_file_that_was_changed_is_named(made: Made, model: Path, tmp_pat
         file.write(b"\1")
     done = verified(given(tmp_path, written(made[0])), other, "--key", made[1])
     assert done.exit_code == 1
-    assert "wrong: the file model.safetensors is another one" in done.output
+    assert "wrong: the file model.safetensors differs" in done.output
 
 
 def test_by_default_only_receipts_of_ones_own_key_are_checked(
@@ -175,7 +181,7 @@ def test_signatures(made: Made, model: Path, tmp_path: Path) -> None:
         (b"{}", "payloadType is missing"),
         (b"[" * 100_000, "recursion limit exceeded"),
         (b" " * (MOST_BYTES + 1), "a receipt has 33,554,432 at most"),
-        (b'{"payloadType": "x", "payload": ""}', "is no receipt: payloadType is 'x'"),
+        (b'{"payloadType": "x", "payload": ""}', "is not a receipt: payloadType is 'x'"),
     ],
 )
 def test_what_is_no_receipt(tmp_path: Path, data: bytes, says: str) -> None:
@@ -199,13 +205,16 @@ def last_of(name: str, value: Any) -> Callable[[Any], object]:
             "params: temperature is nan",
         ),
         (lambda said: said["params"].update(temperatur=1.0), "temperatur"),
-        (lambda said: said["params"].update(temperature=1.0), "does not stand in a receipt so"),
+        (
+            lambda said: said["params"].update(temperature=1.0),
+            "is missing, or not allowed in a receipt",
+        ),
         (lambda said: said["params"].update(top_p=7), "top_p is 7"),
         (lambda said: said["params"].update(n=2), "has 1 answers, and params ask for 2"),
         (lambda said: said["params"].update(pool="last"), "pool"),
         (lambda said: said.update(max_model_len=0), "max_model_len is 0"),
         (lambda said: said.update(prompts=[]), "prompts is empty"),
-        (lambda said: said["prompts"][0]["tokens"].update(ids=[]), "tokens are none"),
+        (lambda said: said["prompts"][0]["tokens"].update(ids=[]), "there are no tokens"),
         (
             lambda said: said["prompts"][0]["tokens"].update(ids=[-1]),
             "ids[0] is -1: it must be greater than or equal to 0",
@@ -255,7 +264,7 @@ def test_a_hidden_prompt_must_be_given(made: Made, model: Path, tmp_path: Path) 
         assert done.exit_code != 0
         assert says in str(done.exception)
     asked.write_text('"The cat"')
-    assert "prompt 0 is another one" in verified(file, model, "--prompt", asked).output
+    assert "prompt 0 is not the receipt's" in verified(file, model, "--prompt", asked).output
 
 
 def test_a_chat_is_compared_with_its_messages(model: Path, made: Made, tmp_path: Path) -> None:

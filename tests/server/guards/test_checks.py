@@ -266,7 +266,7 @@ def test_a_guard_that_fails_refuses_unless_the_file_says_otherwise(
         (RULE + 'action = "block"\nevery = 0', "number of tokens"),
         (RULE + 'action = "block"\nkinds = ["email"]', "'kinds'"),
         (RULE + 'action = "block"\ncategories = "S1"', "list"),
-        (RULE + 'action = "block"\ncategories = ["S99"]', "knows no category 'S99'"),
+        (RULE + 'action = "block"\ncategories = ["S99"]', "has no category 'S99'"),
         ('[rules.unsafe]\nmodel = ""\naction = "block"', "name of a guard"),
         ('[rules.unsafe]\nmodel = "other"\naction = "block"', "no guard 'other'"),
     ],

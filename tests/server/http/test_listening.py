@@ -150,7 +150,7 @@ def test_https(model: Path, pems: Path, flags: dict[str, str]) -> None:
         ("cert.pem", "none.pem", None, "there is no file .*none.pem"),
         ("cert.pem", "locked.pem", None, "password is needed: the key is encrypted .*locked.pem"),
         ("cert.pem", "locked.pem", "wrong", "--ssl-keyfile-password is wrong .*locked.pem"),
-        ("key.pem", "key.pem", None, "are no certificate and its key in PEM form"),
+        ("key.pem", "key.pem", None, "are not a certificate and its key in PEM form"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_else(

@@ -200,9 +200,7 @@ def test_a_receipt_does_not_tell_what_rules_hide(
     assert (answer["parts"], answer["logprobs"], answer["finish"]) == ({}, None, ends)
     prompt = verifier.llm(read(written(receipt))).tokenizer.encode(LONG["prompt"])
     assert verifier.wrong(written(receipt), prompt) == []
-    assert verifier.wrong(written(receipt), prompt[1:]) == [
-        "prompt 0 is another one than the receipt's"
-    ]
+    assert verifier.wrong(written(receipt), prompt[1:]) == ["prompt 0 is not the receipt's"]
     answer["tokens"]["salt"] = "00" * 16
     (wrong,) = verifier.wrong(stating(receipt, statement), prompt)
     assert "has other tokens: only the digest of its" in wrong
@@ -219,7 +217,7 @@ def test_a_key_that_cannot_be_had(
 ) -> None:
     bad = tmp_path / "bad.key"
     bad.write_text("no key")
-    with pytest.raises(ValueError, match=r"bad\.key is no key of receipts"):
+    with pytest.raises(ValueError, match=r"bad\.key is not a key that can sign receipts"):
         start(model, bad)
     with serving(model) as served:
         monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))

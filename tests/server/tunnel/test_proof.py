@@ -205,13 +205,15 @@ def test_plain_links_are_for_this_machine_or_said_to_be_wanted(tmp_path: Path) -
         RouterAddress(url, None, is_plain=False)
     RouterAddress("http://router:8000/prefix", None, is_plain=True)
     (bad := tmp_path / "ca").write_text("nothing")
-    with pytest.raises(ValueError, match=r"--fleet-ca .* is no file of certificates"):
+    with pytest.raises(ValueError, match=r"--fleet-ca .* is not a file of certificates"):
         RouterAddress("https://router", bad, is_plain=False)
 
 
 def test_a_short_key_is_refused(tmp_path: Path) -> None:
     (file := tmp_path / "key").write_text("short\n")
-    with pytest.raises(ValueError, match="a key of 5 bytes, and 32 is the least: write one with"):
+    with pytest.raises(
+        ValueError, match="a key of 5 bytes, but it needs at least 32: write one with"
+    ):
         read_key(file)
     file.write_text("k" * 32 + "\n")
     assert read_key(file) == KEY

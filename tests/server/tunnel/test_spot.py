@@ -74,4 +74,6 @@ def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.Mo
 
     asyncio.run(watch())
     names = "AWS, Azure or GCP" if asked == "auto" else asked
-    assert said == [f"--spot {asked}: nobody at {url} speaks for {names}, so no notice can come"]
+    assert said == [
+        f"--spot {asked}: no metadata service of {names} answers at {url}, so no notice can arrive"
+    ]

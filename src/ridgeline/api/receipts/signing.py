@@ -77,7 +77,9 @@ def read_public_key(file: Path) -> PublicKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError(f"{file} is no public key of receipts: it must be Ed25519, in PEM")
+        raise ValueError(
+            f"{file} is not a public key for receipts: it must be Ed25519 in PEM format"
+        )
     return _named(key)
 
 
@@ -119,7 +121,10 @@ def _private(file: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):  # the second: it has a password
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError(f"{file} is no key of receipts: openssl genpkey -algorithm ed25519")
+        raise ValueError(
+            f"{file} is not a key that can sign receipts: make one with openssl genpkey "
+            "-algorithm ed25519 -out FILE"
+        )
     return key
 
 

@@ -97,7 +97,7 @@ def _params(said: SamplingParams | Mapping[str, Any]) -> SamplingParams:
         raise ValueError(str(error)) from None
     if of_answers(params).keys() != said.keys() or params.pool:
         odd = sorted(said.keys() ^ of_answers(params).keys()) or ["pool"]
-        raise ValueError(f"{odd[0]} does not stand in a receipt so")
+        raise ValueError(f"{odd[0]} is missing, or not allowed in a receipt")
     return params
 
 
@@ -191,7 +191,7 @@ class StatedPrompt(_Stated):
     @model_validator(mode="after")
     def _has_tokens(self) -> Self:
         if not self.tokens.num:
-            raise ValueError("tokens are none")
+            raise ValueError("there are no tokens: a prompt needs at least one")
         return self
 
 
@@ -297,7 +297,7 @@ class Receipt(_Stated):
         if self.form and self.form.reasons and self.parsers[1] not in REASONINGS:
             raise ValueError(f"form.reasons, but parsers say {self.parsers[1]} of reasoning")
         if not self.prompts:
-            raise ValueError("prompts is empty: it is a receipt of no answer")
+            raise ValueError("prompts is empty: a receipt needs at least one")
         wanted = self.params.num_answers
         for i, prompt in enumerate(self.prompts):
             if (found := len(prompt.answers)) != wanted:

@@ -36,9 +36,9 @@ def other_files(receipt: Receipt, digest: str, files: Mapping[str, str]) -> Iter
         said = dict.fromkeys(files, *said.values())
     names = [name for name in sorted({*files, *said}) if files.get(name) != said.get(name)]
     for name in names:
-        yield f"the file {name} is another one: {_two(said.get(name), files.get(name))}"
+        yield f"the file {name} differs: {_two(said.get(name), files.get(name))}"
     if not names and digest != receipt.model.digest:
-        yield f"the model is another one: {_two(receipt.model.digest, digest)}"
+        yield f"the model differs: {_two(receipt.model.digest, digest)}"
 
 
 def opened(
@@ -62,12 +62,12 @@ def notes_on(receipt: Receipt, llm: LLM) -> Iterator[str]:
     """Yield what differs here from the receipt, though the answer should still be the same."""
     facts = llm.facts
     if receipt.code != code_digest():
-        yield f"the code is other code: {_two(receipt.code, code_digest())}, {receipt.engine}"
+        yield f"the code differs: {_two(receipt.code, code_digest())}, {receipt.engine}"
     elif receipt.engine != ENGINE:
         yield f"the receipt names {receipt.engine}, but its code is that of {ENGINE}"
     if list(receipt.libraries) != facts["libraries"]:
         says, has = (", ".join(one) for one in (receipt.libraries, facts["libraries"]))
-        yield f"the libraries are others: {says}; here {has}"
+        yield f"the libraries differ: {says} in the receipt, {has} here"
     here = with_adapter(llm.fingerprint, bytes.fromhex(receipt.adapter))
     if receipt.code == code_digest() and receipt.fingerprint != here:
         yield f"its fingerprint is {receipt.fingerprint}, here {here}: other defaults"
@@ -79,7 +79,7 @@ def differences(receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]) ->
     ``llm`` is as ``opened`` returns it. Raises ValueError if a prompt can never run.
     """
     if receipt.template != llm.facts["template"]:
-        yield f"the chat template is another one: {_two(receipt.template, llm.facts['template'])}"
+        yield f"the chat template differs: {_two(receipt.template, llm.facts['template'])}"
         return
     adapter = _adapter_of(receipt, llm)
     if adapter is None:
@@ -89,7 +89,7 @@ def differences(receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]) ->
     for i, (ids, prompt) in enumerate(zip(prompts, receipt.prompts, strict=True)):
         most = max((max(one.tokens.ids or (0,)) for one in prompt.answers), default=0)
         if not prompt.tokens.are(ids):
-            yield f"prompt {i} is another one than the receipt's"
+            yield f"prompt {i} is not the receipt's"
         elif most >= llm.text.vocab_size:
             ends = f"this model's ids end at {llm.text.vocab_size - 1}"
             yield f"an answer to prompt {i} has the token {most}, and {ends}"
@@ -174,7 +174,7 @@ class _Answer:
         self._tokens.append(token)
         here = f"computed {self._named(token)}"
         if at == said.num:
-            return f"has {at} tokens, and computed goes on: {here}"
+            return f"has {at} tokens, but the computed answer continues: {self._named(token)}"
         if said.ids is not None and said.ids[at] != token:
             return f"differs from token {at} of {said.num} on: {self._named(said.ids[at])}, {here}"
         return None
@@ -185,7 +185,7 @@ class _Answer:
     def _end(self, event: Event) -> str | None:
         said, count = self._said, len(self._tokens)
         if count < said.tokens.num:
-            return f"has {said.tokens.num} tokens, and computed ends after {count}"
+            return f"has {said.tokens.num} tokens, but the computed answer ends after {count}"
         if not said.tokens.are(self._tokens):
             return f"has other tokens: only the digest of its {count} is there"
         if said.finish != FILTERED:
@@ -193,7 +193,7 @@ class _Answer:
             ends = (said.finish, said.stop), (str(event.finish_reason), stop)
             if ends[0] != ends[1]:
                 says = [f"{why} ({by!r})" for why, by in ends]
-                return f"ended otherwise: {says[0]}, computed {says[1]}"
+                return f"ended differently: {says[0]} in the receipt, {says[1]} computed"
         if said.logprobs is not None and said.logprobs != digest_of_logprobs(self._logprobs):
             return "has other log-probabilities"
         shown = {} if self._is_ruled else parts_of(self._pieces)
@@ -203,4 +203,4 @@ class _Answer:
 
 def _two(said: str | None, here: str | None) -> str:
     says, has = ("none" if one is None else one[:_SHOWN_HEX] for one in (said, here))
-    return f"the receipt has {says}, here is {has}"
+    return f"the receipt has {says}, this machine {has}"

@@ -87,8 +87,8 @@ def what_is_missing(known: DeviceFacts) -> str | None:
         return "torch is not installed: pip install 'ridgeline[gpu]'"
     if _version(known.torch) < _LEAST_TORCH:
         return (
-            f"torch {known.torch} is too old, and {_dotted(_LEAST_TORCH)} the least: pip install "
-            f"--upgrade 'ridgeline[gpu]'"
+            f"torch {known.torch} is too old: it must be {_dotted(_LEAST_TORCH)} or newer: pip "
+            f"install --upgrade 'ridgeline[gpu]'"
         )
     if known.cuda is None:
         return (
@@ -113,13 +113,13 @@ def what_is_missing(known: DeviceFacts) -> str | None:
         )
     if known.gpu is None:
         return (
-            f"no GPU is to be seen: nvidia-smi lists those that are there, and "
+            f"no GPU is visible: nvidia-smi lists the installed ones, and "
             f"CUDA_VISIBLE_DEVICES may hide them; without one, {_CPU}"
         )
     if known.capability < _LEAST_CAPABILITY:
         return (
-            f"{known.gpu} has compute capability {_dotted(known.capability)}, and "
-            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) is the least: {_CPU}"
+            f"{known.gpu} has compute capability {_dotted(known.capability)}, but "
+            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) is the minimum: {_CPU}"
         )
     return None
 

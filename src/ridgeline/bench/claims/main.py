@@ -169,7 +169,8 @@ def _chosen(stage: Stage, only: Sequence[str]) -> Iterator[Technique]:
     known = {one.name: one for one in techniques(stage)}
     for name in only:
         if name not in known:
-            raise ValueError(f"--only {name!r} is no technique: {', '.join(known)}")
+            names = ", ".join(known)
+            raise ValueError(f"--only {name!r} is not a technique: use one of {names}")
     yield from (one for name, one in known.items() if not only or name in only)
 
 

@@ -54,7 +54,9 @@ class Wish:
     model: str | None = flag_field(None, "Name of the model. Default: the first that is listed.")
     num_prompts: int = flag_field(400, "Maximum number of requests that a trial counts.")
     start: float | None = flag_field(
-        None, "First load. Default: what the server foresees, else by an answer's time."
+        None,
+        "First load to try. Default: the server's own forecast, or an estimate from the time of "
+        "one answer.",
     )
     images: str | None = flag_field(
         None, "Ask for images of this size, such as 1024x1024; --extra-body has steps and the like."

@@ -62,7 +62,7 @@ class Scenario:
     Attributes:
         model: as people type it.
         load: which requests come.
-        endpoint: "chat" puts prompts into the model's template, "completions" takes them as are.
+        endpoint: "chat" puts prompts into the chat template, "completions" takes them as they are.
         prompt_tokens: exact lengths, ``N`` or ``N:CV``, of prompts of random tokens.
         goodput: limits, as of ``bench serve``.
         replicas: how many servers like this one share the load.
@@ -263,7 +263,7 @@ def check_fleet(
     if not 1 <= replicas <= _MOST_REPLICAS:
         raise ValueError(f"--replicas {replicas} is not from 1 to {_MOST_REPLICAS}")
     if router not in ROUTERS:
-        raise ValueError(f"--router {router} is none of {', '.join(ROUTERS)}")
+        raise ValueError(f"--router is {router!r}, not one of {', '.join(ROUTERS)}")
 
 
 def seeded(question: Scenario) -> Scenario:

@@ -121,14 +121,16 @@ def parse_sweep(text: str, *, is_on_device: bool = False) -> tuple[str, list[Any
     if name not in known or name in _NOT_SWEPT:
         raise ValueError(f"--sweep {text}: {name!r} is not an option of the engine or of the load")
     if not equals or not all(listed.split(",")):
-        raise ValueError(f"--sweep {text} is not NAME=a,b,c")
+        raise ValueError(f"--sweep {text}: write NAME=a,b,c, such as max_num_seqs=16,64")
     try:
         values = [_value(kinds[name], part) for part in listed.split(",")]
         for value in values if name in _OF_FLEET else ():
             check_fleet(**{name: value})
         return name, values
     except (ValueError, KeyError):
-        raise ValueError(f"--sweep {text}: these are not values for {name}") from None
+        raise ValueError(
+            f"--sweep {text}: some of these are not values for {name}: see ridgeline simulate -h"
+        ) from None
 
 
 def _value(kind: Any, text: str) -> Any:

@@ -38,7 +38,7 @@ def verify_command(
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="HASH", help="A line's hash that was kept elsewhere: it must be there."
+            metavar="HASH", help="Hash of a line, kept elsewhere, that the log must contain."
         ),
     ] = None,
 ) -> None:
@@ -49,14 +49,17 @@ def verify_command(
 
     found = logs_in(files)
     if head is not None and len(found) > 1:
-        raise UsageError(f"--head is of one log, and there are {len(found)}: name one of them")
+        raise UsageError(f"--head is for one log, but there are {len(found)}: name one of them")
     key_file = key or default_home() / KEY_FILE
     signs = read_key(key_file) if key or key_file.exists() else None
     checked = [check(folder, of_log, signs, head) for folder, of_log in found.items()]
     for log in checked:
         _report(log)
     if signs is None:
-        say(f"{key_file} does not exist: a log that was written again, whole, is not found out")
+        say(
+            f"{key_file} does not exist: without the key, a log that was rewritten completely "
+            "cannot be detected; give --key"
+        )
     if any(log.faults for log in checked):
         raise typer.Exit(1)
 

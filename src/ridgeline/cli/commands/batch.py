@@ -43,7 +43,7 @@ class Files(NamedTuple):
         errors = errors or output.with_suffix(f".errors{output.suffix}")
         journal = output.with_name(f"{output.name}.part")
         if not source.is_file():
-            reason = "is no file" if source.exists() else "does not exist"
+            reason = "is not a file" if source.exists() else "does not exist"
             raise UsageError(f"{source} {reason}")
         if len({path.absolute() for path in (source, output, errors)}) < 3:
             raise UsageError("input, output and errors must be three different files")

@@ -200,8 +200,9 @@ def problems(home: Path) -> Iterator[str]:
     for calibration in all_of(home):
         if abs(calibration.total_error or 0.0) > _MOST_OFF:
             yield (
-                f"{calibration.model}: steps take {abs(calibration.total_error or 0.0):.0%} other "
-                "than foreseen, and not by speed alone: ridgeline calibrate, when nothing else runs"
+                f"{calibration.model}: steps are off by {abs(calibration.total_error or 0.0):.0%} "
+                "from the prediction, and not just because the machine is slower: run ridgeline "
+                "calibrate for it while nothing else runs"
             )
     yield from cuda.cards.problems()
     if problem := why_unwritable(home):

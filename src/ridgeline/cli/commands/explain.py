@@ -104,7 +104,8 @@ def _limit(above: str) -> tuple[str, float]:
         return metric, float(limit)
     except ValueError:
         raise UsageError(
-            f"--above {above!r}: a metric ({', '.join(METRICS)}) and milliseconds, as ttft:500"
+            f"--above is {above!r}: write a metric ({', '.join(METRICS)}) and milliseconds, such "
+            "as ttft:500"
         ) from None
 
 

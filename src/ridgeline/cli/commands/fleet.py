@@ -52,10 +52,10 @@ def summary(name: str, model: dict[str, Any]) -> str:
     if model["threads"]:
         cache = f"{model['kv_cache_bytes'] / 2**20:,.0f} MiB of KV cache"
         parts[0] += f", each with {_count(model['threads'], 'thread')} and {cache}"
-    parts.append(f"{_count(model['resumed'], 'stream')} went on elsewhere")
-    parts.append(f"{_count(model['again'], 'request')} asked again")
+    parts.append(f"{_count(model['resumed'], 'stream')} continued elsewhere")
+    parts.append(f"{_count(model['again'], 'request')} retried")
     if model["diverged"]:
-        parts.append(f"{_count(model['diverged'], 'stream')} could not go on")
+        parts.append(f"{_count(model['diverged'], 'stream')} could not continue")
     return f"{name}: {'; '.join(parts)}"
 
 

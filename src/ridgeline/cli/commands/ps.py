@@ -53,9 +53,14 @@ def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
         if answer.status_code == 401:
             raise ValueError(f"{url} needs a key: give --api-key")
         if answer.status_code == 403:
-            raise ValueError(f"{url} shows {path} to operators only: give --api-key of one")
+            raise ValueError(
+                f"{url} shows {path} to operators only: give an operator's key with --api-key"
+            )
         if answer.status_code == 404:
-            raise ValueError(f"{url} has no {path}: it is one server, or no server of models")
+            raise ValueError(
+                f"{url} has no {path}: it is a single server (start it with --replicas), or not "
+                "Ridgeline: check --url"
+            )
         return answer.raise_for_status().json()[field]
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         why = str(error) or type(error).__name__
@@ -66,7 +71,10 @@ def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
             ) from error
         raise ValueError(f"no server answers at {url} ({why}): give its --url") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{url} is not a server of models: give another --url") from error
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{url}{path} cannot be read ({why}): check --url, and that the server is running"
+        ) from error
 
 
 def _size(num_bytes: int | None) -> str:

@@ -39,11 +39,14 @@ def quantize(
     ],
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Text like what it will read: errors are weighed by it, and passed on."),
+        typer.Option(
+            help="Text like what the model will read: errors are weighted by its importance and "
+            "compensated in later weights."
+        ),
     ] = None,
     imatrix: Annotated[
         Path | None,
-        typer.Option(help="Weigh errors by llama.cpp's importance matrix, a GGUF file."),
+        typer.Option(help="Weight errors by llama.cpp's importance matrix, a GGUF file."),
     ] = None,
     imatrix_out: Annotated[
         Path | None, typer.Option(help="Also write the importance that --calibrate measures.")

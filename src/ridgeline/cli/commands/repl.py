@@ -74,7 +74,7 @@ def _answer_to(text: str, llm: LLM, state: ChatState) -> None:
         reply = _show(llm.stream(state.prompt, state.params), _seed(llm, state.params))
     except ValueError as error:
         state.messages.pop()
-        _remark(f"{error}; /clear begins anew", "yellow")
+        _remark(f"{error}; /clear starts over", "yellow")
     except KeyboardInterrupt:  # the prompt was still being made
         state.messages.pop()
         _remark("[stopped by you]")

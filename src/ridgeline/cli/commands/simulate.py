@@ -40,7 +40,10 @@ _EDGE = Annotated[
     ),
 ]
 _DRAFTS = Annotated[
-    str, typer.Option(help="Speculative decoding: 4:0.6 is 4 drafts, each right so often.")
+    str,
+    typer.Option(
+        help="Speculative decoding: 4:0.6 means 4 draft tokens, each accepted with probability 0.6."
+    ),
 ]
 
 _ROUTER = Annotated[
@@ -50,7 +53,10 @@ _ROUTER = Annotated[
     ),
 ]
 _ENDPOINT = Annotated[
-    Literal["chat", "completions"], typer.Option(help="Whether prompts use the chat template.")
+    Literal["chat", "completions"],
+    typer.Option(
+        help="chat puts prompts into the chat template; completions sends them as they are."
+    ),
 ]
 _PROMPT_TOKENS = Annotated[
     str | None, typer.Option(help="Random tokens of a prompt: 128, or 128:0.5 to vary.")
@@ -59,7 +65,7 @@ _NEW_TOKENS = Annotated[
     str | None, typer.Option(help="Tokens of an answer, as above. The same as --max-tokens.")
 ]
 _OBJECTIVE = Annotated[
-    str, typer.Option(help="With --sweep: throughput, goodput, or such as ttft:p95.")
+    str, typer.Option(help="With --sweep: throughput, goodput, or a latency such as ttft:p95.")
 ]
 _REPLAY = Annotated[
     Path | None, typer.Option(help="Simulate the requests of a trace (serve --trace).")
@@ -74,13 +80,13 @@ _PER_SERVER = Annotated[
 _KILLS = Annotated[
     str,
     typer.Option(
-        help="With --replicas: servers that end in a minute, as 12 or 10% of them; their requests "
-        "go on."
+        help="With --replicas: servers that fail per minute, such as 12, or 10% of them; their "
+        "requests continue on others."
     ),
 ]
 _BACK = Annotated[
     float,
-    typer.Option("--back-after", help="Seconds until a server that has ended is there again."),
+    typer.Option("--back-after", help="Seconds until a failed server is back."),
 ]
 _ANSWER_TOKENS = Annotated[
     str | None,

@@ -34,7 +34,8 @@ def verify(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Its model. Default: the pulled one of the name that it has."
+            metavar="MODEL",
+            help="Model to compute with. Default: the pulled model that the receipt names.",
         ),
     ] = None,
     key: Annotated[
@@ -69,7 +70,7 @@ def verify(
     try:
         signed = read(receipt.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{receipt} is no receipt: {error}") from None
+        raise ValueError(f"{receipt} is not a receipt: {error}") from None
     said = signed.receipt
     num_tokens = sum(one.tokens.num for each in said.prompts for one in each.answers)
     print(
@@ -118,7 +119,7 @@ def _signature(signed: Signed, file: Path | None) -> list[str]:
 def _texts(signed: Signed) -> list[str]:
     """Say whether the texts of the answer are the receipt's; return what is wrong with them."""
     if signed.answer is None:
-        print("  its texts are not here as a whole, so they are not compared")
+        print("  the file does not have the complete texts, so they are not compared")
         return []
     others = [
         f"{place} is not the text that the receipt is about" for place in signed.other_texts()
@@ -176,7 +177,9 @@ def _prompts(said: Receipt, llm: LLM, file: Path | None) -> list[list[int]]:
     try:
         given: Any = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        raise ValueError(f"{file} is no JSON: a text, token ids or messages") from None
+        raise ValueError(
+            f"{file} is not JSON: write a text, token ids or messages as JSON"
+        ) from None
     if len(said.prompts) == 1:
         given = [given]
     if not isinstance(given, list) or len(given) != len(said.prompts):

@@ -110,13 +110,15 @@ def _check_address(address: str) -> None:
     """Raise ValueError if nobody listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        raise ValueError(f"--ray is {address!r}: write host:port of Ray's head, as 10.0.0.1:6379")
+        raise ValueError(
+            f"--ray is {address!r}: write HOST:PORT of Ray's head node, such as 10.0.0.1:6379"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"nobody is at --ray {address} ({why}): start Ray there with ray start --head"
+            f"nothing listens at --ray {address} ({why}): start Ray there with ray start --head"
         ) from None
 
 

@@ -84,10 +84,10 @@ def _value(change: str, text: str, kind: type[Any]) -> Any:
         return text
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise ValueError(f"--set {change!r}: true or false")
+            raise ValueError(f"--set {change!r}: it must be true or false")
         return text.lower() == "true"
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--set {change!r}: a whole number above 0")
+        raise ValueError(f"--set {change!r}: it must be a whole number above 0")
     return int(text)
 
 

@@ -218,12 +218,12 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
             return None
         raise ValueError(f"{source}, line {number}, is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{source} is not a trace: line {number} is no JSON object")
+        raise ValueError(f"{source} is not a trace: line {number} is not a JSON object")
     kind = record.get("type")
     if kind == "simulated":
         return record
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"{source}, line {number}, is no record of a trace: {kind!r:.60}")
+        raise ValueError(f"{source}, line {number}, is not a record of a trace: {kind!r:.60}")
     is_short = kind == "request" and "num_prompt_tokens" in record
     for name in (field.name for field in fields(_KINDS[kind])):
         if name not in record and not (is_short and name in _TEXT):

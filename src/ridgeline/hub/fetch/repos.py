@@ -133,8 +133,14 @@ def wanted_of(
         model, why = fitting
         return list(model.files), model.files[0], f"{why}; its safetensors need {gb(needed)}"
     if not models:
-        there = "safetensors only: leave the wish out" if has_safetensors else "nothing that runs"
-        raise ValueError(f"{name.repo} has no .gguf files, {there}")
+        if has_safetensors:
+            raise ValueError(
+                f"{name.repo} has no .gguf files, only safetensors: leave out :{name.wish}"
+            )
+        raise ValueError(
+            f"{name.repo} has neither .gguf files nor safetensors that run here: name another "
+            "repository"
+        )
     try:
         model, why = pick(models, name.wish, room_bytes)
     except ValueError as error:
@@ -241,7 +247,8 @@ def explained(repo: str) -> Iterator[None]:
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise ValueError(
-            f"{repo} is not on this machine, and HF_HUB_OFFLINE forbids downloads"
+            f"{repo} is not on this machine, and HF_HUB_OFFLINE forbids downloads: unset it, or "
+            f"{WAY_OUT}"
         ) from error
     # Others share no base but Exception, and change between the library's versions.
     except Exception as error:

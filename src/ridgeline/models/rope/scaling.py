@@ -53,7 +53,7 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
                 beside = f" with rope_type {reprlib.repr(kind)}" if kind else ""
                 config.fail(
                     f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
-                    f"of this architecture goes by it"
+                    f"of this architecture uses it"
                 )
 
 

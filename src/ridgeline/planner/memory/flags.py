@@ -31,8 +31,9 @@ class PlanFlags:
     on: str | None = flag_field(
         None, "Devices, separated by commas: 4090, h100, m4-max, or a MIG slice such as "
             "h100-sxm/2g.20gb. Or here: this machine; all: every device that can be rented; shop: "
-            "every device that can be bought; mine: what --memory, --bandwidth and --tflops say. "
-            "Default: here for a model that runs here, else all; with --devices, its file.",
+            "every device that can be bought; or mine: the device that --memory, --bandwidth and "
+            "--tflops describe. Default: here for a model that runs here, else all; with "
+            "--devices, its file.",
     )  # fmt: skip
     devices: str | None = flag_field(
         None, "A CSV file of your own devices, beside the catalogue's: id,label_gb,read_gb_per_s,"
@@ -111,7 +112,9 @@ class PlanFlags:
                 raise ValueError(f"{_flag(name)} is {value!r}: it must be a whole number or auto")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
-            raise ValueError(f"--gpu-memory-utilization is {share!r}: more than 0, at most 1")
+            raise ValueError(
+                f"--gpu-memory-utilization is {share!r}: it must be above 0 and at most 1"
+            )
         if self.engine is not None and self.engine not in ENGINES:
             raise ValueError(f"--engine is {self.engine!r}, not one of {', '.join(ENGINES)}")
         for name, known in (("dtype", format_named), ("kv_cache_dtype", kv_bytes_of)):
@@ -136,7 +139,7 @@ class PlanFlags:
         given = [name for name in ("memory", "bandwidth", "tflops") if getattr(self, name)]
         names = [] if self.on is None else [part.strip().lower() for part in self.on.split(",")]
         if given and MINE not in names:
-            raise ValueError(f"{_flag(given[0])} is of your own device: give --on {MINE}")
+            raise ValueError(f"{_flag(given[0])} describes your own device: give --on {MINE}")
         if MINE in names and self.memory is None:
             raise ValueError(f"--on {MINE}: say what it has with --memory, such as 24GiB")
         self.size("memory")

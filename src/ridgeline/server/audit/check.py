@@ -61,7 +61,7 @@ def logs_in(paths: Iterable[Path]) -> dict[Path, list[Path]]:
             for folder in logs:
                 found.setdefault(folder, set()).update(files_of(folder))
         elif number_of(path) is None:
-            reason = "is no file of an audit log" if path.exists() else "does not exist"
+            reason = "is not a file of an audit log" if path.exists() else "does not exist"
             raise ValueError(f"{path} {reason}: give files as they were written, or their folder")
         else:
             found.setdefault(path.parent, set()).add(path)
@@ -119,7 +119,7 @@ class _Checker:
     # --- lines ---------------------------------------------------------------------------------
 
     def _check_file(self, file: Path, *, is_last: bool) -> None:
-        """Check the lines of a file; pieces that are no lines must be marked by the next one."""
+        """Check the lines of a file; pieces that are not lines must be marked by the next one."""
         broken, begin = bytearray(), 0
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -139,7 +139,7 @@ class _Checker:
                 "next start marks it"
             )
         elif broken:
-            self._fault(f"{file}:{begin} is no line of an audit log")
+            self._fault(f"{file}:{begin} is not a line of an audit log")
 
     def _check_torn(self, where: str, broken: bytes, mark: dict[str, Any]) -> None:
         is_marked = mark.get("event") == "torn" and mark.get("bytes") == len(broken)
@@ -148,7 +148,7 @@ class _Checker:
                 f"{where} was cut short when the server was killed; its next start has marked it"
             )
         else:
-            self._fault(f"{where} is no line of an audit log")
+            self._fault(f"{where} is not a line of an audit log")
 
     def _check_line(self, where: str, line: bytes, fields: dict[str, Any]) -> None:
         log, place = self._log, LinePlace(fields["seq"], digest_of(line))

@@ -124,7 +124,10 @@ def read_key(file: Path) -> bytes:
     except ValueError:  # a text that is not UTF-8 is one too
         key = b""
     if len(key) != _KEY_BYTES:
-        raise ValueError(f"{file} is no key of an audit log: it must have {2 * _KEY_BYTES} digits")
+        raise ValueError(
+            f"{file} is not the key of an audit log: it must have {2 * _KEY_BYTES} hexadecimal "
+            "digits"
+        )
     return key
 
 

@@ -202,8 +202,9 @@ def _batch(batches: Batches, request: Request, batch_id: str) -> StoredBatch:
 
 
 def _full(owned: OwnerFiles, most_bytes: int) -> ApiError:
-    message = f"{len(owned.files)} files of this key have {owned.num_bytes} bytes: there may be "
-    message += f"{_MOST_FILES}, and {most_bytes} bytes (--max-stored); delete some"
+    message = f"this key already has {len(owned.files)} files with {owned.num_bytes} bytes: at "
+    message += f"most {_MOST_FILES} files and {most_bytes} bytes (--max-stored) are allowed; "
+    message += "delete some"
     return ApiError(413, message, param="file", code="files_full")
 
 

@@ -66,9 +66,9 @@ _FITTING_S = 0.2  # from one to the next, while what they showed is fitted
 _OUTSIDE = 1 << 40  # numbers of requests that are not in the engine yet
 _NOT_MADE = (
     "the speed of this machine changes too much for promises: too many were broken; requests with "
-    "a deadline are accepted without one, until what would be promised is in time again"
+    "a deadline are accepted without a promise until predictions are reliable again"
 )
-_MADE_AGAIN = "promises are made again: what would have been promised was in time"
+_MADE_AGAIN = "promises are made again: recent predictions were reliable"
 _UNKNOWN = AdmissionVerdict(
     "refused", PredictedTimes(), PredictedTimes()
 )  # there was no time for a forecast

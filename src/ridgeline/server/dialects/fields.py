@@ -30,7 +30,7 @@ def _rows(
 _hint, _lost, _refused = (partial(_rows, fate) for fate in ("hint", "lost", "refused"))
 
 _CACHED = "prefixes are cached without being asked"
-_MACHINE = "how the model runs is the server's to say"
+_MACHINE = "the server decides how the model runs"
 _ONE_MODEL = "the model that is named answers"
 _NEVER_CUT = "a prompt is never cut: shorten it yourself"
 _NO_TOOLS = "no tools run on this server"
@@ -137,7 +137,12 @@ COMPLETION: Table = {
     **_refused("OpenAI", "tools", "send the conversation to /v1/chat/completions", []),
     **_refused("OpenAI", "tool_choice", "nothing is called here", "none", "auto"),
     **_lost("OpenAI", "prediction", "send the conversation to /v1/chat/completions"),
-    **_lost("OpenAI", "reasoning_effort", "a bare prompt says itself what is thought", "none"),
+    **_lost(
+        "OpenAI",
+        "reasoning_effort",
+        "a plain prompt has no reasoning switch: write it into the prompt",
+        "none",
+    ),
     **_refused("vLLM", "add_special_tokens", "send token ids", True),
 }
 CHAT: Table = {

@@ -52,7 +52,10 @@ class Guards:
         guards = [one for one, own in self._others.items() if own.categories]
         judge = self.judge(guards[0] if name is None and guards else name)
         if not judge.categories:
-            raise _unsupported(f"{judge.name} is an encoder, and no guard: give --guard MODEL")
+            raise _unsupported(
+                f"{judge.name} is an encoder, not a guard model: start the server with --guard "
+                "MODEL"
+            )
         return cast("Guard", judge)
 
     def judge(self, name: str | None) -> Judge:
@@ -72,7 +75,9 @@ class Guards:
         if name is not None and not self._is_own(name):
             message = f"there is no guard {name[:80]!r} here: this server has {has}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        raise _unsupported("the model of this server is no guard that is known: give --guard MODEL")
+        raise _unsupported(
+            "this server's model is not a known guard model: start it with --guard MODEL"
+        )
 
 
 def _unsupported(message: str) -> ApiError:

@@ -59,7 +59,7 @@ class _OneOf:
 async def logprobs_of(
     engine: EngineClient, text: TextProcessor, prompt: Ids, tokens: Sequence[int], asker: Asker
 ) -> dict[int, float]:
-    """Return the log-probability (natural) of each token behind a prompt.
+    """Return the log-probability (natural) of each token after a prompt.
 
     Raises StreamError if the engine cannot compute them.
     """

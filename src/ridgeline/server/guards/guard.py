@@ -131,7 +131,8 @@ class Guard:
         short = {one.split()[0]: one for one in known if re.match(r"S\d+ ", one)}
         for name in names:
             if name not in (*known, *short):
-                raise ValueError(f"{self.name} knows no category {name!r:.80}: {', '.join(known)}")
+                has = ", ".join(known)
+                raise ValueError(f"{self.name} has no category {name!r:.80}; it has {has}")
         return [short.get(name, name) for name in names] or known
 
     def score(self, verdict: Verdict, categories: Iterable[str]) -> float:

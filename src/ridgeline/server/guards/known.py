@@ -34,7 +34,7 @@ def known_judge(name: str, text: TextProcessor, engine: EngineClient, turns: Tur
     if judge is None:
         known = ", ".join(family.name for family in FAMILIES)
         raise ValueError(
-            f"--guard {name}: it is no encoder, and its chat template is of no guard that is "
-            f"known; there are {known}"
+            f"--guard {name} is neither an encoder nor a known guard model, by its chat template: "
+            f"use one of {known}"
         )
     return judge

@@ -380,8 +380,8 @@ async def client_left(receive: Receive) -> None:
 def check_operator(state: State) -> None:
     """Raise ApiError 403 unless a request's key is an operator's."""
     if not state.is_operator:
-        message = "this needs the key of an operator: one with admin behind it in --api-key-file, "
-        raise ApiError(403, f"{message}or of --admin-api-key", code="not_allowed")
+        message = "this needs an operator's key: one marked admin in --api-key-file, or one from "
+        raise ApiError(403, f"{message}--admin-api-key", code="not_allowed")
 
 
 def own_view(state: State) -> str | None:

@@ -269,7 +269,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Give this connection's place to one that may have something to ask."""
         del self.waiting[self]
-        self._refuse(503, "there are as many connections as there may be; this one waited longest")
+        why = "too many connections: this one waited longest and is closed; try again later"
+        self._refuse(503, why)
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

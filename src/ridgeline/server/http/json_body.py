@@ -124,8 +124,8 @@ def read(adapter: TypeAdapter[Any], data: bytes, *, is_strict: bool = False) -> 
     param = next(reversed(value), "body")
     raise ApiError(
         400,
-        f"{param} has too many values: a request may have {MAX_VALUES} in all, and {MAX_PARTS} "
-        "strings, lists and objects",
+        f"{param} has too many values: a request may have at most {MAX_VALUES}, of which at most "
+        f"{MAX_PARTS} are strings, lists or objects",
         param=param,
         code="invalid_value",
     )

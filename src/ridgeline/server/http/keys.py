@@ -83,8 +83,8 @@ class Keys:
             return []
         shares = "keys share cached prefixes: each can tell what another sent (--no-isolate-keys)"
         apart = "each key has cached prefixes of its own; --no-isolate-keys shares them"
-        nobody = "no key is an operator's: nobody sees all metrics or loads adapters (write admin "
-        nobody += "behind one in --api-key-file, or give --admin-api-key)"
+        nobody = "no key is an operator's: nobody sees all metrics or loads adapters (mark one "
+        nobody += "with admin in --api-key-file, or give --admin-api-key)"
         has_operator = any(key.is_operator for key in self._keys)
         return [apart if are_isolated else shares, *(() if has_operator else (nobody,))]
 

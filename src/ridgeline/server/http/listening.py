@@ -107,4 +107,4 @@ def _why(error: OSError, cert: Path, key: Path, is_encrypted: bool, password: st
     if is_encrypted:
         problem = "is wrong" if password else "is needed: the key is encrypted"
         return f"--ssl-keyfile-password {problem} ({key})"
-    return f"{cert} and {key} are no certificate and its key in PEM form ({reason})"
+    return f"{cert} and {key} are not a certificate and its key in PEM form ({reason})"

@@ -50,11 +50,13 @@ class ServeOptions:
     )
     ray: str | None = flag_field(
         None,
-        "Ray's head, such as 10.0.0.1:6379. Default: RAY_ADDRESS, Ray on this machine, or a new "
-        "one here.",
+        "Address of Ray's head node, such as 10.0.0.1:6379. Default: RAY_ADDRESS, Ray on this "
+        "machine, or a new one here.",
     )
     target_requests: int = flag_field(
-        8, "Requests at a time for which one more server is wanted, with a range of --replicas."
+        8,
+        "With a range of --replicas: requests per server, running and waiting; more of them start "
+        "another server.",
     )
     silence_timeout: float = flag_field(
         5.0, "Seconds of silence after which the requests of a server go to another one."
@@ -66,8 +68,8 @@ class ServeOptions:
     )
     fleet_key_file: Path | None = flag_field(
         None,
-        "File with the key by which a router and servers of other machines know each other; "
-        "without --join this is the router.",
+        "File with the shared key of a router and its servers on other machines; without --join, "
+        "this server is the router.",
     )
     fleet_ca: Path | None = flag_field(
         None, "File of certificates by which --join knows an https router. Default: the system's."
@@ -77,8 +79,8 @@ class ServeOptions:
     )
     spot: Literal["off", "auto", "aws", "azure", "gcp"] = flag_field(
         "off",
-        "Leave the router when this cloud says that it takes the machine away; auto finds out "
-        "which cloud it is.",
+        "Leave the router when this cloud announces that it will reclaim the machine; auto "
+        "detects the cloud.",
     )
     keep_alive: str | None = flag_field(
         None,
@@ -90,15 +92,15 @@ class ServeOptions:
     )
     idle_release: str | None = flag_field(
         None,
-        "Time without a request, such as 10m, after which the memory of cache and weights is given "
-        "back until the next request. Default: it is kept.",
+        "Time without a request, such as 10m, after which the memory of the cache and the weights "
+        "is released until the next request. Default: never.",
     )
     allow_lora_loading: Path | None = flag_field(
         None, "Folder from which adapters may be loaded over HTTP. Default: none may be loaded."
     )
     served_model_name: list[str] | None = flag_field(
         None,
-        "Name of the model in the API; repeatable, answers have the first. Default: the name "
+        "Name of the model in the API; repeatable; responses use the first. Default: the name "
         "as given.",
     )
     any_model_name: bool = flag_field(
@@ -129,15 +131,17 @@ class ServeOptions:
     )
     audit_key: Path | None = flag_field(
         None,
-        "File with the key that signs it, made if there is none. Default: audit.key in "
+        "File with the key that signs the audit log, made if there is none. Default: audit.key in "
         "RIDGELINE_HOME.",
     )
     audit_rotate: str = flag_field(
-        "64MiB", "Size after which it goes on in a new file; each day has a new one, too."
+        "64MiB",
+        "Size after which the audit log continues in a new file; each day starts one too.",
     )
-    audit_keep: str = flag_field("180d", "Time after which its files are removed.")
+    audit_keep: str = flag_field("180d", "Time after which files of the audit log are removed.")
     audit_strict: bool = flag_field(
-        False, "Let no answer end before its line is on the disk; refuse what cannot be written."
+        False,
+        "End no answer before its audit line is on disk; refuse requests that cannot be logged.",
     )
     receipt_key: Path | None = flag_field(
         None,
@@ -152,9 +156,15 @@ class ServeOptions:
     isolate_keys: bool = flag_field(
         True, "Separate prefix caches for keys, so that no key can tell what another sent."
     )
-    max_requests_per_minute: int | None = flag_field(None, "Requests of one key per minute.")
-    max_tokens_per_minute: int | None = flag_field(None, "Tokens of one key per minute.")
-    max_concurrent_requests: int | None = flag_field(None, "Concurrent requests of one key.")
+    max_requests_per_minute: int | None = flag_field(
+        None, "Maximum number of requests per minute for one key. Default: no limit."
+    )
+    max_tokens_per_minute: int | None = flag_field(
+        None, "Maximum number of tokens per minute for one key. Default: no limit."
+    )
+    max_concurrent_requests: int | None = flag_field(
+        None, "Maximum number of concurrent requests for one key. Default: no limit."
+    )
     max_queued_requests: int = flag_field(
         2048, "Maximum number of prompts that wait for the engine."
     )
@@ -235,8 +245,9 @@ class ServeOptions:
         for name in ("max_queued_requests", "max_n", "receive_timeout"):
             _positive(name, getattr(self, name))
         for name in ("max_stop", "max_logprobs", "max_temperature", "max_logit_bias"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} cannot be below 0")
+            if (value := getattr(self, name)) < 0:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is {value}: it cannot be below 0")
         for name in ("stall_timeout", "step_timeout", "silence_timeout", "target_requests"):
             _positive(name, getattr(self, name))
         self._check_places()

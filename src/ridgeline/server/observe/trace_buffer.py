@@ -139,8 +139,8 @@ def _stood_in(record: Json) -> Json:
 
 
 def _reach(wanted: str, recorded: Recorded, num_known: int) -> str:
-    text = f"no request {wanted[:80]!r} of yours that has ended is remembered"
+    text = f"none of your finished requests is known as {wanted[:80]!r}"
     if recorded.start_s is None or not recorded.requests:
         return f"{text}: none has ended yet"
     back_s = recorded.requests[-1]["finish_s"] - recorded.start_s
-    return f"{text}: memory reaches {back_s:,.1f} s back, with {num_known:,} of yours"
+    return f"{text}: the history goes back {back_s:,.1f} s and has {num_known:,} of your requests"

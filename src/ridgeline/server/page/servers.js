@@ -41,8 +41,8 @@ function show(model) {
   at('servers-note').textContent = `${ready} of ${total} ready`;
   at('servers-machine').hidden = !hasOthers(model);
   at('servers-rows').replaceChildren(...model.replicas.map((server) => row(server, hasOthers(model))));
-  const facts = [`${count(model.resumed, 'stream')} went on elsewhere`, `${count(model.again, 'request')} asked again`];
-  if (model.diverged) facts.push(`${count(model.diverged, 'stream')} could not go on`);
+  const facts = [`${count(model.resumed, 'stream')} continued elsewhere`, `${count(model.again, 'request')} retried`];
+  if (model.diverged) facts.push(`${count(model.diverged, 'stream')} could not continue`);
   at('servers-facts').textContent = facts.join('  ·  ');
   const events = model.events.slice(-NUM_EVENTS).reverse();
   at('servers-events').replaceChildren(...events.map((event) => (

@@ -122,15 +122,15 @@ class _FileReader:
         self._rules = {
             name: _rules_of(name, one) for name, one in tables.items() if name not in self._judges
         }
-        if sum(map(len, self._rules.values())) > _MOST_RULES:
-            raise ValueError(f"[rules] has more than {_MOST_RULES} patterns")
+        if (num_rules := sum(map(len, self._rules.values()))) > _MOST_RULES:
+            raise ValueError(f"[rules] has {num_rules} patterns: at most {_MOST_RULES} are allowed")
         self._compiled: dict[tuple[str, ...], TextRules] = {}
         sections = _tables(found, "keys")
         if DEFAULT not in sections:
             raise ValueError(f"write [keys.{DEFAULT}]: it holds for keys without a section")
         for name in sections:
             if labels is not None and name not in (DEFAULT, *labels):
-                raise ValueError(f"[keys.{name}] is of no key: {_nearest(name, labels)}")
+                raise ValueError(f"[keys.{name}] belongs to no API key: {_nearest(name, labels)}")
         trace = found.get("trace", False)
         if type(trace) is not bool:
             raise ValueError(f"trace is {trace!r:.40}: write true or false")
@@ -204,7 +204,10 @@ def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
     says = table.get("says", "")
     is_word, most = table.get("word", True), table.get("most", 256)
     if not isinstance(says, str) or type(is_word) is not bool or type(most) is not int:
-        raise ValueError(f"{where}: says is a text, word true or false, most a number")
+        raise ValueError(
+            f"{where}: says is {says!r:.40}, word {is_word!r:.40}, most {most!r:.40}: they must be "
+            "text, true or false, and a whole number"
+        )
     rules = []
     for kind in _texts(table.get("kinds", []), f"{where}: kinds"):
         _one_of(kind, KINDS, f"{where}: kinds")

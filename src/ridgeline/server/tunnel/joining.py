@@ -76,7 +76,7 @@ class RouterAddress:
                 self._tls = ssl.create_default_context(cafile=ca_file)
             except (OSError, ssl.SSLError) as error:
                 raise ValueError(
-                    f"--fleet-ca {ca_file} is no file of certificates ({error})"
+                    f"--fleet-ca {ca_file} is not a file of certificates ({error})"
                 ) from None
 
     async def connect(self) -> FleetLink:
@@ -96,7 +96,7 @@ class RouterAddress:
             raise
         if not answer.startswith(b"HTTP/1.1 101 "):
             writer.close()
-            raise NotTaken("it is no router with --fleet-key-file")
+            raise NotTaken("it is not a router with --fleet-key-file")
         return FleetLink(reader, writer)
 
 
@@ -178,7 +178,8 @@ class Joining:
                         raise
                     why = getattr(error, "strerror", None) or str(error) or "no answer"
                     if not is_gone:
-                        write(f"the router at {self._address.url} is looked for ({why})")
+                        url = self._address.url
+                        write(f"cannot reach the router at {url} ({why}); trying again")
                     is_gone = True
                 self._main = None
                 await asyncio.sleep(_REST_S)

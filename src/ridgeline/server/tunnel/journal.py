@@ -125,7 +125,7 @@ class Journal:
 
 
 def spent_line(num_tokens: int) -> bytes:
-    """Return the line behind a whole journal: tokens of the caller's key since the start."""
+    """Return the line after a whole journal: tokens of the caller's key since the start."""
     return line({"spent": num_tokens})
 
 

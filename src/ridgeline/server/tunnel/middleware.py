@@ -115,7 +115,8 @@ class Tunnel:
         except (ValueError, TypeError, LookupError, RecursionError):
             raise _bad("it is not what a router says") from None
         if not hmac.compare_digest(key.encode(), self._key.encode()):
-            raise ApiError(403, f"{HEADER.decode()}: this is no router of ours", code="not_allowed")
+            message = f"{HEADER.decode()}: this is not a router of ours"
+            raise ApiError(403, message, code="not_allowed")
         if min(found.values()) < 0 or created.tzinfo is None:
             raise _bad("it is not what a router says")
         found |= {name: fields.get(name) is True for name in ("own", "reads")}

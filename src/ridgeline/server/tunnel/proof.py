@@ -48,9 +48,9 @@ class FleetLink:
         except (EOFError, TimeoutError) as error:
             raise ConnectionResetError("the link has ended") from error
         except (ValueError, RecursionError):
-            raise NotTaken("it sent what is no line of JSON") from None
+            raise NotTaken("it sent something that is not a line of JSON") from None
         if not isinstance(fields, dict):
-            raise NotTaken("it sent what is no line of ours")
+            raise NotTaken("it sent something that is not a line of this protocol")
         return fields
 
     def close(self) -> None:

@@ -93,7 +93,10 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
         answering = [one for one in known if not isinstance(await _asked(client, one), Exception)]
         if not answering:
             names = "AWS, Azure or GCP" if cloud == "auto" else cloud
-            write(f"--spot {cloud}: nobody at {base} speaks for {names}, so no notice can come")
+            write(
+                f"--spot {cloud}: no metadata service of {names} answers at {base}, so no notice "
+                "can arrive"
+            )
             if cloud == "auto":
                 await asyncio.Event().wait()
         cloud = (answering or known)[0]
@@ -103,7 +106,7 @@ async def notice_of(cloud: str, write: Callable[[str], object]) -> Notice:
 
 
 async def _asked(client: httpx2.AsyncClient, cloud: str) -> float | Exception | None:
-    """Return what a cloud says. What is no answer of its raises, so that it is asked again."""
+    """Return what a cloud says, or the error if it gave no valid answer: it is asked again."""
     try:
         return await _CLOUDS[cloud](client)
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -112,7 +115,7 @@ async def _asked(client: httpx2.AsyncClient, cloud: str) -> float | Exception | 
 
 def _object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return document
 
 

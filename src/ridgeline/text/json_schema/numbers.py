@@ -128,7 +128,7 @@ def _common(steps: Sequence[Decimal]) -> Fraction | None:
 
 
 def _bounds(numbers: Range, is_integer: bool) -> tuple[Decimal | None, Decimal | None, int]:
-    """Return the least and the greatest number that can be written, and digits behind the point."""
+    """Return the least and the greatest number that can be written, and digits after the point."""
     known = [one for one in (numbers.low, numbers.high, numbers.above, numbers.below)
              if one is not None]  # fmt: skip
     for one in known:

@@ -49,12 +49,12 @@ class Link:
         """Return the next message: its kind, what it says, and rows. Raises EOFError, OSError."""
         num_json, num_rows = _HEAD.unpack(self._exactly(_HEAD.size))
         if num_json > _MOST_JSON or num_rows > _MOST_ROWS:
-            raise EOFError("it sends what is no message")
+            raise EOFError("it sent something that is not a message")
         text, body = self._exactly(num_json), self._exactly(num_rows)
         try:
             kind, what = json.loads(text)
         except (ValueError, RecursionError):
-            raise EOFError("it sends what is no message") from None
+            raise EOFError("it sent something that is not a message") from None
         return str(kind), what, bytes(body)
 
     def close(self) -> None:
