@@ -126,7 +126,7 @@ def test_what_cannot_be_read_so_is_refused_before_a_line_is_read(
 
 
 def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no column 'text': 'id', 'prompt'"):
+    with pytest.raises(ValueError, match="no column 'text'; it has 'id', 'prompt'"):
         read(tmp_path / "in.csv", "id,prompt\n1,x\n", column="text")
 
 

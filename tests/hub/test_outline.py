@@ -86,7 +86,7 @@ def test_a_config_without_weights_that_are_understood_is_enough(hub: Hub) -> Non
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"README.md": b""}, "o/n has no .gguf files"),
+        ({"README.md": b""}, "o/n has neither .gguf files"),
         ({"m-Q8_0.gguf": bytes(5000)}, "does not begin with GGUF"),
         ({"config.json": b"[]"}, "the JSON is not an object"),
         ({"config.json": b"{}"}, "config.json"),

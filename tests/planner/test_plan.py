@@ -404,7 +404,7 @@ def test_warnings_and_assumptions_name_what_may_mislead() -> None:
     assert any("label in decimal GB" in warning for warning in found.warnings)
     lpu = plan(PUBLISHED["mistral-7b-v0.1"]["config"], on="groq-lpu-v1")
     chips = -(-(lpu.best.ledger.weights_bytes + lpu.best.ledger.kv_bytes) // 230_000_000)
-    assert any(f"take {chips} chips" in warning for warning in lpu.warnings)
+    assert any(f"need {chips} chips" in warning for warning in lpu.warnings)
     ours = plan(LLAMA, on="l4", engine="ridgeline")
     assert any("computes on processors" in warning for warning in ours.warnings)
     gemma = plan(PUBLISHED["gemma-2-9b"]["config"], on="l40s", engine="ridgeline")

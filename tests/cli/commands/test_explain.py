@@ -138,7 +138,7 @@ def test_those_above_a_limit_are_found(ridgeline: Run, trace: Path) -> None:
             "no request 'name-555' among the 60 that ended: did you mean",
         ),
         (["--above", "ttft:9999"], 1, "no request has a ttft above 9999 ms: the highest is"),
-        (["--above", "ttfb:1"], 2, "--above 'ttfb:1': a metric (ttft, tpot, e2el)"),
+        (["--above", "ttfb:1"], 2, "--above is 'ttfb:1': write a metric (ttft, tpot, e2el)"),
         (["--request", "1", "--slowest", "2"], 2, "give one of --request, --slowest and --above"),
         (["--slowest", "2", "--out", "x.svg"], 2, "--out draws one request"),
         (["--out", "/none/x.svg"], 1, "/none/x.svg"),

@@ -95,7 +95,7 @@ def no_end(said: Any) -> None:
         (lambda said: said.update(adapter="00ff"), "no adapter here has the digest 00ff"),
         (
             lambda said: said["model"]["files"].update({"config.json": "0" * 64}),
-            "the file config.json differs: the receipt has 000000000000, this machine has ",
+            "the file config.json differs: the receipt has 000000000000, this machine ",
         ),
         (
             lambda said: said["prompts"][0]["answers"][0]["tokens"]["ids"].append(1 << 20),
@@ -122,7 +122,7 @@ def test_another_code_is_a_note(made: Made, model: Path, tmp_path: Path) -> None
         given(tmp_path, changed(made[0], lambda said: said.update(code="0" * 64))), model
     )
     assert done.exit_code == 0
-    assert "note: the code differs: the receipt has 000000000000, this machine has " in done.output
+    assert "note: the code differs: the receipt has 000000000000, this machine " in done.output
 
 
 def test_a_model_file_that_was_changed_is_named(made: Made, model: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_hidden_prompt_must_be_given(made: Made, model: Path, tmp_path: Path) 
     file = given(tmp_path, changed(made[0], lambda said: said["prompts"][0].update(tokens=hidden)))
     assert "give --prompt FILE" in str(verified(file, model).exception)
     asked = tmp_path / "asked.json"
-    for text, says in (("{", "is no JSON"), ('{"odd": 1}', "a prompt is"), ("[[1e5]]", "")):
+    for text, says in (("{", "is not JSON"), ('{"odd": 1}', "a prompt is"), ("[[1e5]]", "")):
         asked.write_text(text)
         done = verified(file, model, "--prompt", asked)
         assert done.exit_code != 0

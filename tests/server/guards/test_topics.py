@@ -59,7 +59,7 @@ def test_the_threshold_is_a_cosine(model: Path, encoder: LLM, tmp_path: Path) ->
             if is_blocked:
                 with pytest.raises(BadRequestError, match="topics"):
                     client.chat.completions.create(model="tiny", messages=said, max_tokens=2)
-                with pytest.raises(BadRequestError, match="encoder, and no guard"):
+                with pytest.raises(BadRequestError, match="encoder, not a guard model"):
                     client.moderations.create(input="a", model="encoder")
             else:
                 assert client.chat.completions.create(model="tiny", messages=said, max_tokens=2)
