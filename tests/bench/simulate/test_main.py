@@ -303,7 +303,7 @@ def test_a_sweep_is_drawn(model: Path, tmp_path: Path) -> None:  # noqa: F811
         (("--out", "a.svg"), "give --sweep"),
         (("--out", "a.png", "--sweep", "max_num_seqs=1"), "its name ends in .svg"),
         (("--sweep", "colour=1"), "'colour' is not an option"),
-        (("--sweep", "max_num_seqs"), "not NAME=a,b,c"),
+        (("--sweep", "max_num_seqs"), "write NAME=a,b,c"),
         (("--sweep", "max_num_seqs=1,x"), "not values for max_num_seqs"),
         (("--sweep", "policy=fifo"), "not values for policy"),
         (("--sweep", "max_num_seqs=1", "--objective", "ttft"), "--objective ttft"),

@@ -366,7 +366,7 @@ def test_what_a_power_failure_leaves_is_marked(tmp_path: Path) -> None:
     files.close()
     found = checked(tmp_path)
     assert found.num_requests == 2
-    assert [fault.split(" is ")[1] for fault in found.faults] == ["no line of an audit log"]
+    assert [fault.split(" is ")[1] for fault in found.faults] == ["not a line of an audit log"]
     assert ["marked" in note for note in found.notes] == [True]
 
 

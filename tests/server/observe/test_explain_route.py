@@ -145,7 +145,7 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
     status, answer = why(keyed, names[0])
     keyed.running.service.history = before
     assert status == 404
-    assert f"back, with {len(kept)}" in answer["error"]["message"]
+    assert f"s and has {len(kept)}" in answer["error"]["message"]
     async_engine.listeners.remove(history._on_record)
 
 

@@ -78,7 +78,7 @@ def test_odd_bytes(tmp_path: Path) -> None:
         read_rules(file)
     many = ", ".join(f"'w{i}x'" for i in range(10_001))
     file.write_text(f"{DEFAULT}[rules.a]\naction = 'redact'\npatterns = [{many}]")
-    with pytest.raises(ValueError, match="more than 10000"):
+    with pytest.raises(ValueError, match="10001 patterns: at most 10000"):
         read_rules(file)
 
 
