@@ -13,10 +13,10 @@ PARITY := .venv-parity/bin
 GPU := .venv-gpu/bin
 STEP := sh tools/step.sh
 TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
-# Four at a time on two cores, since most tests of servers wait for something. By name, not those with
+# Three at a time, since a fifth of the time most of them wait for something. By name, not those with
 # most tests first: at the end they would wait for the longest.
-FOUR := -n 4 --dist loadfile --no-loadscope-reorder
-REST := $(FOUR) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
+THREE := -n 3 --dist loadfile --no-loadscope-reorder
+REST := $(THREE) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/physics --ignore=tests/parity
 # The tests start hundreds of programs, which read compiled modules instead of compiling them.
 export PYTHONDONTWRITEBYTECODE :=
 SAME_ANSWER := tests/engine/test_same_answer.py tests/engine/test_same_answer_of_families.py
@@ -93,7 +93,7 @@ test: .venv/ready-test
 else ifdef ROOM
 test: lint
 	@files=$$($(BIN)/python tools/lane.py $(ROOM)) && \
-		$(STEP) "Tests that a change in $(ROOM)/ can reach" $(BIN)/pytest -q -m "not full" $(FOUR) $$files
+		$(STEP) "Tests that a change in $(ROOM)/ can reach" $(BIN)/pytest -q -m "not full" $(THREE) $$files
 else
 test: lint pure engine some-mutants examples
 endif
