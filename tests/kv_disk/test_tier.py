@@ -196,7 +196,7 @@ def test_damaged_files_change_no_answer(recurrent: Path, tmp_path: Path) -> None
         ({"kv_disk": "{}:much"}, "is not a size"),
         ({"kv_disk": "{}:10"}, "give at least"),
         ({"kv_disk": "{}/file:1GiB"}, "File exists|Not a directory"),
-        ({"kv_disk": "{}:1GiB", "trace": "{}/trace"}, "contradict"),
+        ({"kv_disk": "{}:1GiB", "trace": "{}/trace"}, "cannot be used together"),
         ({"kv_disk": "{}:1GiB", "enable_prefix_caching": False}, "prefix caching"),
         ({"kv_disk": "{}:1GiB", "kv_disk_min": 0}, "at least 1"),
     ],

@@ -32,7 +32,7 @@ CASES = {
         "knows CUDA 12.4, and torch 2.11.0+cu130 needs 13.0",
         "update the driver",
     ),
-    "no device": (WHOLE._replace(gpu=None), "no GPU is to be seen", "CUDA_VISIBLE_DEVICES"),
+    "no device": (WHOLE._replace(gpu=None), "no GPU is visible", "CUDA_VISIBLE_DEVICES"),
     "old device": (
         WHOLE._replace(gpu="Tesla T4", capability=(7, 5)),
         "Tesla T4 has compute capability 7.5, but 8.0 (Ampere) is the minimum",

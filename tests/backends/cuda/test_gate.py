@@ -15,7 +15,7 @@ without_torch = pytest.mark.skipif(
 )
 
 
-@pytest.mark.skipif(has_driver(), reason="this machine has a GPU")
+@pytest.mark.skipif(has_driver(), reason="this machine has a GPU, or twins")
 def test_where_there_is_no_gpu_nothing_is_said(tmp_path: Path) -> None:
     assert gate(tmp_path) is None
 

@@ -94,7 +94,7 @@ def test_a_writer_that_was_stopped_amid_a_line_leaves_a_good_trace(tmp_path: Pat
         (lambda lines: lines[1:], "first line does not describe an engine"),
         (lambda lines: [*lines[:4], "{broken\n", *lines[4:]], "line 5, is not JSON"),
         (lambda lines: [*lines[:4], "[]\n", *lines[4:]], "line 5 is not a JSON object"),
-        (lambda lines: [*lines[:4], '{"type":"x"}\n', *lines[4:]], "line 5, is no record"),
+        (lambda lines: [*lines[:4], '{"type":"x"}\n', *lines[4:]], "line 5, is not a record"),
         (lambda lines: [*lines[:4], '{"type":"request"}\n'], "line 5, has no 'request_id'"),
         (lambda lines: [lines[0], lines[3], lines[2]], "line 3: this step begins before"),
     ],
