@@ -107,7 +107,7 @@ def test_an_answer_names_its_model_and_says_why_it_was_slow_after_a_reload(
     with history._lock:
         history._lines.clear()
     find(page, ".why").click()
-    sees(lambda: says(page, ".explanation .problem", "is remembered"))
+    sees(lambda: says(page, ".explanation .problem", "is known as"))
     find(page, ".explanation form button").click()
 
 
@@ -119,7 +119,7 @@ def test_the_model_that_answered_is_asked_why(page: Chrome) -> None:
     assert texts(page, ".facts") == ["first  ·  c&d"]
     record(page)
     find(page, ".why").click()
-    sees(lambda: says(page, ".explanation .problem", "remembered"))
+    sees(lambda: says(page, ".explanation .problem", "is known as"))
     paths = [one["path"] for one in page.execute_script("return window.sent")]
     assert "v1/requests/a%20b/explain?format=json&model=c%26d" in paths
     find(page, ".explanation form button").click()

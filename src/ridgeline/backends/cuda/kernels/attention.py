@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.backends.cuda import tiles
+from ridgeline.backends.cuda.kernels.launching import launch
 
 LOG2_E = 1.4426950408889634
 ITEM = 6  # words of an item: table row, first token, queries, first position, split, slot
@@ -230,7 +231,8 @@ def attend(q, cache, tables, plan, slopes, sinks, spec):
     K = H // spec.shared  # runs of query heads
     padded = triton.next_power_of_2(D)
     out = q.new_empty(len(q), H, D)
-    attend_kernel[(plan.programs,)](
+    launch(
+        attend_kernel, (plan.programs,),
         q, cache, tables, plan.items, plan.num_items, out, plan.part_a, plan.part_ml,
         slopes, sinks, spec.scale * LOG2_E, spec.softcap * LOG2_E,
         tables.stride(0), cache.stride(0), cache.stride(2),

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.backends.cuda.kernels.launching import launch
 from ridgeline.backends.cuda.kernels.products.packed import part_sum
 from ridgeline.backends.cuda.kernels.products.plain import tile_sums
 from ridgeline.backends.cuda.packed import Packed
@@ -71,7 +72,8 @@ def grouped_product(x, weight, bias, met, first):
         inputs = INPUTS // max(1, x.element_size() // 2)  # float32 takes twice the room
         arrays = weight, None, None
     out = torch.empty((len(met.order), N), dtype=x.dtype, device=x.device)
-    grouped_kernel[(triton.cdiv(N, OUTPUTS), len(met.tile_expert))](
+    launch(
+        grouped_kernel, (triton.cdiv(N, OUTPUTS), len(met.tile_expert)),
         x, *arrays, bias, out, met.order, met.offsets, met.tile_expert, met.tile_begin,
         N, K, x.stride(0), PER_TOKEN=met.per_token, FIRST=first, BIAS=bias is not None,
         BITS=bits, LEAST=has_least, ROWS=met.rows, OUTPUTS=OUTPUTS, INPUTS=inputs,

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.backends.cuda.kernels.launching import launch
 from ridgeline.backends.cuda.kernels.products.plain import tile_sums
 
 OUTPUTS = 64
@@ -82,14 +83,16 @@ def add_low_rank(out, x, met, plan, first, sizes):
     low = torch.empty((len(x), len(sizes) * room), dtype=x.dtype, device=x.device)
     lists = plan.words, met.order, met.offsets, met.tile_expert, met.tile_begin
     tiles, narrow = len(met.tile_expert), x.element_size() // 2  # float32 takes twice the room
-    shrink_kernel[(triton.cdiv(room, RANKS), tiles, len(sizes))](
+    launch(
+        shrink_kernel, (triton.cdiv(room, RANKS), tiles, len(sizes)),
         x, low, *lists, first, x.shape[1], x.stride(0), low.stride(0), room,
         ROWS=met.rows, RANKS=RANKS, INPUTS=SHRINK_INPUTS // max(1, narrow),
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     begin = 0
     for i, size in enumerate(sizes):
-        expand_kernel[(triton.cdiv(size, OUTPUTS), tiles)](
+        launch(
+            expand_kernel, (triton.cdiv(size, OUTPUTS), tiles),
             low, out, *lists, first + i, size, low.stride(0), i * room, out.stride(0), begin,
             ROWS=met.rows, OUTPUTS=OUTPUTS, INPUTS=EXPAND_INPUTS // max(1, narrow),
             num_warps=WARPS if met.rows == 16 else MANY_WARPS, num_stages=STAGES,

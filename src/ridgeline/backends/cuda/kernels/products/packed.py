@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.backends.cuda import tiles
+from ridgeline.backends.cuda.kernels.launching import launch
 from ridgeline.backends.cuda.kernels.products.processors import num_processors
 
 OUTPUTS = 64  # rows of a warpgroup's product: mma.sync would permute narrow types' inputs
@@ -124,7 +125,8 @@ def packed_product(x, packed, bias, dtype=None):
     sums = None
     if is_shared_out:
         sums = torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
-    packed_kernel[(*programs, parts if is_shared_out else 1)](
+    launch(
+        packed_kernel, (*programs, parts if is_shared_out else 1),
         x, packed.values, packed.scales, packed.scales if packed.least is None else packed.least,
         bias, out, sums, M, N, K, part_inputs, x.stride(0), out.stride(0),
         BITS=packed.bits, LEAST=packed.least is not None, BIAS=bias is not None, PARTS=parts,

@@ -16,7 +16,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.backends.cuda import tiles
-from ridgeline.backends.cuda.kernels.products.processors import num_processors
+from ridgeline.backends.cuda.kernels.launching import launch
+from ridgeline.backends.cuda.kernels.products.processors import has_copy_engine, num_processors
 
 BAND = 16  # tiles of rows that are computed beside each other, so that weights stay in the L2
 
@@ -88,20 +89,23 @@ def product(x, weight, bias, dtype=None):
     tile = tiles.product_tile(
         M, N, can_stream=can_stream(x) and can_stream(weight), is_float32=x.dtype == torch.float32
     )
-    launch = _stream if tile.streams else _launch
-    launch(x, weight, bias, out, tile)
+    compute = _stream if tile.streams else _load
+    compute(x, weight, bias, out, tile)
     return out
 
 
 def can_stream(matrix):
-    """Return whether the copy engine can load a matrix: its rows begin at multiples of 16 bytes."""
+    """Return whether a copy engine can load a matrix: its rows begin at multiples of 16 bytes."""
+    if not has_copy_engine(matrix.device):
+        return False
     row_bytes = matrix.stride(0) * matrix.element_size()
     return matrix.data_ptr() % 16 == row_bytes % 16 == 0 and matrix.stride(1) == 1
 
 
-def _launch(x, weight, bias, out, tile):
+def _load(x, weight, bias, out, tile):
     M, (N, K) = len(x), weight.shape
-    product_kernel[(triton.cdiv(N, tile.outputs) * triton.cdiv(M, tile.rows),)](
+    launch(
+        product_kernel, (triton.cdiv(N, tile.outputs) * triton.cdiv(M, tile.rows),),
         x, weight, bias, out, M, N, K, x.stride(0), weight.stride(0), out.stride(0),
         BIAS=bias is not None, ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -112,7 +116,8 @@ def _stream(x, weight, bias, out, tile):
     M, (N, K) = len(x), weight.shape
     num_tiles = triton.cdiv(N, tile.outputs) * triton.cdiv(M, tile.rows)
     per_processor = 1 if tile is tiles.LARGE_TILE else num_tiles  # small ones come and go
-    streamed_kernel[(min(num_tiles, num_processors(x.device) * per_processor),)](
+    launch(
+        streamed_kernel, (min(num_tiles, num_processors(x.device) * per_processor),),
         TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
         TensorDescriptor.from_tensor(weight, [tile.outputs, tile.inputs]),
         bias, out, M, N, K, out.stride(0),

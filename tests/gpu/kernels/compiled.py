@@ -1,16 +1,18 @@
-"""Compile what the launchers launch for Hopper, on a machine without a GPU: one JSON line a kernel.
+"""Compile what the launchers launch, on a machine without a GPU: one JSON line a kernel.
 
-Run as ``python -m tests.gpu.kernels.sm90 [--full]``, without Triton's interpreter. The launchers
-run as they are, on tensors without memory behind them; Triton compiles for the target that this
-driver names, and nothing is started. ptxas and cuobjdump are in Triton's own wheel.
+Run as ``python -m tests.gpu.kernels.compiled [--full] [--for 89]``, without Triton's interpreter;
+the default is Hopper, 90. The launchers run as they are, on tensors without memory behind them;
+Triton compiles for the target that this driver names, a kernel with more shared memory than that
+has is refused as a GPU refuses it, and nothing is started. ptxas and cuobjdump are in Triton's own
+wheel.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +22,11 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from ridgeline.backends.cuda import kernels, tiles
+from ridgeline.backends.cuda.kernels import launching
 from ridgeline.backends.cuda.kernels.products import packed, plain
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.packed import Packed
@@ -35,11 +39,18 @@ BF16, F16, F32, I32, I64 = (
 )  # fmt: skip
 
 
-class Hopper:
+# Bytes of shared memory that a program may have, by capability (CUDA's programming guide).
+MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+
+
+class Driver:
     """What Triton asks a driver before it compiles."""
 
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -248,19 +259,27 @@ def measured(binary: Any) -> dict[str, int]:
 def main() -> None:
     """Compile every kernel that each case launches, and print a line for each.
 
-    Then print whether steps of other sizes had to compile anything anew.
+    Then print whether steps of other sizes had to compile anything anew, and which kernels have
+    fewer loads under way than the tables say, for want of shared memory.
     """
-    triton.runtime.driver.set_active(Hopper())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--for", dest="capability", type=int, default=90, choices=MOST_SHARED)
+    wanted = parser.parse_args()
+    triton.runtime.driver.set_active(Driver(wanted.capability))
     plain.num_processors = packed.num_processors = lambda device: 132
+    plain.has_copy_engine = lambda device: wanted.capability >= 90
     compile_only, compiled = JITFunction.run, {}
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         binary = compile_only(self, *args, grid=grid, warmup=True, **options)
+        if (room := MOST_SHARED[wanted.capability]) < binary.metadata.shared:
+            raise OutOfResources(binary.metadata.shared, room, "shared memory")
         compiled[self.__name__, binary.hash] = binary
 
     JITFunction.run = run
     seen: set[tuple[str, str]] = set()
-    for name, call in cases("--full" in sys.argv):
+    for name, call in cases(wanted.full):
         call()
         for kernel, key in compiled.keys() - seen:
             facts = measured(compiled[kernel, key])
@@ -272,6 +291,8 @@ def main() -> None:
         anew = sorted(kernel for kernel, _ in compiled.keys() - seen) if rows != 2 else []
         seen |= compiled.keys()
         print(json.dumps({"step": rows, "anew": anew}), flush=True)
+    fewer = sorted({kernel.__name__ for kernel, _ in launching.fewer_stages})  # type: ignore[attr-defined]
+    print(json.dumps({"fewer_stages": fewer}), flush=True)
 
 
 if __name__ == "__main__":
