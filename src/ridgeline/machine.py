@@ -16,7 +16,7 @@ import platform
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -346,6 +346,16 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_sources(folder: Path, rooms: Sequence[str]) -> str:
+    """Return the SHA-256 of all Python files in some folders of ``folder`` and of their names."""
+    digest = hashlib.sha256()
+    for room in rooms:
+        for source in sorted((folder / room).rglob("*.py")):
+            digest.update(source.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def write_whole(

@@ -101,9 +101,7 @@ def test_ignore_eos_must_be_a_boolean(value: object) -> None:
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
     assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
     assert SamplingParams(min_tokens=500, max_tokens=None).min_tokens == 500
-    assert (
-        refused(min_tokens=6, max_tokens=5) == "min_tokens is 6: it must be at most max_tokens (5)"
-    )
+    assert refused(min_tokens=6, max_tokens=5) == "min_tokens is 6: over max_tokens 5"
 
 
 def test_stop_is_one_string_or_several() -> None:
@@ -162,9 +160,7 @@ def test_allowed_token_ids_are_checked() -> None:
     assert refused(allowed_token_ids=[]).startswith("allowed_token_ids is empty: ")
     for value in ([-1], [True], ["7"], [1.0], [(1 << 31) + 1], 7, "7", [None]):
         assert refused(allowed_token_ids=value).startswith("allowed_token_ids ")
-    with pytest.raises(
-        ValueError, match=r"allowed_token_ids names token 8: this model's token ids are 0 to 7"
-    ):
+    with pytest.raises(ValueError, match=r"allowed_token_ids names token 8: ids end at 7"):
         SamplingParams(allowed_token_ids=[8]).validate_ids(8)
 
 
@@ -200,13 +196,9 @@ def test_ids_beyond_the_vocabulary_are_named() -> None:
     params = SamplingParams(stop_token_ids=[9], logit_bias={8: 1.0})
     params.validate_ids(10)
     SamplingParams().validate_ids(1)
-    with pytest.raises(
-        ValueError, match=r"stop_token_ids names token 9: this model's token ids are 0 to 8"
-    ):
+    with pytest.raises(ValueError, match=r"stop_token_ids names token 9: ids end at 8"):
         params.validate_ids(9)
-    with pytest.raises(
-        ValueError, match=r"logit_bias names token 8: this model's token ids are 0 to 7"
-    ):
+    with pytest.raises(ValueError, match=r"logit_bias names token 8: ids end at 7"):
         SamplingParams(logit_bias={8: 1.0}).validate_ids(8)
 
 

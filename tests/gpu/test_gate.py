@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.backends.cuda.gate import FILE, gate, remember
+from ridgeline.backends.cuda.gate import FILE, read, remember
 from ridgeline.bench.gpu.main import bench_gpu
 from ridgeline.cli.commands.doctor import facts
 from tests.api.test_llm import write_model
@@ -57,6 +57,6 @@ def test_other_code_or_libraries_have_to_pass_again(home: Path) -> None:
     assert ", torch " in key
     for known, is_open in ((key, True), (key.replace("code ", "code 0"), False)):
         (home / FILE).write_text(json.dumps({known: "2026-11-28"}))
-        found = gate(home)
+        found = read(home)
         assert found is not None
         assert found.is_open is is_open

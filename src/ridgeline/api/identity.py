@@ -17,6 +17,7 @@ from typing import Any
 from ridgeline.api.text_side import TextProcessor
 from ridgeline.arch.model import ModelArch
 from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.machine import digest_of_sources
 
 # Of the package: all that stands between a request and its answer.
 _ROOMS = (
@@ -74,12 +75,7 @@ def with_adapter(fingerprint: str, digest: bytes) -> str:
 @cache
 def code_digest() -> str:
     """Return the digest of our code that a request passes on its way to an answer."""
-    digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    for room in _ROOMS:
-        for source in sorted((package / room).rglob("*.py")):
-            digest.update(source.relative_to(package).as_posix().encode() + b"\0")
-            digest.update(source.read_bytes())
-    return digest.hexdigest()
+    return digest_of_sources(Path(__file__).parents[1], _ROOMS)
 
 
 def _versions(backend: str) -> Iterator[str]:

@@ -17,9 +17,9 @@ from typing import Any
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.foresight.trace.reader import read_trace
 
-EDGE_HELP = (  # of --edge, which names what ``read_edge`` reads
-    "RESULT,TRACE: a bench serve result and that server's trace, to add the time outside the "
-    "engine; repeatable."
+# Of --edge, which names what ``read_edge`` reads.
+EDGE_HELP = (
+    "A bench serve result and that server's trace: adds the time outside the engine; repeatable."
 )
 
 

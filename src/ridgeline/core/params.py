@@ -152,8 +152,8 @@ class SamplingParams:
             has_default = self.__dataclass_fields__[name].default is not None
             if value is not None or (has_default and name != "max_tokens"):
                 _check(name, value, low, high)
-        if (most := self.max_tokens) is not None and (least := self.min_tokens) > most:
-            raise ValueError(f"min_tokens is {least}: it must be at most max_tokens ({most})")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}: over max_tokens {self.max_tokens}")
         for name in (field.name for field in fields(self) if field.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
@@ -163,8 +163,8 @@ class SamplingParams:
             raise ValueError(f"prediction must be text, not {self.prediction!r:.80}")
         if self.penalty_alpha == 0 and self.temperature == 1.0:
             object.__setattr__(self, "temperature", 0.0)
-        if (pool := self.pool) not in ("", *POOLINGS) or (pool and (self.best_of or self.n) > 1):
-            raise ValueError(f"pool is {pool!r}: use last, mean or cls, with n and best_of of 1")
+        if self.pool not in ("", *POOLINGS) or (self.pool and (self.best_of or self.n) > 1):
+            raise ValueError(f"pool is {self.pool!r}: use last, mean or cls, with n and best_of 1")
         self._check_structured_outputs()
         # Frozen for good: what the caller passed may change under us.
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -232,9 +232,9 @@ class SamplingParams:
     def validate_ids(self, vocab_size: int) -> None:
         """Raise ValueError if a token id named here is not in a vocabulary of ``vocab_size``."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-            if wrong := [token for token in getattr(self, name) or () if token >= vocab_size]:
-                known = f"this model's token ids are 0 to {vocab_size - 1}"
-                raise ValueError(f"{name} names token {wrong[0]}: {known}")
+            for token in getattr(self, name) or ():
+                if token >= vocab_size:
+                    raise ValueError(f"{name} names token {token}: ids end at {vocab_size - 1}")
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:

@@ -181,7 +181,7 @@ class Options:
 
     @property
     def adapters(self) -> dict[str, str | Path]:
-        """Paths of the adapters to load, by name. Raises ValueError if it is not one."""
+        """Paths of the adapters to load, by name. Raises ValueError for what is none."""
         lora = self.lora or {}
         pairs: list[tuple[str, str | Path]]
         if isinstance(lora, Mapping):

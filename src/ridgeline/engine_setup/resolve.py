@@ -6,7 +6,7 @@ What is built later receives the values it uses, not this object.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import TypedDict, Unpack
 
 from ridgeline.arch.cache_groups import cache_groups, one_group
 from ridgeline.arch.model import ModelArch
@@ -46,7 +46,51 @@ class EngineConfig(Setup):
     notes: tuple[str, ...]
 
 
-def resolve(
+class MemoryShare(TypedDict, total=False):
+    """What a model's memory is shared with.
+
+    Attributes:
+        taken_bytes: of the memory that is there, for another model.
+        most_bytes: that this model takes of the rest.
+        max_lora_rank: of adapters.
+        lora_bytes: for adapters.
+        keeps_all: the cache gives nothing back behind windows.
+    """
+
+    taken_bytes: int
+    most_bytes: int | None
+    max_lora_rank: int
+    lora_bytes: int
+    keeps_all: bool
+
+
+def resolve(options: Options, checkpoint: Checkpoint, **room: Unpack[MemoryShare]) -> EngineConfig:
+    """Choose everything that is still open, from the model and from the memory that is there.
+
+    "auto" takes a GPU that has passed its checks, if the model can run on it, and notes why.
+    Raises ValueError if an option contradicts another or the model, or if nothing fits.
+    """
+    if options.backend != "auto":
+        return _resolve(options, checkpoint, **room)
+    found = cuda.gate.read(default_home())
+    on_cpu = replace(options, backend=AUTO)
+    if found is None:
+        return _resolve(on_cpu, checkpoint, **room)
+    why = f"backend {AUTO}: {found.why}; --backend cuda takes the GPU anyway"
+    if found.is_open:
+        try:
+            config = _resolve(replace(options, backend="cuda"), checkpoint, **room)
+            return _noted(config, f"backend cuda: {found.why}")
+        except ValueError as error:
+            why = f"backend {AUTO}: {error}"
+    return _noted(_resolve(on_cpu, checkpoint, **room), why)
+
+
+def _noted(config: EngineConfig, note: str) -> EngineConfig:
+    return replace(config, notes=(note, *config.notes))
+
+
+def _resolve(
     options: Options,
     checkpoint: Checkpoint,
     *,
@@ -56,54 +100,7 @@ def resolve(
     lora_bytes: int = 0,
     keeps_all: bool = False,
 ) -> EngineConfig:
-    """Choose everything that is still open, from the model and from the memory that is there.
-
-    ``taken_bytes`` of it are for another model, and ``lora_bytes`` for adapters, whose rank is at
-    most ``max_lora_rank``; of the rest, this model takes ``most_bytes`` at most. A cache that
-    ``keeps_all`` gives nothing back behind windows. Raises ValueError if an option contradicts
-    another or the model, or if nothing fits.
-    """
-    on = partial(
-        _resolve_on,
-        options,
-        checkpoint,
-        taken_bytes=taken_bytes,
-        most_bytes=most_bytes,
-        max_lora_rank=max_lora_rank,
-        lora_bytes=lora_bytes,
-        keeps_all=keeps_all,
-    )
-    if options.backend != "auto":
-        return on(options.backend)
-    found = cuda.gate.gate(default_home())
-    if found is None:
-        return on(AUTO)
-    why = f"backend {AUTO}: {found.why}; --backend cuda takes the GPU anyway"
-    if found.is_open:
-        try:
-            return _noted(on("cuda"), f"backend cuda: {found.why}")
-        except ValueError as error:
-            why = f"backend {AUTO}: {error}"
-    return _noted(on(AUTO), why)
-
-
-def _noted(config: EngineConfig, note: str) -> EngineConfig:
-    return replace(config, notes=(note, *config.notes))
-
-
-def _resolve_on(
-    options: Options,
-    checkpoint: Checkpoint,
-    name: str,
-    *,
-    taken_bytes: int,
-    most_bytes: int | None,
-    max_lora_rank: int,
-    lora_bytes: int,
-    keeps_all: bool,
-) -> EngineConfig:
-    """Choose everything for the backend of this name."""
-    arch = checkpoint.arch
+    name, arch = options.backend, checkpoint.arch
     backend = BACKENDS[name]
     _check_processes(options, name)
     model_len = _model_len(options, arch)

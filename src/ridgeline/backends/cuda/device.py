@@ -6,11 +6,9 @@ It imports torch where it is asked for a device: a machine without torch can say
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.backends.interface import Held
@@ -22,7 +20,6 @@ _LEAST_CAPABILITY = (8, 0)  # bf16 products
 _KEPT_SHARE = 0.02  # of the device's memory
 _CONTEXT_BYTES = 600 << 20  # of what the driver and graphs take
 _CPU = "take --backend cpu"
-_NUM_HEX = 16
 # Of CUDA's driver: compute capability, multiprocessors, their clock, the memory's clock and width.
 _RATES = (75, 76, 16, 13, 36, 37)
 # Dense 16-bit operations of a multiprocessor in a cycle, by capability (NVIDIA's white papers).
@@ -219,17 +216,6 @@ def _attribute(number: int) -> int:
 def has_driver() -> bool:
     """Whether there is an NVIDIA driver, or twins take its place; torch is not imported."""
     return uses_twins() or _driver() is not None
-
-
-def gate_key() -> str:
-    """Return what the bits of an answer depend on here: GPU, libraries and our own code."""
-    versions = (f"{name} {version(name)}" for name in ("torch", "triton") if _has(name))
-    gpu = "twins" if uses_twins() else facts().gpu
-    code, folder = hashlib.sha256(), Path(__file__).parent
-    for source in sorted(folder.rglob("*.py")):
-        code.update(source.relative_to(folder).as_posix().encode() + b"\0")
-        code.update(source.read_bytes())
-    return ", ".join([f"{gpu}", *versions, f"code {code.hexdigest()[:_NUM_HEX]}"])
 
 
 def describe() -> str:

@@ -7,13 +7,15 @@ changes, the gate is closed until the GPU is checked again.
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from ridgeline.backends.cuda.device import describe, gate_key, has_driver, problem
-from ridgeline.machine import write_whole
+from ridgeline.backends.cuda.device import describe, facts, has_driver, problem, uses_twins
+from ridgeline.machine import digest_of_sources, write_whole
 
 FILE = "gpu_gate.json"
+_NUM_HEX = 16
 
 
 class GpuGate(NamedTuple):
@@ -28,7 +30,7 @@ class GpuGate(NamedTuple):
     why: str
 
 
-def gate(home: Path) -> GpuGate | None:
+def read(home: Path) -> GpuGate | None:
     """Return whether the GPU passed; None if there is no NVIDIA driver.
 
     torch is imported only if some GPU has passed before.
@@ -39,7 +41,7 @@ def gate(home: Path) -> GpuGate | None:
         return GpuGate(False, "the GPU has not passed ridgeline bench gpu yet")
     if why := problem():
         return GpuGate(False, why)
-    if date := passed.get(gate_key()):
+    if date := passed.get(_key()):
         return GpuGate(True, f"{describe()} passed ridgeline bench gpu on {date}")
     return GpuGate(False, f"{describe()} has not passed ridgeline bench gpu with this version")
 
@@ -47,11 +49,20 @@ def gate(home: Path) -> GpuGate | None:
 def remember(home: Path, date: str, *, is_right: bool) -> None:
     """Open the gate for this GPU and these versions, or close it. Raises OSError."""
     passed = _passed(home)
-    passed.pop(key := gate_key(), None)
+    passed.pop(key := _key(), None)
     if is_right:
         passed[key] = date
     content = json.dumps(passed, indent=1).encode()
     write_whole(home / FILE, lambda file: file.write(content))
+
+
+def _key() -> str:
+    """Return what the bits of an answer depend on here."""
+    known = facts()
+    triton = version("triton") if known.has_triton else None
+    code = digest_of_sources(Path(__file__).parent.parent, ["cuda"])
+    gpu = "twins" if uses_twins() else known.gpu
+    return f"{gpu}, torch {known.torch}, triton {triton}, code {code[:_NUM_HEX]}"
 
 
 def _passed(home: Path) -> dict[str, str]:

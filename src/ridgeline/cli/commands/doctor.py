@@ -92,7 +92,7 @@ def facts(home: Path) -> Iterator[tuple[str, str]]:
     library = f"{blas[0]['internal_api']} {blas[0]['version']}" if blas else "no BLAS"
     yield "numpy", f"{np.__version__} with {library}"
     yield from cuda.cards.lines()
-    found = cuda.gate.gate(home)
+    found = cuda.gate.read(home)
     if found is not None:
         taken = "--backend auto takes it" if found.is_open else f"--backend auto is {AUTO}"
         yield "gpu gate", f"{found.why}: {taken}"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ridgeline.bench.client_overhead import read_edge
+from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.simulate.engines import check_options
 from ridgeline.bench.simulate.main import Scenario, check_fleet, like, simulate_load
@@ -34,10 +34,7 @@ _MODEL = Annotated[
 ]
 _EDGE = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="RESULT,TRACE",
-        help="A bench serve result and the server's trace: adds the client's side; repeatable.",
-    ),
+    typer.Option(metavar="RESULT,TRACE", help=EDGE_HELP),
 ]
 _DRAFTS = Annotated[
     str,
