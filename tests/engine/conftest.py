@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.full)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def on_twins() -> None:
-    """Let the cuda backend compute on the CPU."""
-    os.environ[TWINS] = "1"
+@pytest.fixture(autouse=True, scope="module")
+def on_twins() -> Iterator[None]:
+    """Let the cuda backend compute on the CPU, in these tests and no others of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TWINS, "1")
+        yield
 
 
 def skip_without_torch(options: dict[str, Any]) -> None:

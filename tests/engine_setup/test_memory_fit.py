@@ -23,7 +23,7 @@ __all__ = ["model"]  # a fixture
 
 LARGE = checkpoint(changed(PLAIN, windows=(None,) * 24, vocab_size=8000, max_position=4096))
 SMALL: dict[str, Any] = {
-    "max_num_batched_tokens": 16, "max_num_seqs": 4, "threads": 1, "dtype": "f32",
+    "max_num_batched_tokens": 16, "max_num_seqs": 4, "threads": 1, "dtype": "f32", "backend": "cpu",
 }  # fmt: skip
 
 

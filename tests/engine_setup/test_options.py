@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from ridgeline.arch.model import ModelArch
+from ridgeline.backends.cuda import gate
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.core.scheduling.policies import SplitFuse
@@ -114,6 +115,7 @@ def test_every_option_explains_itself() -> None:
 
 
 def test_what_is_left_open_is_chosen(memory: pytest.MonkeyPatch) -> None:
+    memory.setattr(gate, "has_driver", lambda: False)
     chosen = resolve(Options(), ARCH)
     assert (chosen.backend, chosen.policy) == ("cpu", SplitFuse())
     assert (chosen.dtype, chosen.kv_cache_dtype) == ("auto", "int8")

@@ -108,13 +108,14 @@ def test_a_file_of_four_bits_starts_where_eight_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights are counted as they will lie in memory, in the blocks of their file."""
-    model, sizes = with_blocks("Q4_K"), {"max_model_len": 64, "max_num_batched_tokens": 16}
-    narrow, wide = (resolve(Options(dtype=dtype, **sizes), model) for dtype in ("auto", "int8"))
+    model = with_blocks("Q4_K")
+    on_cpu = partial(Options, backend="cpu", max_model_len=64, max_num_batched_tokens=16)
+    narrow, wide = (resolve(on_cpu(dtype=dtype), model) for dtype in ("auto", "int8"))
     assert narrow.weights_bytes < 0.7 * wide.weights_bytes
     room = narrow.total_bytes * 20 // 19 + 20
     monkeypatch.setattr("ridgeline.engine_setup.resolve.available_bytes", lambda: room)
-    assert resolve(Options(**sizes), model).notes == narrow.notes == ()
-    (note,) = resolve(Options(dtype="int8", **sizes), model).notes
+    assert resolve(on_cpu(), model).notes == narrow.notes == ()
+    (note,) = resolve(on_cpu(dtype="int8"), model).notes
     assert "the others are read from the disk whenever they are needed" in note
 
 
