@@ -75,6 +75,21 @@ def test_a_damaged_record_is_none(tmp_path: Path, reads: list[str], damage: byte
     assert len(reads) == 2
 
 
+def test_a_digest_that_was_damaged_in_its_record_is_none(tmp_path: Path, reads: list[str]) -> None:
+    """It would be in the names of what was packed, and in receipts."""
+    path, kept = tmp_path / "m.gguf", tmp_path / "kept"
+    path.write_bytes(b"content")
+    wanted = Contents({"m": path}).digest(kept)
+    (record,) = kept.iterdir()
+    content, place = record.read_bytes(), record.read_bytes().index(wanted.encode())
+    for at in (place, place + 63):
+        other = content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
+        record.write_bytes(other)
+        assert Contents({"m": path}).known(kept) is None
+        assert Contents({"m": path}).digest(kept) == wanted
+    assert len(reads) == 3
+
+
 def test_where_nothing_can_be_kept_it_is_read_each_time(tmp_path: Path, reads: list[str]) -> None:
     (tmp_path / "kept").write_text("in the way")
     path = tmp_path / "m.gguf"

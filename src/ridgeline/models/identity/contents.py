@@ -98,10 +98,10 @@ def _kept(path: Path, folder: Path) -> str | None:
         return sha256_of(path)
     try:
         record = json.loads(_place(path, folder).read_bytes())
-        digest = record.pop("sha256")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # not there, or damaged
+        digest = record["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):  # not there, or damaged
         return None
-    return digest if record == facts else None
+    return digest if record == _record(facts, digest) else None
 
 
 def _taken(path: Path, folder: Path) -> str:
@@ -109,9 +109,15 @@ def _taken(path: Path, folder: Path) -> str:
     before, digest = _facts(path), sha256_of(path)
     if _facts(path) == before:
         with suppress(OSError):  # a later start reads it again
-            record = json.dumps(before | {"sha256": digest}).encode()
+            record = json.dumps(_record(before, digest)).encode()
             write_whole(_place(path, folder), lambda file: file.write(record))
     return digest
+
+
+def _record(facts: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """Return what is kept; ``check`` tells a damaged record, whose digest nothing else would."""
+    check = hashlib.sha256(f"{sorted(facts.items())} {digest}".encode()).hexdigest()
+    return {**facts, "sha256": digest, "check": check}
 
 
 def _facts(path: Path) -> dict[str, Any]:

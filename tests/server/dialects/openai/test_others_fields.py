@@ -114,6 +114,36 @@ def test_the_ids_of_all_tokens(served: Served) -> None:
     assert shown == answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/completion"])
+def test_ids_never_run_ahead_of_a_streamed_text(served: Served, path: str) -> None:
+    """A token that may be the beginning of a stop string is not told before its text."""
+    asked = {"return_token_ids": True, "ignore_eos": True, "temperature": 0, "max_tokens": 12}
+    asked |= {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+
+    def streamed(**more: Any) -> list[tuple[str, list[int]]]:
+        data = served.call(path, asked | more | {"stream": True})[1].decode()
+        lines = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
+        if path == "/completion":
+            return [(line["content"], line["tokens"]) for line in lines]
+        choices = [choice for line in lines for choice in line["choices"]]
+        return [
+            (choice.get("delta", choice).get("content" if path == CHAT else "text") or "",
+             choice["token_ids"] or [])
+            for choice in choices
+        ]  # fmt: skip
+
+    plain = streamed()
+    whole = "".join(text for text, _ in plain)
+    held = [whole[:2] + "never", whole[2:6] + "never"]
+    text, ids, chunks = "", list[int](), streamed(stop=held)
+    for piece, tokens in chunks:
+        text, ids = text + piece, ids + tokens
+        told = served.call("/detokenize", {"tokens": ids})[1]["content"]
+        assert text.startswith(told.rstrip("\ufffd"))
+    assert (text, ids) == (whole, [token for _, tokens in plain for token in tokens])
+    assert max(len(tokens) for _, tokens in chunks) > 1  # some were held back
+
+
 def test_logprobs_of_the_prompt(served: Served) -> None:
     answer = replied(served, prompt_logprobs=2)
     ids = served.call("/tokenize", {"messages": HELLO})[1]["tokens"]

@@ -135,12 +135,14 @@ class ResponseBuilder:
 
         Clients may stop reading at ``finish_reason``, so no text may come with it.
         """
-        has_news = bool(answer.pieces or answer.logprobs)
+        has_news = bool(answer.pieces or answer.logprobs or answer.token_ids)
         chunks = []
         if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
             answer.has_role = True
             delta = {"role": "assistant", "content": None}  # text, thoughts or calls may follow
+            told, answer.token_ids = answer.token_ids, None  # they come with their text
             chunks.append(self._choice(answer, {"delta": delta}, None))
+            answer.token_ids = told
         if has_news:
             chunks += self._news(answer)
         if answer.finish_reason:
@@ -158,27 +160,29 @@ class ResponseBuilder:
         pieces = answer.reader.take(event)
         if self._hides_reasoning:
             pieces = [piece for piece in pieces if piece.kind != "reasoning"]
-        if answer.ruled:
-            self._add_ruled(answer, answer.ruled, pieces, event)
-            return
-        answer.pieces += pieces
-        if self._tells_ids and event.token is not None:
-            answer.token_ids = [*(answer.token_ids or ()), event.token]
         if event.logprobs:
             answer.cumulative_logprob += event.logprobs.logprob
+        if answer.ruled:
+            told = self._let_out(answer, answer.ruled, pieces, event)
+        else:
+            answer.pieces += pieces
+            told = self._told(answer, event, prompt)
+        if self._tells_ids and told:
+            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in told)]
         if self._with_logprobs:
-            self._add_logprobs(answer, event, prompt)
+            answer.logprobs += told
 
-    def _add_logprobs(self, answer: ChoiceState, event: Event, prompt: int) -> None:
-        """Add the logprobs of tokens whose text is shown: they never tell what it holds back."""
+    def _told(self, answer: ChoiceState, event: Event, prompt: int) -> list[TokenLogprobs]:
+        """Return the tokens whose text is shown now: none tells what the text holds back."""
+        if not (self._with_logprobs or self._tells_ids):
+            return []
         if answer.held is None:
             answer.held = self._new_held(prompt)
-        if event.logprobs:
-            answer.held.feed(event.logprobs.token, event.logprobs)
+        if event.token is not None:
+            entry = event.logprobs or TokenLogprobs(event.token, 0.0, 0, ())
+            answer.held.feed(event.token, entry)
         is_over = event.finish_reason is not None
-        answer.logprobs += answer.held.take(
-            len(event.text), answer.reader.num_held, is_over=is_over
-        )
+        return answer.held.take(len(event.text), answer.reader.num_held, is_over=is_over)
 
     def _new_held(self, prompt: int) -> HeldEntries[TokenLogprobs]:
         params = replace(self._stream.params, stop=())
@@ -194,20 +198,15 @@ class ResponseBuilder:
         held = self._new_held(prompt) if self._with_logprobs or self._tells_ids else None
         return None if guard is None else RuledChoice(guard, self._rules, self._name, held)
 
-    def _add_ruled(
+    def _let_out(
         self, answer: ChoiceState, ruled: RuledChoice, pieces: list[Piece], event: Event
-    ) -> None:
-        """Add what the rules let out; ids and logprobs of tokens follow the text."""
+    ) -> list[TokenLogprobs]:
+        """Add what the rules let out, and return the tokens whose text that is."""
         answer.pieces += ruled.take(pieces, event, answer.reader.num_held)
         answer.stop_reason = self.shown(event.stop_reason)
         if ruled.is_blocked:
             answer.finish_reason, answer.stop_reason = FILTERED, None
-        if event.logprobs:
-            answer.cumulative_logprob += event.logprobs.logprob
-        if self._tells_ids and ruled.entries:
-            answer.token_ids = [*(answer.token_ids or ()), *(one.token for one in ruled.entries)]
-        if self._with_logprobs:
-            answer.logprobs += ruled.entries
+        return ruled.entries
 
     @property
     def is_cut(self) -> bool:
