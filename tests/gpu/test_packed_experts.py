@@ -76,6 +76,17 @@ def test_other_experts_are_rounded_each_by_its_own_scales() -> None:
         assert torch.equal(rows.wide(), pack(torch.cat(wanted), 4).wide())
 
 
+def test_matrices_of_five_bits_in_a_file_are_not_rounded_to_four() -> None:
+    """As in a Q4_K_M file, some of whose matrices have 6."""
+    fives, fours = (stored("int4", {8: "Q8_0", 4: kind}) for kind in ("Q5_0", "Q4_0"))
+    weights = loaded(fives, "int4")
+    kept = [one for one in weights.layers[1].arrays()["mlp"] if isinstance(one, Packed)]
+    assert {one.bits for one in kept} == {8}
+    taken = sum(part.nbytes for parts in weights.by_name().values() for part in parts)
+    assert taken == sum(weights_bytes(fives, "int4").values())
+    assert taken > 1.2 * sum(weights_bytes(fours, "int4").values())
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_no_format_of_experts_is_refused(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "check", lambda: None)

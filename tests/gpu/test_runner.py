@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,15 @@ import torch
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda import twins
-from ridgeline.backends.cuda.loading import DEAREST, blocks_of_rest, step_of
+from ridgeline.backends.cuda.loading import (
+    DEAREST,
+    blocks_of_rest,
+    check_cache,
+    fill,
+    step_of,
+)
 from ridgeline.backends.cuda.model.weights import build
+from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.step.staging import StagedArray, Staging
@@ -122,7 +130,7 @@ def test_a_step_that_failed_can_be_computed_again(arch: ModelArch) -> None:
         found.append([part[now] for part in hidden])
     for plain, again in zip(*found, strict=True):
         assert torch.equal(plain, again)
-        assert torch.allclose(plain[0], plain[1], atol=1e-5)  # two ways to the same text
+        assert torch.allclose(plain[0], plain[1], rtol=1e-4, atol=1e-4)  # two ways to the same text
 
 
 def out_of_memory(*given: Any) -> None:
@@ -133,6 +141,69 @@ def test_the_cache_gets_what_is_left() -> None:
     gib = 1 << 30
     assert blocks_of_rest(60 * gib, 100 * gib, 3 * gib, 5 * gib, gib) == 50
     assert blocks_of_rest(5 * gib, 100 * gib, 3 * gib, 5 * gib, gib) == 0
+
+
+class Device:
+    """What ``torch.cuda`` says of a GPU of which ``free`` bytes are left; a step takes ``step``."""
+
+    def __init__(self, free: int, step: int, patch: pytest.MonkeyPatch) -> None:
+        for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+            patch.setattr(torch.cuda, name, lambda: None)
+        patch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000 + step)
+        patch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 24))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_a_cache_fills_the_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _, setup = runners(tmp_path, name)
+    of_block, spare = runner.cache.block_bytes, (1 << 24) // 50
+    Device(spare + 70_000 + 100 * of_block + of_block // 2, 70_000, monkeypatch)
+    fill(runner, setup, Ranks())
+    assert runner.num_blocks == runner.cache.blocks.shape[0] == 100
+    assert runner.graphs.pads
+    assert runner.runs_ahead
+    assert not runner.execute(step_of(setup, len(runner.groups), 64)).errors
+
+
+def test_a_cache_that_is_too_small_is_named_at_start(tmp_path: Path) -> None:
+    """In tokens: a short sequence has to fit, and of a long one it is said."""
+    runner, _, setup = runners(tmp_path, "qwen2")
+    setup, said = replace(setup, max_model_len=1000), list[str]()
+    for num_blocks, line in ((63, None), (62, "992 tokens, not of 1,000: longer requests are "),
+                             (32, " 512 tokens, not of 1,000")):  # fmt: skip
+        runner.resize(num_blocks)
+        check_cache(runner, setup, said.append)
+        assert len(said) == (line is not None)
+        assert line is None or line in said.pop()
+    runner.resize(31)
+    with pytest.raises(ValueError, match="for a sequence of 496 tokens: lower --max-num-batched"):
+        check_cache(runner, setup, said.append)
+    check_cache(runner, replace(setup, max_model_len=496), said.append)
+    assert not said
+
+
+def test_after_a_copy_without_memory_tables_are_whole() -> None:
+    """The same step finds its blocks when it is computed again."""
+    sampling, works = Sampling(SamplingParams(temperature=0), 9, ()), []
+    for table in ((7,), (7, 3), (7, 3, 5)):  # a text that grows, in blocks apart
+        start = 16 * len(table) - 16
+        tokens = tuple((start + n) % 90 for n in range(16))
+        works.append(Work((0, 0), start, tokens, table, (1,), sampling, (), ()))
+    found = []
+    for fails in (False, True):
+        runner = runner_of(PLAIN)
+        for work in works:
+            step = Step((work,), (), (), (), ())
+            if fails:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(runner._steps.staging, "send", out_of_memory)
+                    with pytest.raises(MemoryError):
+                        runner.execute(step)
+            found.append(runner.execute(step).tokens)
+    assert found[:3] == found[3:]
 
 
 def test_parts_of_a_copy_are_apart_and_aligned() -> None:

@@ -7,6 +7,7 @@ of what is left.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,10 @@ from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.model import weights as weights_
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.ranks.share import Share
-from ridgeline.backends.cuda.runner import CudaRunner
+from ridgeline.backends.cuda.runner import CudaRunner, errors_named
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.vectors import behind_pooling
+from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.models.tensors import Checkpoint
@@ -28,6 +30,11 @@ _PROBED_GRAPHS = (1, 64, 512)  # sizes, from which the others' memory is estimat
 _PLAIN = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
 # What takes most memory after the layers: rows of logits are copied, and ranked.
 DEAREST = SamplingParams(top_p=0.9, seed=0, repetition_penalty=1.1, logprobs=20)
+_MODEL_TOO_LARGE = (
+    "the model and a step: end what else uses it (nvidia-smi lists that), take a --dtype of fewer "
+    "bits, or lower --max-num-batched-tokens"
+)
+_SHORT_TOKENS = 512  # of a sequence; a cache that cannot hold it is of no use
 _SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
 
@@ -46,6 +53,7 @@ def load_rank(
     """Return the runner of a rank over its share of a model, and the rank among others.
 
     ``meet`` is called when the weights are loaded; it waits until all ranks have theirs.
+    Raises MemoryError or ValueError, with a way out, if the device has too little memory.
     """
     on_cpu = devices.uses_twins()
     device = torch.device("cpu" if on_cpu else f"cuda:{rank}")
@@ -58,13 +66,15 @@ def load_rank(
 
         ops = kernels
     share = Share(checkpoint.arch, rank, setup.tensor_parallel_size)
-    weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress, share)
-    ranks = meet(device)
-    scorer = behind_pooling(checkpoint)
-    runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
-    runner.graphs.say = surroundings.say
-    if setup.fills_device and not on_cpu:
-        _fill(runner, setup, ranks)
+    with errors_named(_MODEL_TOO_LARGE):
+        weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress, share)
+        ranks = meet(device)
+        scorer = behind_pooling(checkpoint)
+        runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
+        runner.graphs.say = surroundings.say
+        if setup.fills_device and not on_cpu:
+            fill(runner, setup, ranks)
+            check_cache(runner, setup, surroundings.say)
     return runner, ranks
 
 
@@ -103,7 +113,24 @@ def blocks_of_rest(
     return max(rest, 0) // block_bytes
 
 
-def _fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
+def check_cache(runner: CudaRunner, setup: Setup, say: Callable[[str], None]) -> None:
+    """Say how long a sequence may be, if the cache holds none of ``max_model_len`` tokens.
+
+    Raises ValueError if it does not even hold a short one.
+    """
+    cache = KVCache(0, setup.block_size, windows=tuple(group.window for group in runner.groups))
+    longest, step = setup.max_model_len, setup.max_num_batched_tokens
+    if (num_blocks := runner.num_blocks) >= cache.most_blocks(longest, step):
+        return
+    lengths = range(0, longest, setup.block_size)
+    fits = bisect_right(lengths, num_blocks, key=lambda n: cache.most_blocks(n, step)) - 1
+    held = f"beside weights and steps the GPU has room for a sequence of {lengths[fits]:,} tokens"
+    if lengths[fits] < min(_SHORT_TOKENS, longest):
+        raise ValueError(f"{held}: lower --max-num-batched-tokens or take a --dtype of fewer bits")
+    say(f"{held}, not of {longest:,}: longer requests are refused")
+
+
+def fill(runner: CudaRunner, setup: Setup, ranks: Ranks) -> None:
     """Make the cache of what the device has left beside weights, adapters, a step and graphs.
 
     Of several devices the one that has least left decides.

@@ -46,6 +46,7 @@ from ridgeline.models.adapters import AdapterWeights
 
 Floats = NDArray[np.float32]
 _BY_TRITON = "Triton Error [CUDA]"  # how errors of a kernel's launch begin
+_STEP_TOO_LARGE = "a step: lower --max-num-batched-tokens or --kv-cache-memory"
 
 
 class _Launched(NamedTuple):
@@ -144,15 +145,19 @@ class CudaRunner:
         Raises DeviceLost if the device failed for good, and MemoryError if it has too little
         memory for this step.
         """
-        with errors_named(), torch.inference_mode():
-            if step.copies:
-                pairs = torch.tensor(step.copies, device=self.device)
-                self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
-            self.states.copy(step.state_copies)
-            ahead, self._ahead = self._ahead, None
-            output = self._compute(step) if ahead is None else self._complete(step, ahead)
-            self.states.commit(step.work)
-            return output
+        try:
+            with errors_named(), torch.inference_mode():
+                if step.copies:
+                    pairs = torch.tensor(step.copies, device=self.device)
+                    self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
+                self.states.copy(step.state_copies)
+                ahead, self._ahead = self._ahead, None
+                output = self._compute(step) if ahead is None else self._complete(step, ahead)
+                self.states.commit(step.work)
+                return output
+        except BaseException:
+            self._steps.forget()
+            raise
 
     def _complete(self, step: Step, ahead: Ahead) -> StepOutput:
         """Return a step's output, of which some may have been computed ahead."""
@@ -311,7 +316,7 @@ class CudaRunner:
         work = Work((-1, 0), start, tuple(tokens), table, (), sampling, (), (), state=0)
         work = work._replace(others=tuple(others))
         self._ahead = None
-        with torch.inference_mode():
+        with errors_named(), torch.inference_mode():
             batch = self._arrange((work,))
             self._steps.send()
             hidden = self._launch(batch)[: len(tokens)]
@@ -410,16 +415,16 @@ def _is_alive() -> bool:
 
 
 @contextmanager
-def errors_named() -> Iterator[None]:
-    """Turn torch's device errors into those that other code knows."""
+def errors_named(too_large: str = _STEP_TOO_LARGE) -> Iterator[None]:
+    """Turn torch's device errors into those that other code knows.
+
+    ``too_large`` is what to say of something for which the device has too little memory.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
-        raise MemoryError(
-            "the GPU has too little memory for a step: lower --max-num-batched-tokens or "
-            "--kv-cache-memory"
-        ) from error
+        raise MemoryError(f"the GPU has too little memory for {too_large}") from error
     except RuntimeError as error:
         first, *_ = [*str(error).splitlines(), ""]
         if not isinstance(error, torch.AcceleratorError) and not first.startswith(_BY_TRITON):

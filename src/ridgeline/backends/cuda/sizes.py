@@ -35,16 +35,20 @@ _PACKED_INPUTS = 64  # a packed matrix has a multiple of them
 _PACKED_BYTES = {8: 1 + 2 / 32, 4: 1 / 2 + 4 / 32}  # of a weight, with its part of the scales
 
 
+_OVER_4_BITS = ("Q8_0", "Q5_0", "Q5_1", "Q5_K", "Q6_K")  # types of GGUF that lose by 4
+
+
 def packed_bits(name: str, shape: tuple[int, ...], dtype: str, stored: str) -> int:
     """Return in how many bits a tensor is packed, by its canonical name; 0 if it is not.
 
-    A matrix that the file has in 8 bits keeps them with int4, and the head has 8 at least. Tables
-    of which few rows are read, routers and matrices of odd widths are not packed.
+    With int4 the head gets 8 bits, and so does a matrix that a file has in more than 4, by the type
+    of GGUF in which it is ``stored``. Tables of which few rows are read, routers and matrices of
+    odd widths are not packed.
     """
     kept = name in ("embed", "positions", "inputs") or name.rpartition(".")[2] in _WIDE
     if dtype not in ("int8", "int4") or kept or len(shape) < 2 or shape[-1] % _PACKED_INPUTS:
         return 0
-    return 8 if dtype == "int8" or name == "head" or stored == "Q8_0" else 4
+    return 8 if dtype == "int8" or name == "head" or stored in _OVER_4_BITS else 4
 
 
 def weight_bits(dtype: str) -> float:

@@ -104,7 +104,8 @@ def load(
             packed = from_gguf(tensor.dtype, rows, (tensor.shape[0], tensor.shape[1]))
             if packed is not None and packed.bits == bits:
                 return packed
-        return torch.from_numpy(tensor.to_f32())
+        wide = torch.from_numpy(tensor.to_f32())
+        return pack(wide.to(device), bits) if bits else wide
 
     return build(share.arch, get, dtype, device, share.whole)
 

@@ -100,6 +100,11 @@ class Tables:
         self._changed: list[Any] = []  # places in the flat array
         self.fresh: list[tuple[int, int]] = []  # items whose row is new to them, and their rows
 
+    def forget(self) -> None:
+        """Take all sequences for new: what a step wrote that failed may not have arrived."""
+        self._rows = {}
+        self._tables, self._sampling = [()] * len(self._tables), [None] * len(self._tables)
+
     def take_changes(self) -> Any:
         """Return which places of the flat array were written since the last call."""
         changed = np.concatenate(self._changed) if self._changed else ()

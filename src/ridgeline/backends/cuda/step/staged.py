@@ -146,6 +146,10 @@ class StagedSteps:
             self.tables.view(-1)[index.long()] = value
         return there
 
+    def forget(self) -> None:
+        """Send the tables of all sequences with their next step, as if they were new."""
+        self._host_tables.forget()
+
     def state_plan(self, size: int) -> StatePlan | None:
         """Return where states are, for layers of ``size`` tokens; None where there are none."""
         if not self._states.are_there:
