@@ -41,6 +41,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     # What 70B is: 80 layers, and 8 queries to a key.
     "mistral": {"num_attention_heads": 8, "num_hidden_layers": 80, "hidden_size": 64},
 }
+# How many tensors are wider as 256 does not divide their rows, not as the mix wants it.
+WIDER = {("llama-tied", "q4_k_m"): 3, ("mixtral", "q4_k_m"): 0, ("llama-tied", "q8_0"): 0}
 IN_FILE = {
     "embed_tokens": "token_embd", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k",
     "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
@@ -75,7 +77,8 @@ def test_a_file_has_the_types_and_the_size_of_its_plan(
 ) -> None:
     config = tiny_config(name) | WIDE | WRITTEN[name]
     source, out = directory(tmp_path / "model", config), tmp_path / "out.gguf"
-    quantise_file(read_source(source), out, Wishes(target, (), {}, {}, 1), lambda *_: None)
+    wishes = Wishes(target, (), {}, {}, 1)
+    done = quantise_file(read_source(source), out, wishes, lambda *_: None)
     _, raw = read_gguf(out)
     shape = shape_of_config(config)
     storage = storage_of_dtype(target, shape)
@@ -87,6 +90,8 @@ def test_a_file_has_the_types_and_the_size_of_its_plan(
     written = {name: tensor.dtype for name, tensor in raw.items() if len(tensor.shape) > 1}
     assert written.pop("blk.0.ffn_gate_inp_shexp.weight", "F32") == "F32"  # a vector in plans
     assert {name: kind for name, kind in written.items() if "_inp_shexp" not in name} == planned
+    if (name, target) in WIDER:
+        assert done.instead == WIDER[name, target]
     size = sum(tensor.nbytes for tensor in raw.values())
     for model in (config, source):
         ledger = plan(model, on="l4", dtype=target).best.ledger
