@@ -30,9 +30,12 @@ _SAID: dict[str, dict[str, Any]] = {
 
 def write_family(path: Path, name: str) -> Path:
     """Write the model of this name in the list of tiny configs; return ``path``."""
-    values = tiny_config(name)
-    family = _family(values)
-    arch = arch_from_config(values, learnt_positions(values, family), str(path))
+    return write_model(path, tiny_config(name))
+
+
+def write_model(path: Path, values: dict[str, Any]) -> Path:
+    """Write a model of this config; return ``path``."""
+    family, arch = family_and_arch(values)
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(values))
     save_file(_in_file(arch, family, random_arrays(arch, seed=5)), path / "model.safetensors")
@@ -40,6 +43,12 @@ def write_family(path: Path, name: str) -> Path:
     words.decoder = decoders.ByteLevel()
     words.save(str(path / "tokenizer.json"))
     return path
+
+
+def family_and_arch(values: dict[str, Any]) -> tuple[Family, ModelArch]:
+    """Return what a config says, without its files."""
+    family = _family(values)
+    return family, arch_from_config(values, learnt_positions(values, family), "model")
 
 
 def tiny_config(name: str) -> dict[str, Any]:

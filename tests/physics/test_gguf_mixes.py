@@ -8,7 +8,8 @@ import pytest
 
 from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.format_bytes import FORMATS, format_named, storage_of_dtype
-from ridgeline.physics.formats.gguf_mixes import MIXES, mix_of
+from ridgeline.physics.formats.gguf_mixes import MIXES, Mix
+from ridgeline.physics.formats.mixed_modules import mixed_modules
 from ridgeline.physics.shapes import Matrix, ModelShape
 from tests.physics.published import PUBLISHED
 from tests.physics.stored import stored_bytes
@@ -59,7 +60,7 @@ def test_a_file_is_as_large_as_its_maker_says(model: str, name: str, gib: float)
 
 
 def format_in(model: str, name: str, full_name: str, matrix: Matrix) -> str:
-    return mix_of(name, shape_of(model)).format_of(full_name, matrix)
+    return mixed_modules(name, shape_of(model)).format_of(full_name, matrix)
 
 
 def test_parts_of_a_model_keep_more_bits() -> None:
@@ -81,8 +82,8 @@ def test_parts_of_a_model_keep_more_bits() -> None:
     assert format_in("llama-3.1-8b", "q4_k_m", where, out) == "q4_k"
     router = Matrix("mlp.router", "experts", 8, 4096, linear=False)
     assert format_in("mixtral-8x7b", "q4_k_m", "model.layers.0.mlp.router", router) == "f32"
-    before = Matrix("per_layer_model_projection", "embedding", 4096, 4096)
-    assert format_in("llama-3.1-8b", "q4_k_m", "model.per_layer_model_projection", before) == "q4_k"
+    before = Matrix("per_layer_model_projection", "embedding", 4096, 4096)  # is never converted
+    assert format_in("llama-3.1-8b", "q4_k_m", "model.per_layer_model_projection", before) == "bf16"
 
 
 def test_a_tied_embedding_is_stored_as_a_head() -> None:
@@ -90,6 +91,75 @@ def test_a_tied_embedding_is_stored_as_a_head() -> None:
     where = "model.embed_tokens"
     assert format_in("gemma-2-9b", "q4_k_m", where, embedding) == "q6_k"
     assert format_in("llama-3.1-8b", "q4_k_m", where, embedding) == "q4_k"
+
+
+# What llama.cpp's own test lists of Qwen3-Coder-Next, whose sizes are those of Qwen3-Next: the
+# layers where a matrix is not of the mix's own type (tests/snapshots/qwen3-coder-next.schema).
+_SENSITIVE = [*range(6), *range(8, 42, 3), *range(42, 48)]
+LISTED: dict[str, dict[str, dict[str, list[int]]]] = {
+    "q4_k_m": {
+        "qkv": {"q6_k": [i for i in _SENSITIVE if i % 4 != 3]},
+        "v_proj": {"q6_k": [3, 11, 23, 35, 43, 47]},
+        "down_proj": {"q6_k": _SENSITIVE},
+    },
+    "q4_k_s": {
+        "qkv": {"q5_k": [0, 1, 2]}, "v_proj": {"q5_k": [3]}, "down_proj": {"q5_k": [*range(6)]},
+    },
+    "q3_k_m": {
+        "qkv": {"q5_k": [0, 1], "q4_k": [i for i in range(2, 48) if i % 4 != 3]},
+        "v_proj": {"q4_k": [*range(3, 48, 4)]},
+        "o_proj": {"q4_k": [*range(3, 48, 4)]},
+        "down_proj": {"q5_k": [0, 1, 2], "q4_k": [*range(3, 48)]},
+    },
+    "q6_k": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_layers_are_those_that_llama_cpp_lists(name: str) -> None:
+    shape = shape_of("qwen3-next-80b-a3b")
+    storage, found = storage_of_dtype(name, shape), dict[str, dict[str, list[int]]]()
+    for full_name, matrix in shape.matrices():
+        kind = storage.of(full_name, matrix).name
+        if ".layers." in full_name and kind not in (MIXES[name], "f32"):
+            steps = full_name.split(".")
+            layers = found.setdefault(steps[-1], {}).setdefault(kind, [])
+            layers += [int(steps[2])] * (int(steps[2]) not in layers)  # experts, and a shared one
+    assert found == LISTED[name]
+
+
+def test_embeddings_of_layers_are_stored_as_the_embedding_of_tokens() -> None:
+    embedding = Matrix("embed_tokens_per_layer", "embedding", 1000, 4096, linear=False)
+    where = "model.embed_tokens_per_layer"
+    assert format_in("gemma-2-9b", "q4_k_m", where, embedding) == "q6_k"
+    assert format_in("llama-3.1-8b", "q4_k_m", where, embedding) == "q4_k"
+
+
+def test_queries_keys_and_values_in_one_matrix_are_stored_as_values() -> None:
+    """As llama.cpp's own lists of types have ``attn_qkv``, in a sensitive layer and in another."""
+    matrix = Matrix("self_attn.q_proj", "attention", 3072, 3072)
+    for name, first, middle in (
+        ("q4_k_m", "q6_k", "q4_k"), ("q5_k_m", "q6_k", "q5_k"), ("q3_k_m", "q5_k", "q4_k"),
+        ("q3_k_l", "q5_k", "q5_k"), ("q4_k_s", "q5_k", "q4_k"), ("q6_k", "q6_k", "q6_k"),
+    ):  # fmt: skip
+        for part in "qkv":
+            where = [f"model.layers.{i}.self_attn.{part}_proj" for i in (0, 17)]
+            assert [format_in("phi-4", name, at, matrix) for at in where] == [first, middle]
+    separate = format_in("llama-3.1-8b", "q4_k_m", "model.layers.0.self_attn.q_proj", matrix)
+    assert separate == "q4_k"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("q2_k", "q5_k"), ("q2_k_s", "q2_k"), ("q3_k_s", "q5_k"), ("q3_k_l", "q3_k"),
+     ("q4_0", "q4_0"), ("q5_k_m", "q5_k"), ("q6_k", "q6_k"), ("iq4_xs", "q5_k")],
+)  # fmt: skip
+def test_beside_8_experts_some_mixes_widen_what_leads_out_of_attention(
+    name: str, expected: str
+) -> None:
+    mix = Mix(name, 32, per_key=4, num_experts=8)
+    assert mix.format_of("out", 5, 4096) == expected
+    assert {mix.format_of("key", 5, 4096), mix.format_of("value", 5, 4096)} == {"q8_0"}
 
 
 @pytest.mark.parametrize(

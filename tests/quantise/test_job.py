@@ -19,7 +19,7 @@ from ridgeline.models.tensors import Checkpoint, ModelFileError
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
 from ridgeline.quantise.job import QuantisedFile, Wishes, quantise_file
 from ridgeline.quantise.source import additions, read_source
-from ridgeline.quantise.targets import TARGETS
+from ridgeline.quantise.targets import TARGETS, main_type
 from tests.lora import merged, random_pairs, write_gguf_adapter, write_peft
 from tests.models.tiny import (
     CONFIG,
@@ -63,8 +63,8 @@ def test_each_target_is_near_its_source(target: str, calibrated: bool, tmp_path:
     source, out = model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
     done = quantised(source, out, target, windows=WINDOWS if calibrated else ())
     metadata, raw = read_gguf(out)
-    assert metadata["general.file_type"] == TARGETS[target][1]
-    assert raw["blk.0.attn_q.weight"].dtype == TARGETS[target][0]
+    assert metadata["general.file_type"] == TARGETS[target]
+    assert raw["blk.0.attn_q.weight"].dtype == main_type(target)
     assert out.stat().st_size == done.num_bytes
     assert len(gguf.GGUFReader(out).tensors) == len(raw)
     share = lost(load_checkpoint(out), load_checkpoint(source))

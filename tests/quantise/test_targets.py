@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.models.tensors import Tensor
+from ridgeline.physics.formats.gguf_mixes import Mix
 from ridgeline.quantise.targets import types_of
 
 PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -35,7 +36,7 @@ WIDER = {
 def test_values_and_down_projections_of_some_layers_are_wider(
     target: str, main: str, num_layers: int
 ) -> None:
-    types = types_of(target, tensors(num_layers), 0)
+    types = types_of(Mix(target, num_layers), tensors(num_layers))
     for part in ("attn_v", "ffn_down"):
         assert layers_of(types, part, "Q6_K") == WIDER[num_layers]
         assert len(layers_of(types, part, main)) == num_layers - len(WIDER[num_layers])
@@ -50,26 +51,38 @@ def test_values_and_down_projections_of_some_layers_are_wider(
 def test_the_head_is_wider_also_where_it_is_the_embedding(
     target: str, embedding: str, head: str
 ) -> None:
-    types = types_of(target, tensors(2, 256, "output.weight"), 0)
+    types = types_of(Mix(target, 2), tensors(2, 256, "output.weight"))
     assert (types["token_embd.weight"], types["output.weight"]) == (embedding, head)
-    assert types_of(target, tensors(2), 0)["token_embd.weight"] == head
+    assert types_of(Mix(target, 2, is_tied=True), tensors(2))["token_embd.weight"] == head
 
 
 @pytest.mark.parametrize(
     ("target", "wanted"), [("q4_k_m", "Q5_0"), ("q5_k_m", "Q5_1"), ("q6_k", "Q8_0")]
 )
 def test_rows_that_256_does_not_divide_get_wider_blocks(target: str, wanted: str) -> None:
-    types = types_of(target, tensors(2, 288), 0)
+    types = types_of(Mix(target, 2), tensors(2, 288))
     assert types["blk.0.attn_q.weight"] == wanted
-    assert types_of(target, tensors(2, 40), 0)["blk.0.attn_q.weight"] == "BF16"
+    assert types_of(Mix(target, 2), tensors(2, 40))["blk.0.attn_q.weight"] == "BF16"
 
 
 def test_norms_and_routers_stay() -> None:
-    types = types_of("q4_0", tensors(1, 256, "blk.0.ffn_gate_inp.weight"), 8)
+    types = types_of(Mix("q4_0", 1), tensors(1, 256, "blk.0.ffn_gate_inp.weight"))
     assert types["output_norm.weight"] == types["blk.0.ffn_gate_inp.weight"] == "BF16"
 
 
 def test_eight_experts_widen_attention() -> None:
-    types = types_of("q4_k_m", tensors(4), 8)
+    types = types_of(Mix("q4_k_m", 4, num_experts=8), tensors(4))
     found = [types[f"blk.1.{part}.weight"] for part in PARTS[:4]]
     assert found == ["Q4_K", "Q8_0", "Q8_0", "Q5_K"]
+
+
+def test_values_of_70b_are_wider() -> None:
+    types = types_of(Mix("q4_k_m", 80, per_key=8), tensors(80))
+    assert len(layers_of(types, "attn_v", "Q6_K")) + len(layers_of(types, "attn_v", "Q5_K")) == 80
+    assert len(layers_of(types, "attn_v", "Q5_K")) == len(layers_of(types, "ffn_down", "Q4_K"))
+
+
+def test_shared_experts_and_latent_values_follow_the_rules_of_their_kind() -> None:
+    names = [f"blk.{i}.{part}.weight" for i in (0, 1) for part in ("attn_kv_b", "ffn_down_shexp")]
+    types = types_of(Mix("q4_k_m", 2), tensors(2, 256, *names))
+    assert [types[name] for name in names] == ["Q4_K", "Q4_K", "Q6_K", "Q6_K"]

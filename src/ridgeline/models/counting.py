@@ -149,7 +149,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
     guessing = num_guessing(config)
     arch = model_of(config, of_sizes, layers, {}, max_position=context, num_guessing=guessing)
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
-    return shape_of_arch(arch, name)
+    return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 
 
 def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:
@@ -166,7 +166,7 @@ def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where:
     meta, family = family_of_gguf(metadata, raw, where)
     arch = arch_from_gguf(meta, _of_sizes(family), raw)
     _refuse_other_sizes(meta, family, HARMLESS_IN_GGUF)
-    return shape_of_arch(arch, name)
+    return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 
 
 def _refuse_other_sizes(facts: Facts, family: Family, harmless: Set[str]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.physics.formats.gguf_mixes import MIX_NAMES, MIXES, Mix, mix_of
+from ridgeline.physics.formats.gguf_mixes import MIX_NAMES, MIXES
+from ridgeline.physics.formats.mixed_modules import MixedModules, mixed_modules
 from ridgeline.physics.formats.module_names import NO_MODULES, Modules
 from ridgeline.physics.shapes import Matrix, ModelShape
 
@@ -97,7 +98,7 @@ class Storage:
     linear: Format
     kept: Modules = NO_MODULES
     only_experts: bool = False
-    mix: Mix | None = None
+    mix: MixedModules | None = None
 
     def of(self, full_name: str, matrix: Matrix) -> Format:
         """Return the format of a matrix."""
@@ -154,7 +155,7 @@ def storage_of_dtype(name: str, shape: ModelShape) -> Storage:
     linear = format_named(name)
     plain = linear if linear.bits >= 16 else FORMATS["bf16"]
     if linear.name in MIXES:
-        return Storage(plain, linear, mix=mix_of(linear.name, shape))
+        return Storage(plain, linear, mix=mixed_modules(linear.name, shape))
     return Storage(plain, linear, Modules(("lm_head",)))
 
 

@@ -25,8 +25,8 @@ class LayerHalf(NamedTuple):
     token_values: int
 
 
-def shape_of_arch(arch: ModelArch, name: str) -> ModelShape:
-    """Return the shape of a model."""
+def shape_of_arch(arch: ModelArch, name: str, *, fused_qkv: bool = False) -> ModelShape:
+    """Return the shape of a model; ``fused_qkv`` says what its files do (see ``ModelShape``)."""
     heads = [(mixer.num_heads, mixer.num_kv_heads) for mixer in arch.attentions] or [(1, 1)]
     layers = tuple(_layer(arch, layer) for layer in arch.layers)
     of_guess = (
@@ -45,6 +45,7 @@ def shape_of_arch(arch: ModelArch, name: str) -> ModelShape:
         embedding=_before(arch),
         end=_end(arch),
         is_tied=arch.tied_embeddings,
+        fused_qkv=fused_qkv,
         mtp=of_guess * arch.num_guessing,
     )
 
@@ -218,7 +219,9 @@ def _delta_net(hidden: int, mixer: Delta) -> tuple[Matrix, ...]:
     group, ways, values = "attention", mixer.num_key_heads, mixer.value_size
     channels = 2 * mixer.key_size + values
     return (
-        Matrix("linear_attn.in_proj_qkvz", group, channels + values, hidden, ways),
+        # One module in Qwen3-Next (2025), two in Qwen3.5 (2026) and in GGUF files of both.
+        Matrix("linear_attn.in_proj_qkvz.qkv", group, channels, hidden, ways),
+        Matrix("linear_attn.in_proj_qkvz.z", group, values, hidden, ways),
         Matrix("linear_attn.in_proj_ba", group, 2 * mixer.num_value_heads, hidden, ways),
         Matrix("linear_attn.conv1d", group, channels, mixer.kernel, ways, linear=False),
         Matrix("linear_attn.out_proj", group, hidden, values, ways),

@@ -106,6 +106,7 @@ class ModelShape:
         embedding: the embedding and what else stands before the layers.
         end: what follows the layers: the last norm, and the head unless it is tied.
         is_tied: the head is the embedding.
+        fused_qkv: files have queries, keys and values of a layer in one matrix, not three.
         mtp: weights for predicting several tokens, apart: only speculative decoding loads them.
         not_counted: fields whose weights are not in here.
         assumptions: what was taken for granted, each a sentence.
@@ -121,6 +122,7 @@ class ModelShape:
     embedding: tuple[Matrix, ...]
     end: tuple[Matrix, ...]
     is_tied: bool = False
+    fused_qkv: bool = False
     mtp: tuple[Matrix, ...] = ()
     not_counted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()

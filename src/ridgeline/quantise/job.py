@@ -26,7 +26,7 @@ from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.quantise.feedback import quantised, shares_of, weight_of
 from ridgeline.quantise.grids import FORMS, Form
 from ridgeline.quantise.source import Added, SourceFile
-from ridgeline.quantise.targets import TARGETS, types_of
+from ridgeline.quantise.targets import TARGETS, main_type, mix_of_file, types_of
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -82,19 +82,19 @@ def quantise_file(source: SourceFile, out: Path, wishes: Wishes, report: Report)
         ValueError: a tensor's weights are not finite.
         OSError: it cannot be written, as where the disk is full.
     """
-    num_experts = max(getattr(layer.ffn, "num", 0) for layer in source.checkpoint.arch.layers)
-    types = types_of(wishes.target, source.raw, num_experts)
-    main, file_type = TARGETS[wishes.target]
+    mix = mix_of_file(wishes.target, source.raw, source.checkpoint.arch)
+    types = types_of(mix, source.raw)
     work = Requantiser(source, wishes, types, FORMS, report)
     metadata = {
         **source.metadata,
-        "general.file_type": number("u32", file_type),
+        "general.file_type": number("u32", TARGETS[wishes.target]),
         "general.quantization_version": number("u32", _QUANTISATION_VERSION),
     }
     rooms = {name: TensorRoom(types[name], tensor.shape) for name, tensor in source.raw.items()}
     write_whole(out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)))
-    has_super = BLOCK_SIZES[main][0] == SUPER
-    return work.done(sum(has_super and BLOCK_SIZES[dtype][0] == BLOCK for dtype in types.values()))
+    has_super = BLOCK_SIZES[main_type(wishes.target)][0] == SUPER
+    ragged = [name for name, tensor in source.raw.items() if tensor.shape[-1] % SUPER]
+    return work.done(sum(has_super and BLOCK_SIZES[types[name]][0] == BLOCK for name in ragged))
 
 
 class TensorSink(Protocol):

@@ -1,96 +1,75 @@
 """What the names of files mean: of which type each tensor of a q4_k_m is, and of the others.
 
-The mixes are llama.cpp's (``llama_tensor_get_type``, 2024), so that a name promises the same here.
+The mixes are llama.cpp's, so that a name promises the same here; their rules are those that plans
+count by (``physics.formats.gguf_mixes``). Here stands which tensor has which role in them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ridgeline.models.gguf.file import BLOCK_SIZES
+from ridgeline.arch.model import ModelArch
 from ridgeline.models.tensors import Tensor
+from ridgeline.physics.formats.gguf_mixes import MIXES, Mix, Role
+from ridgeline.physics.formats.mixed_modules import mix_of
+from ridgeline.physics.layers import shape_of_arch
 
-# Name -> GGML's type of most tensors, and the number that the file says it with.
-TARGETS = {
-    "q4_k_m": ("Q4_K", 15),
-    "q5_k_m": ("Q5_K", 17),
-    "q6_k": ("Q6_K", 18),
-    "q8_0": ("Q8_0", 7),
-    "q4_0": ("Q4_0", 2),
-}
+# The mixes that are written -> the number that the file says it with.
+TARGETS = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "q8_0": 7, "q4_0": 2}
 PLAIN = ("F32", "F16", "BF16")
-# Where rows are not whole blocks of 256: the next wider type with blocks of 32.
-_INSTEAD = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+# Names of tensors without their layer and their ending. What is not here is of no role.
+_ROLES: dict[str, Role] = {
+    "token_embd": "embedding",
+    "per_layer_token_embd": "embedding",
+    "output": "head",
+    "attn_k": "key",
+    "attn_v": "value",
+    "attn_qkv": "value",
+    "attn_kv_b": "value",
+    "attn_output": "out",
+    "ffn_down": "down",
+    "ffn_down_exps": "down",
+    "ffn_down_shexp": "down",
+}
 # Matrices that stay as they are: small, and their errors decide which experts and states are met.
 _KEPT = re.compile(
     r"_norm\.weight$|ffn_gate_inp|altup|laurel|per_layer_model_proj|position_embd|token_types"
     r"|ssm_conv1d|shortconv\.conv|attn_rel_b|dense_[23]|cls\.|rope_"
 )
-_OF_LAYER = re.compile(r"blk\.(\d+)\.")
+_PLACE = re.compile(r"(?:blk\.(\d+)\.)?(.*)\.weight")
 
 
-def types_of(target: str, raw: Mapping[str, Tensor], num_experts: int) -> dict[str, str]:
-    """Return the type of each tensor of a GGUF file in a file of this name.
+def main_type(target: str) -> str:
+    """Return GGML's type of most tensors of a file of this name."""
+    return MIXES[target].upper()
+
+
+def mix_of_file(target: str, raw: Mapping[str, Tensor], arch: ModelArch) -> Mix:
+    """Return the mix of this name for the model of a GGUF file.
+
+    Layers are counted as the file numbers them.
+    """
+    places = (_PLACE.fullmatch(name) for name in raw)
+    numbers = [int(place[1]) for place in places if place and place[1]]
+    mix = mix_of(target, shape_of_arch(arch, ""))
+    return replace(mix, num_layers=max(numbers, default=-1) + 1)
+
+
+def types_of(mix: Mix, raw: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the type of each tensor of a GGUF file in a file of this mix.
 
     A tensor that cannot be quantised, or stays as it is by the rules of such files, keeps its own.
     """
-    main, _ = TARGETS[target]
-    deep = [
-        _place(name) for name in raw if name.endswith("ffn_down.weight") or "ffn_down_exps" in name
-    ]
-    num_layers = max((place for place in deep if place is not None), default=0) + 1
-    has_head = _HEAD in raw
-    found = {}
-    for name, tensor in raw.items():
-        if len(tensor.shape) < 2 or not name.endswith("weight") or _KEPT.search(name):
-            found[name] = tensor.dtype
-            continue
-        wanted = _of_mix(name, main, num_layers, num_experts)
-        if name == (_HEAD if has_head else _EMBEDDING) and main != "Q8_0":
-            wanted = "Q6_K"
-        found[name] = _that_fits(wanted, tensor)
-    return found
+    return {name: _type_of(mix, name, tensor) for name, tensor in raw.items()}
 
 
-def _of_mix(name: str, main: str, num_layers: int, num_experts: int) -> str:
-    """Return what a matrix of a layer is in a mix whose main type is this."""
-    if main not in ("Q4_K", "Q5_K"):
-        return main
-    is_important = _gets_more_bits(_place(name) or 0, num_layers)
-    wider = {"Q4_K": "Q5_K", "Q5_K": "Q6_K"}[main]
-    part = name.split(".")[-2]
-    match part:
-        case "attn_v" if num_experts == 8:
-            return "Q8_0"
-        case "attn_v" | "ffn_down" | "ffn_down_exps" if is_important:
-            return "Q6_K"
-        case "attn_k" if num_experts == 8:
-            return "Q8_0"
-        case "attn_output" if num_experts == 8:
-            return "Q5_K"
-        case "attn_qkv":
-            return wider
-    return main
-
-
-def _place(name: str) -> int | None:
-    """Return the layer of a tensor."""
-    match = _OF_LAYER.match(name)
-    return int(match[1]) if match else None
-
-
-def _gets_more_bits(layer: int, num_layers: int) -> bool:
-    """Whether a layer is among the first or last eighth, or each third of those between."""
-    eighth = num_layers // 8
-    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
-
-
-def _that_fits(wanted: str, tensor: Tensor) -> str:
-    """Return a type whose blocks divide the tensor's rows: its own if there is none."""
-    width = tensor.shape[-1]
-    for dtype in (wanted, _INSTEAD.get(wanted, wanted)):
-        if width % BLOCK_SIZES[dtype][0] == 0:
-            return dtype
-    return tensor.dtype if tensor.dtype in PLAIN else "F16"
+def _type_of(mix: Mix, name: str, tensor: Tensor) -> str:
+    place = _PLACE.fullmatch(name)
+    if len(tensor.shape) < 2 or place is None or _KEPT.search(name):
+        return tensor.dtype
+    layer, part = int(place[1] or 0), place[2]
+    found = mix.format_of(_ROLES.get(part, "other"), layer, tensor.shape[-1]).upper()
+    # Where no blocks fit, what has 16 bits already keeps them as they are.
+    return tensor.dtype if found == "F16" and tensor.dtype == "BF16" else found

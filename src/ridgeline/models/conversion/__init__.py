@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,11 @@ from ridgeline.models.families.binding import names_in_file
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 _NEAR = 1e-6  # files have numbers in 32 bits
+# Small matrices of which llama.cpp's converters make 32 bits, whatever the directory has.
+_WIDE = (
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
+    "token_types.weight",
+)  # fmt: skip
 
 
 class GGUFForm(NamedTuple):
@@ -90,7 +96,20 @@ def _tensors(
         if (order[1:] < order[:-1]).any():
             whole = whole.reordered(order)
         tensors[name] = replace(whole, name=name, shape=probes[name].shape)
+        if name.endswith(_WIDE):
+            tensors[name] = _widened(tensors[name])
     return tensors | ropes
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Return a matrix in 32 bits; nothing is read yet."""
+    size = 4 * math.prod(tensor.shape)
+    make = partial(_f32_rows, tensor)
+    return Tensor.converted(tensor.name, "F32", tensor.shape, size, make)
+
+
+def _f32_rows(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return tensor.to_f32().reshape(-1, tensor.shape[-1]).view(np.uint8)
 
 
 def _stack_shape(arch: ModelArch, parts: list[str], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -190,7 +190,7 @@ def _half_of_gguf(fields: Changes) -> dict[str, Any]:
             half |= {"windows": "none", "unused": ("attention.sliding_window",)}
         case "all":
             half["default_window"] = 0
-    if fields["layer"]["q"] == fields["layer"]["v"]:  # one tensor here is one tensor there
+    if Family(**fields).fused_qkv:  # one tensor here is one tensor there
         half["layer"] |= _spelt(gguf.QKV)
     if fields.get("has_experts"):
         half["layer"] |= _spelt(gguf.EXPERTS)

@@ -394,6 +394,11 @@ class Family:
         """Whether any layer has attention."""
         return "mixer.num_heads" in self.facts
 
+    @property
+    def fused_qkv(self) -> bool:
+        """Whether its files have queries, keys and values of a layer in one matrix."""
+        return "q" in self.layer and self.layer["q"] == self.layer.get("v")
+
     def outcomes(self, fact: str) -> tuple[Any, ...]:
         """Return every value that a fact may have in models that run, but for numbers."""
         return self.facts[fact].outcomes if self.has_some(fact) else ()

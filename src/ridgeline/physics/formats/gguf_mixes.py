@@ -1,17 +1,21 @@
 """What llama.cpp's quantiser stores each matrix in, by the name that a file goes by (Q4_K_M).
 
 A name is of a mix, not of one format: the head keeps more bits, and so do the matrices whose errors
-hurt most, in all layers or in some of them. The rules are those of ``llama-quant.cpp`` without an
-importance matrix. A file made otherwise differs; planned from itself it is exact.
+hurt most, in all layers or in some of them. The rules are those of ``llama_tensor_get_type`` in
+``llama-quant.cpp`` (2026) without an importance matrix. They stand here alone, by the roles of
+matrices: the planner finds these by names of modules (``mixed_modules``), and ``quantise.targets``
+by names of GGUF tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from ridgeline.physics.shapes import Matrix, ModelShape
+# What a matrix is for. "value" is a projection to values, alone or in one matrix with those to keys
+# and queries; "down" and "out" lead out of a network and out of attention.
+Role = Literal["embedding", "head", "key", "value", "down", "out", "other"]
 
 _BLOCK = 256  # weights; a row that is no multiple of it is stored in smaller blocks
 _SMALL_BLOCK = 32
@@ -71,8 +75,9 @@ class _Rules:
 
     Attributes:
         base: of most matrices.
-        value, down, out: of projections to values, out of the network, and out of attention.
+        value, down, out: of matrices with these roles.
         head: of the head, or of the embedding that is the head.
+        out_of_8: of "out" where there are 8 experts.
     """
 
     base: str
@@ -80,28 +85,35 @@ class _Rules:
     down: _Rule = _own
     out: _Rule = _own
     head: str = "q6_k"
+    out_of_8: str = ""
 
 
 _RULES: Mapping[str, _Rules] = {
-    "q2_k": _Rules("q2_k", _where_shared("q4_k", "q3_k"), _always("q3_k"), _always("q3_k")),
+    "q2_k": _Rules(
+        "q2_k", _where_shared("q4_k", "q3_k"), _always("q3_k"), _always("q3_k"), out_of_8="q5_k"
+    ),
     "q2_k_s": _Rules("q2_k", _where_shared("q4_k"), _first_part(8, "q4_k")),
-    "q3_k_s": _Rules("q3_k"),
+    "q3_k_s": _Rules("q3_k", out_of_8="q5_k"),
     "q3_k_m": _Rules(
-        "q3_k", _first(2, "q5_k", "q4_k"), _first_part(16, "q5_k", "q4_k"), _always("q4_k")
+        "q3_k",
+        _first(2, "q5_k", "q4_k"),
+        _first_part(16, "q5_k", "q4_k"),
+        _always("q4_k"),
+        out_of_8="q5_k",
     ),
     "q3_k_l": _Rules("q3_k", _always("q5_k"), _always("q5_k"), _always("q5_k")),
     "q4_0": _Rules("q4_0"),
     "q4_1": _Rules("q4_1"),
-    "q4_k_s": _Rules("q4_k", _first(4, "q5_k"), _first_part(8, "q5_k")),
-    "q4_k_m": _Rules("q4_k", _where_sensitive("q6_k"), _where_sensitive("q6_k")),
+    "q4_k_s": _Rules("q4_k", _first(4, "q5_k"), _first_part(8, "q5_k"), out_of_8="q5_k"),
+    "q4_k_m": _Rules("q4_k", _where_sensitive("q6_k"), _where_sensitive("q6_k"), out_of_8="q5_k"),
     "q5_0": _Rules("q5_0"),
     "q5_1": _Rules("q5_1"),
     "q5_k_s": _Rules("q5_k"),
     "q5_k_m": _Rules("q5_k", _where_sensitive("q6_k"), _where_sensitive("q6_k")),
     "q6_k": _Rules("q6_k"),
     "q8_0": _Rules("q8_0", head="q8_0"),
-    "iq4_nl": _Rules("iq4_nl", _where_shared("q5_k"), _first_part(8, "q5_k")),
-    "iq4_xs": _Rules("iq4_xs", _where_shared("q5_k"), _first_part(8, "q5_k")),
+    "iq4_nl": _Rules("iq4_nl", _where_shared("q5_k"), _first_part(8, "q5_k"), out_of_8="q5_k"),
+    "iq4_xs": _Rules("iq4_xs", _where_shared("q5_k"), _first_part(8, "q5_k"), out_of_8="q5_k"),
 }
 # What people call a mix without its letter.
 MIX_NAMES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
@@ -122,54 +134,41 @@ class Mix:
 
     name: str
     num_layers: int
-    per_key: int
-    num_experts: int
-    is_tied: bool
+    per_key: int = 1
+    num_experts: int = 1
+    is_tied: bool = False
 
-    def format_of(self, full_name: str, matrix: Matrix) -> str:
-        """Return the name of the format of a matrix; f32 for what is never converted."""
-        is_embedding = full_name.endswith("embed_tokens")
-        if not (matrix.linear or is_embedding):
-            return "f32"
+    def format_of(self, role: Role, layer: int, columns: int) -> str:
+        """Return the name of the format of a matrix that is converted.
+
+        Args:
+            role: what it is for.
+            layer: its number, from 0; any for a matrix outside of layers.
+            columns: its inputs. Where no block divides them the name is f16.
+        """
         rules = _RULES[self.name]
-        if matrix.group == "head" or (is_embedding and self.is_tied):
-            name = rules.head
-        elif is_embedding:
-            name = rules.base
-        else:
-            name = self._in_a_layer(rules, full_name) or rules.base
-        if name not in _SMALL_FORMATS or matrix.columns % _BLOCK == 0:
-            return name
-        return _SMALL_FORMATS[name] if matrix.columns % _SMALL_BLOCK == 0 else "f16"
+        name = self._by_role(rules, role, layer) or rules.base
+        if name in _SMALL_FORMATS and columns % _BLOCK:
+            name = _SMALL_FORMATS[name]
+        return name if columns % _SMALL_BLOCK == 0 else "f16"
 
-    def _in_a_layer(self, rules: _Rules, full_name: str) -> str:
-        """Return the format that a rule gives to a matrix of a layer; empty if none does."""
-        steps = full_name.split(".")
-        if "layers" not in steps:
-            return ""
-        at = _At(int(steps[steps.index("layers") + 1]), self.num_layers, self.per_key)
-        role, of_mixtral = steps[-1], self.num_experts == _EXPERTS_OF_MIXTRAL
-        if role in ("v_proj", "k_proj") and of_mixtral:
-            return "q8_0"
-        if role in ("v_proj", "kv_b_proj"):
-            name = rules.value(at)
-            is_70b = (self.num_layers, self.per_key) == (_LAYERS_OF_70B, _SHARE_OF_70B)
-            return "q5_k" if is_70b and (name or rules.base) in ("q3_k", "q4_k") else name
-        if role == "down_proj":
-            return rules.down(at)
-        if role == "o_proj":
-            is_narrow = rules.base in ("q2_k", "q3_k", "q4_k", "iq4_xs", "iq4_nl")
-            return "q5_k" if of_mixtral and is_narrow else rules.out(at)
+    def _by_role(self, rules: _Rules, role: Role, layer: int) -> str:
+        """Return the format that a rule gives to matrices of a role; empty if none does."""
+        at = _At(layer, self.num_layers, self.per_key)
+        has_8 = self.num_experts == _EXPERTS_OF_MIXTRAL
+        match role:
+            case "head":
+                return rules.head
+            case "embedding":
+                return rules.head if self.is_tied else ""
+            case "value" | "key" if has_8:
+                return "q8_0"
+            case "value":
+                name = rules.value(at)
+                is_70b = (self.num_layers, self.per_key) == (_LAYERS_OF_70B, _SHARE_OF_70B)
+                return "q5_k" if is_70b and (name or rules.base) in ("q3_k", "q4_k") else name
+            case "down":
+                return rules.down(at)
+            case "out":
+                return rules.out_of_8 if has_8 else rules.out(at)
         return ""
-
-
-def mix_of(name: str, shape: ModelShape) -> Mix:
-    """Return a mix of ``MIXES`` for a model."""
-    copies = (matrix.copies for layer in shape.layers for matrix in layer.matrices)
-    return Mix(
-        name,
-        num_layers=len(shape.layers),
-        per_key=shape.num_heads // max(1, shape.num_kv_heads),
-        num_experts=max(copies, default=1),
-        is_tied=shape.is_tied,
-    )

@@ -174,16 +174,26 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> ModelSpec:
     if checkpoint.quantization:  # which its config says, but no type of tensors
         subject = _of_json(checkpoint.path / "config.json", name=name)
         return replace(subject, checkpoint=checkpoint, stored=stored)
-    formats = summarise(checkpoint).formats
-    main = next(iter(formats))
+    summary = summarise(checkpoint)
+    main = next(iter(summary.formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])
+    fused_qkv = _has_fused_qkv(checkpoint)
     return ModelSpec(
         name=name,
-        shape=shape_of_arch(checkpoint.arch, summarise(checkpoint).family),
+        shape=shape_of_arch(checkpoint.arch, summary.family, fused_qkv=fused_qkv),
         storage=Storage(FORMATS["f16"] if linear.bits < 16 else linear, linear),
         checkpoint=checkpoint,
         stored=stored,
     )
+
+
+def _has_fused_qkv(checkpoint: Checkpoint) -> bool:
+    """Whether the file has queries, keys and values of a layer in one matrix."""
+    for i in range(checkpoint.arch.num_layers):
+        q, v = (checkpoint.tensors.get(f"layers.{i}.{part}") for part in "qv")
+        if q is not None and v is not None:
+            return q.name.partition("/")[0] == v.name.partition("/")[0]
+    return False
 
 
 def stored_by_group(arch: ModelArch, tensors: Mapping[str, Tensor]) -> dict[str, int]:
