@@ -28,7 +28,6 @@ _PROBED_GRAPHS = (1, 64, 512)  # sizes, from which the others' memory is estimat
 _PLAIN = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
 # What takes most memory after the layers: rows of logits are copied, and ranked.
 DEAREST = SamplingParams(top_p=0.9, seed=0, repetition_penalty=1.1, logprobs=20)
-_SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
 
 def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
@@ -99,7 +98,7 @@ def blocks_of_rest(
     free_bytes: int, total_bytes: int, step_bytes: int, kept_bytes: int, block_bytes: int
 ) -> int:
     """Return how many blocks of the cache the device has room for beside steps and what is kept."""
-    rest = free_bytes - int(_SPARE_SHARE * total_bytes) - step_bytes - kept_bytes
+    rest = free_bytes - int(devices.KEPT_SHARE * total_bytes) - step_bytes - kept_bytes
     return max(rest, 0) // block_bytes
 
 
