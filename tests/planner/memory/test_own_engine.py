@@ -236,3 +236,12 @@ def test_a_model_with_windows_is_counted_by_its_groups() -> None:
     of_token = cuda.footprint(arch, setup_of(arch, "auto")).kv_bytes_per_token
     assert [group.window for group in groups] == [None, 64]
     assert sizes(found)["KV cache"] == of_token * (4096 + 80)
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"), [("fp8", "this engine has f32, bf16, f16"), ("bf16", "backend has f16")]
+)
+def test_what_processors_refuse_is_refused_for_any_ranks(cache: str, message: str) -> None:
+    wishes = PlanFlags(on="cpu-epyc-9654", kv_cache_dtype=cache, tensor_parallel_size="auto")
+    with pytest.raises(ValueError, match=f"--kv-cache-dtype {cache}: .*{message}"):
+        plan_for(subject_of(ARCHS["plain"]), wishes)

@@ -51,6 +51,7 @@ LedgerOf = Callable[[Setting], Ledger]
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
 _USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
+_OUR_CACHES = ("f32", "bf16", "f16", "int8", "int8-int4")
 _OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
 
 
@@ -117,7 +118,7 @@ def place(
         )
     if is_on_gpu(engine, device):
         pp = 1
-    _check_dtype(subject, device, wishes)
+    _check_formats(subject, device, wishes, engine)
     ledger_of = _ledger_of(subject, device, wishes, setting, storage)
     setting = _divide(subject, device, ledger_of, setting, tp, pp)
     ledger = ledger_of(setting)
@@ -178,12 +179,19 @@ def cannot_compute(device: Device, form: str) -> bool:
     return has_units and form not in device.peak_ops_per_s
 
 
-def _check_dtype(subject: ModelSpec, device: Device, wishes: PlanFlags) -> None:
+def _check_formats(
+    subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads
+) -> None:
     """Raise ValueError for a format that a model which runs on processors has not there."""
-    formats = AUTO, *_OUR_DTYPES
-    if subject.checkpoint is not None and device.kind == "cpu" and wishes.dtype not in formats:
+    if subject.checkpoint is None or device.kind != "cpu":
+        return
+    if wishes.dtype not in (AUTO, *_OUR_DTYPES):
         raise ValueError(
             f"--dtype {wishes.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}"
+        )
+    if engine.name == OWN and wishes.kv_cache_dtype not in (AUTO, *_OUR_CACHES):
+        raise ValueError(
+            f"--kv-cache-dtype {wishes.kv_cache_dtype}: this engine has {', '.join(_OUR_CACHES)}"
         )
 
 
@@ -245,8 +253,8 @@ def _ledger_of(
 ) -> LedgerOf:
     """Return what makes the ledger of a load and a division.
 
-    Raises ValueError if our engine cannot run the model as wished; what is returned raises it for a
-    division that cannot be.
+    It raises ValueError for a division that cannot be, or if our engine cannot run the model as
+    wished.
     """
     is_by_rank = is_on_gpu(setting.engine, device)
 
@@ -262,7 +270,6 @@ def _ledger_of(
         known = known_of(asked.tp if is_by_rank else 1)
         return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
 
-    known_of(1)
     return ledger_of
 
 
