@@ -59,7 +59,7 @@ SOURCE = "AIConfigurator 0.12.0, silicon_sample.csv; 2025 and 2026"
 Floats = npt.NDArray[np.float64]
 # With constants of 1, DeviceTime.parts() says what the constants multiply.
 _ONES = Efficiency("", "", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, 0.0, 1.0, 1.0, "")
-_PARTS = ("overhead", "bandwidth", "compute", "attention", "sequences", "link")
+_PARTS = ("overhead", "weights", "cache", "compute", "attention", "sequences", "link")
 
 
 class Case(NamedTuple):
@@ -70,7 +70,7 @@ class Case(NamedTuple):
         candidate: what a plan makes of it.
         engine, generation: which constants it belongs to.
         built: width and number of layers: models of the same are left out together.
-        steps: [_MOST_STEPS, 7]: how many, and what ``_PARTS`` take with constants of 1.
+        steps: [_MOST_STEPS, 8]: how many, and what ``_PARTS`` take with constants of 1.
         answer_s: of the answer, measured; meanwhile each other client's request is computed.
     """
 
@@ -139,12 +139,13 @@ def with_constants(candidate: Candidate, constants: Efficiency) -> Candidate:
 
 
 def errors(steps: Floats, answers_s: Floats, logs: Floats, *, power: float) -> Floats:
-    """Return log(measured / predicted) of each case [n]; ``steps`` is [n, _MOST_STEPS, 7]."""
+    """Return log(measured / predicted) of each case [n]; ``steps`` is [n, _MOST_STEPS, 8]."""
     layer_s, memory, compute, attention, seq_s = np.exp(logs)
-    num, layers, bandwidth, products, pairs, seqs, link = np.moveaxis(steps, -1, 0)
-    ops = products / compute + pairs / attention
-    roof = (ops**power + (bandwidth / memory) ** power) ** (1 / power)
-    predicted_s = (num * (layer_s * layers + seq_s * seqs + link + roof)).sum(axis=1)
+    num, layers, weights, cache, products, pairs, seqs, link = np.moveaxis(steps, -1, 0)
+    of_products = (products / compute) ** power + (weights / memory) ** power
+    of_attention = (pairs / attention) ** power + (cache / memory) ** power
+    roofs = of_products ** (1 / power) + of_attention ** (1 / power)
+    predicted_s = (num * (layer_s * layers + seq_s * seqs + link + roofs)).sum(axis=1)
     logged: Floats = np.log(answers_s / predicted_s)
     return logged
 

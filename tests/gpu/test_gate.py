@@ -13,7 +13,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.backends.cuda.gate import FILE, read, remember
 from ridgeline.bench.gpu.main import bench_gpu
 from ridgeline.cli.commands.doctor import facts
+from ridgeline.planner import plan
 from tests.api.test_llm import write_model
+from tests.backends.cuda.test_cards import install
 
 
 @pytest.fixture
@@ -42,6 +44,18 @@ def test_auto_is_the_gpu_once_it_has_passed(home: Path, tmp_path: Path) -> None:
     remember(home, "2026-11-28", is_right=False)
     with LLM(model) as llm:
         assert llm.config.backend == "cpu"
+
+
+def test_a_plan_for_here_is_by_our_rules_once_the_gpu_has_passed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "NVIDIA L4, 580.159, 23034, 20000, Enabled")
+    model = write_model(tmp_path / "tiny")
+    for is_right, engine in ((False, "vllm"), (True, "ridgeline")):
+        remember(home, "2026-11-28", is_right=is_right)
+        of_machine, of_card = plan(model, on="here").placements
+        assert (of_machine.device.id, of_machine.setting.engine.name) == ("here", "ridgeline")
+        assert (of_card.device.id, of_card.setting.engine.name) == ("l4", engine)
 
 
 def test_what_the_gpu_cannot_do_is_done_by_the_processor(home: Path, tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """The time of a step on a device that is not here: a rounded roofline with six fitted constants.
 
     seconds = o layers (1 + 2 [tp > 1]) + a sequences
-              + ((flops / (F e_c) + pairs / (F e_a))^p + (bytes / (B e_m))^p)^(1/p)
+              + roof(products / (F e_c), weights / (B e_m))
+              + roof(attention / (F e_a), cache / (B e_m)),    roof(x, y) = (x^p + y^p)^(1/p)
 
-Bytes and flops come from a model's shape, F and B from the catalogue. ``o`` is what a layer costs
-however little it does, ``a`` what a sequence costs in each step (sampling, scheduling, its part of
-attention), ``e_c``, ``e_a`` and ``e_m`` are what kernels reach in products, in attention and of the
-memory, ``p`` rounds the corner (after Williams, Waterman and Patterson, "Roofline", 2009).
-Constants were fitted to published figures of one engine on one generation of devices and carry
-their own error, so a time is always an interval.
+There are two roofs, as products and attention run one after the other: while the weights are
+multiplied, no cache is read. Bytes and flops come from a model's shape, F and B from the catalogue.
+``o`` is what a layer costs however little it does, ``a`` what a sequence costs in each step
+(sampling, scheduling, its part of attention), ``e_c``, ``e_a`` and ``e_m`` are what kernels reach
+in products, in attention and of the memory, ``p`` rounds the corner (after Williams, Waterman and
+Patterson, "Roofline", 2009). Constants were fitted to published figures of one engine on one
+generation of devices and carry their own error, so a time is always an interval.
 A first token takes a server more than its step: time for the request itself, and for a share of the
 prompts of clients that begin at the same time.
 What ranks send each other is added where the link is known. It names no device and opens no file.
@@ -282,7 +284,8 @@ class DeviceTime:
         positions, pairs = counts.num_positions / self.pp, counts.num_pairs / self.pp
         read = work.layer_bytes + (work.head_bytes if counts.num_rows else 0.0)
         read += sum(part.num_bytes * (1 - (1 - part.share) ** tokens) for part in work.experts)
-        read += work.position_bytes * positions + work.seq_bytes * seqs
+        cached = work.position_bytes * positions + work.seq_bytes * seqs
+        bytes_per_s = self.read_bytes_per_s * efficiency.memory
         linear = work.token_flops * tokens + work.row_flops * rows
         attention_s = work.pair_flops * pairs / self.attention_ops_per_s
         layers = work.num_layers * (3 if self.tp > 1 else 1)
@@ -294,7 +297,8 @@ class DeviceTime:
             sent /= self.link_bytes_per_s
         return {
             "overhead": efficiency.layer_s * layers + _HOP_S * (self.pp - 1),
-            "bandwidth": read / (self.read_bytes_per_s * efficiency.memory),
+            "weights": read / bytes_per_s,
+            "cache": cached / bytes_per_s,
             "compute": linear / self.ops_per_s / efficiency.compute,
             "attention": attention_s / efficiency.attention,
             "sequences": efficiency.seq_s * seqs,
@@ -304,9 +308,10 @@ class DeviceTime:
     def seconds(self, counts: Features) -> float:
         """Return the seconds of a step."""
         parts, power = self.parts(counts), self.efficiency.power
-        compute = parts["compute"] + parts["attention"]
-        roof: float = (compute**power + parts["bandwidth"] ** power) ** (1 / power)
-        return self.factor * (parts["overhead"] + parts["sequences"] + parts["link"] + roof)
+        products = _roof(parts["compute"], parts["weights"], power)
+        attention = _roof(parts["attention"], parts["cache"], power)
+        beside = parts["overhead"] + parts["sequences"] + parts["link"]
+        return self.factor * (beside + products + attention)
 
     def scaled(self, factor: float) -> DeviceTime:
         """Return the model of a device on which all takes ``factor`` times as long."""
@@ -315,6 +320,11 @@ class DeviceTime:
     def after(self, num_rows: int, num_ended: int) -> float:
         """Return 0: what comes between steps is in the overhead."""
         return 0.0
+
+
+def _roof(compute_s: float, read_s: float, power: float) -> float:
+    """Return the time of kernels that compute and read side by side."""
+    return float((compute_s**power + read_s**power) ** (1 / power))
 
 
 def device_time(

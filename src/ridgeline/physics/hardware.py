@@ -52,6 +52,7 @@ class Device:
         generation: devices of one compute alike.
         watts: at most; 0 where that is not known.
         is_rented: whether providers rent it, whole.
+        has_passed: it is this machine's, and ``ridgeline bench gpu`` found nothing wrong on it.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Device:
     generation: str = ""
     watts: float = 0.0
     is_rented: bool = False
+    has_passed: bool = False
 
     @property
     def is_sram(self) -> bool:

@@ -170,6 +170,7 @@ def cards_here() -> list[Device]:
     Of devices that a card's name may mean, or its beginning, the one with the card's memory is it.
     """
     cards = cuda.cards.found()
+    gate = cuda.gate.read(default_home()) if cards else None
     here: dict[str, Device] = {}
     for card in cards:
         words = _words(card.name)
@@ -182,6 +183,7 @@ def cards_here() -> list[Device]:
                 device,
                 usable_bytes=card.free_bytes,
                 is_measured=True,
+                has_passed=gate is not None and gate.is_open,
                 max_ranks=sum(other.name == card.name for other in cards),
             )
     return list(here.values())

@@ -15,7 +15,8 @@ from ridgeline.planner.catalogue import HERE, find_devices
 from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags
 from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.model_spec import ModelSpec
-from ridgeline.planner.memory.placement import Placement, cannot_compute, place
+from ridgeline.planner.memory.own_engine import OWN
+from ridgeline.planner.memory.placement import Placement, cannot_compute, place, refusal
 from ridgeline.planner.own_devices import own_devices
 
 
@@ -53,18 +54,35 @@ def on_device(subject: ModelSpec, wishes: PlanFlags) -> DeviceReplica:
     if len(chosen.devices) != 1:
         raise ValueError(f"--on {named} names {len(chosen.devices)} devices: name one")
     check_speeds(chosen.devices)
-    (device,), _ = able_devices(chosen.devices, wishes)
+    (device,), _ = able_devices(subject, chosen.devices, wishes)
     placement = place(subject, device, wishes, default_ranks=AUTO)
     if not placement.ledger.fits:
         raise ValueError(f"{subject.name} {sentence(placement)}")
     return DeviceReplica(placement, clock_of(subject, placement), tuple(chosen.notes))
 
 
-def able_devices(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
-    """Return the devices that can compute what was asked for, and those that are left out.
+def able_devices(
+    subject: ModelSpec, devices: Sequence[Device], wishes: PlanFlags
+) -> tuple[list[Device], list[str]]:
+    """Return the devices that can compute what was asked for, and what is said of the others.
 
     Raises ValueError if none can.
     """
+    able, left_out = _with_bf16(devices, wishes)
+    if wishes.engine != OWN:
+        return able, left_out
+    why = {device.id: refusal(subject, device, wishes) for device in able}
+    if all(why.values()):
+        raise ValueError(why[able[0].id])
+    refused: dict[str, list[str]] = {}
+    for name, reason in why.items():
+        if reason:
+            refused.setdefault(reason, []).append(name)
+    left_out += [f"left out: {', '.join(names)}: {reason}" for reason, names in refused.items()]
+    return [device for device in able if not why[device.id]], left_out
+
+
+def _with_bf16(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
     is_asked = wishes.dtype != AUTO and format_named(wishes.dtype).name == "bf16"
     unable = [one for one in devices if is_asked and cannot_compute(one, "bf16")]
     if not unable:

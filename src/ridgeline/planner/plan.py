@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import stores
+from ridgeline.physics.hardware import Device
 from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
@@ -24,6 +25,7 @@ from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.known_estimator import Published, published_formula
 from ridgeline.planner.memory.ledger import ASSUMED
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place
 from ridgeline.planner.on_device import able_devices, check_speeds
 from ridgeline.planner.own_devices import own_devices
@@ -136,7 +138,7 @@ def plan_for(
     devices, taken_for = find_devices(on, own)
     if load is not None:
         check_speeds(devices)
-    devices, left_out = able_devices(devices, wishes)
+    devices, left_out = able_devices(subject, devices, wishes)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
@@ -321,6 +323,9 @@ def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iter
     yield from shape.assumptions
     if wishes.context is None:
         yield f"sequences of {setting.context:,} tokens: --context says otherwise"
+    is_ours = is_on_gpu(engine, best.device)
+    if is_ours and wishes.dtype == AUTO and subject.storage.linear.bits < 16:
+        yield f"weights in bf16, as {OWN} computes on GPUs: --dtype int8 or int4 takes less"
     kept = "of what weights and activations leave" if engine.of_free else "of the device"
     yield f"rules of {engine.name}: the cache may use up to {setting.utilization:.0%} {kept}"
     if (num_mtp := mtp_params(shape)) > 0:
@@ -341,7 +346,7 @@ def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iter
     if "latent" in shape.kinds and setting.tp > 1:
         yield f"each of {setting.tp} ranks keeps all of the latent cache"
     if any(layer.cache.state_values for layer in shape.layers):
-        yield "states of sequences are kept in f32"
+        yield f"states of sequences are kept in f32{', each twice' if is_ours else ''}"
     if subject.adapters.num_bytes and best.num_devices > 1:
         yield "each rank keeps adapters whole"
     if any(line.how == ASSUMED and "driver" in line.name for line in best.ledger.lines):
@@ -359,17 +364,32 @@ def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
     own = (subject.storage.plain.name, subject.storage.linear.name)
     if "bf16" in own and cannot_compute(device, "bf16"):
         yield f"{device.id} cannot compute bf16: planned in f16, as by vllm's --dtype half"
-    if best.setting.engine.name == "ridgeline" and device.kind != "cpu":
-        yield f"ridgeline computes on processors: on {device.id} this is what its rules would take"
+    if best.setting.engine.name == OWN and device.kind != "cpu":
+        yield _of_own_engine(subject, device)
     if device.id == "here" and subject.checkpoint is not None and not best.ledger.fits:
         missing = max(0, -best.ledger.spare_bytes)
         yield (
             f"it starts here all the same, with a short cache: weights that do not fit, at least "
             f"{gib(missing)}, are read from the disk whenever a step needs them"
         )
-    if device.kind == "soc" and best.setting.engine.name not in ("ridgeline", "llamacpp"):
+    if device.kind == "soc" and best.setting.engine.name not in (OWN, "llamacpp"):
         name = best.setting.engine.name
         yield f"{device.id} runs llama.cpp or MLX, not {name}: this is what {name} would take"
     if device.is_sram:
         needed = -(-(best.ledger.weights_bytes + best.ledger.kv_bytes) // device.usable_bytes)
         yield f"{device.id} has only SRAM: weights and cache need {needed:,} chips"
+
+
+def _of_own_engine(subject: ModelSpec, device: Device) -> str:
+    """Return what is to be said of our engine on a device that is no processor."""
+    rules = f"on {device.id} this is what its rules would take"
+    if not computes_on(device):
+        return f"{OWN} computes on processors, and on NVIDIA GPUs from Ampere on: {rules}"
+    if why := subject.why_no_arch:
+        return f"{OWN} does not know how it would run this model ({why}): {rules}"
+    if device.has_passed:
+        return f"times of {OWN} on {device.id} are estimated from figures of other engines"
+    return (
+        f"{OWN} has not been measured on any GPU yet: this is what its cuda backend counts, and "
+        f"times are estimated from figures of other engines"
+    )

@@ -69,11 +69,13 @@ def test_a_plan_for_here_knows_the_card(
     gpu: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, f"{gpu}, Enabled")
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))
     machine, card = find_devices("here").devices
     assert machine.id == "here"
     assert card.usable_bytes == int(gpu.rpartition(",")[2]) << 20
     assert card.id == device
     assert card.max_ranks == 1
+    assert not card.has_passed
 
 
 def test_a_card_that_the_catalogue_lacks_is_left_out(

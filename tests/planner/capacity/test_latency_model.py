@@ -93,8 +93,8 @@ def test_a_bare_roofline_would_not_do() -> None:
         ):
             parts = times.parts(counts)
             efficiency = times.efficiency
-            alone = parts["bandwidth"] * efficiency.memory, parts["compute"] * efficiency.compute
-            bare_s += steps * max(alone)
+            read_s = (parts["weights"] + parts["cache"]) * efficiency.memory
+            bare_s += steps * max(read_s, parts["compute"] * efficiency.compute)
         whole_s = batch_seconds(times, point["batch"], point["prompt"], point["new"])
         found = efficiency_of(devices()[point["device"]], OLDER, efficiencies())
         outside += abs(log_error(point) + math.log(whole_s / bare_s)) > math.log(found.factor_90)
@@ -143,7 +143,8 @@ def test_a_slice_reads_by_its_memory_and_computes_by_its_cores() -> None:
     """3g has 3 of 7 cores but 4 of 8 memories: decoding is half, reading prompts 43 %."""
     whole, part = (times_of("llama-3.1-8b", d, "bf16") for d in ("h100-sxm", "h100-sxm/3g.40gb"))
     decode, prefill = decode_counts(1, 500), prefill_counts(1, 4096)
-    assert part.parts(decode)["bandwidth"] == pytest.approx(2 * whole.parts(decode)["bandwidth"])
+    for name in ("weights", "cache"):
+        assert part.parts(decode)[name] == pytest.approx(2 * whole.parts(decode)[name])
     assert part.parts(prefill)["compute"] == pytest.approx(7 / 3 * whole.parts(prefill)["compute"])
 
 
@@ -167,7 +168,7 @@ def test_traps_of_sheets_are_not_stepped_into() -> None:
 def test_experts_are_read_by_those_who_meet_them() -> None:
     """One token of Mixtral meets 2 of 8 experts; a hundred meet all."""
     times = times_of("mixtral-8x7b", "h100-sxm", "bf16")
-    one, many = (times.parts(decode_counts(n, 1))["bandwidth"] for n in (1, 100))
+    one, many = (times.parts(decode_counts(n, 1))["weights"] for n in (1, 100))
     assert 2.5 < many / one < 4
 
 

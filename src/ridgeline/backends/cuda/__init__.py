@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import cards, device, gate, sizes
-from ridgeline.backends.cuda.device import describe
+from ridgeline.backends.cuda.device import CONTEXT_BYTES, KEPT_SHARE, describe
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.backends.cuda.ranks import share
-from ridgeline.backends.cuda.sizes import footprint
+from ridgeline.backends.cuda.sizes import FORMATS, footprint, weight_bits
 from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
@@ -25,8 +25,9 @@ from ridgeline.physics.costs import linear_flops, weight_bytes
 from ridgeline.physics.kv_plan import gib
 
 __all__ = [
-    "cards", "check", "describe", "footprint", "gate", "least_prompt_tokens", "new_runner",
-    "packed_bytes", "room_bytes", "step_knots",
+    "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "cards", "check", "describe", "expected_bytes",
+    "footprint", "gate", "least_prompt_tokens", "new_runner", "packed_bytes", "room_bytes",
+    "settle", "step_knots", "weight_bits",
 ]  # fmt: skip
 
 _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
@@ -35,14 +36,23 @@ _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
 def check(setup: Setup, arch: ModelArch) -> Setup:
     """Return a setup without "auto". Raises ValueError, which names the flag, if it cannot be."""
     device.check()
-    ranks = setup.tensor_parallel_size
-    device.check_count(ranks)
-    if what := missing(arch):
-        raise ValueError(f"--backend cuda has no {what} yet: use --backend cpu")
-    share.check(arch, ranks)
+    device.check_count(setup.tensor_parallel_size)
+    return settle(setup, arch)
+
+
+def settle(setup: Setup, arch: ModelArch | None) -> Setup:
+    """Return a setup without "auto", as ``check`` does, on any machine: no GPU is asked for.
+
+    None is a model of which no more than its sizes is known: then only formats are checked. Raises
+    ValueError, which names the flag, if it cannot be.
+    """
+    if arch is not None:
+        if what := missing(arch):
+            raise ValueError(f"--backend cuda has no {what} yet: use --backend cpu")
+        share.check(arch, setup.tensor_parallel_size)
     dtype = "bf16" if setup.dtype == "auto" else setup.dtype
-    if dtype not in sizes.FORMATS:
-        raise ValueError(f"--dtype {dtype}: the cuda backend has {', '.join(sizes.FORMATS)}")
+    if dtype not in FORMATS:
+        raise ValueError(f"--dtype {dtype}: the cuda backend has {', '.join(FORMATS)}")
     of_cache = "f32" if dtype == "f32" else "bf16"
     if setup.kv_cache_dtype not in ("auto", of_cache):
         raise ValueError(
@@ -61,6 +71,11 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     return sizes.weights_bytes(checkpoint, setup.dtype, setup.tensor_parallel_size)
 
 
+def expected_bytes(arch: ModelArch, setup: Setup) -> Mapping[str, int]:
+    """Return the same of a model whose config alone is known, for files of 16 bits a weight."""
+    return sizes.arch_bytes(arch, setup.dtype, setup.tensor_parallel_size, {})
+
+
 def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
     """Return the device memory that a model may take; None where it takes the machine's memory.
 
@@ -75,9 +90,7 @@ def room_bytes(checkpoint: Checkpoint, setup: Setup) -> int | None:
 
 def too_large(checkpoint: Checkpoint, dtype: str, room: int, ranks: int = 1) -> str:
     """Return the error about weights of which a rank's part is larger than ``room`` bytes."""
-    need = {
-        form: sum(sizes.weights_bytes(checkpoint, form, ranks).values()) for form in sizes.FORMATS
-    }
+    need = {form: sum(sizes.weights_bytes(checkpoint, form, ranks).values()) for form in FORMATS}
     fitting = [form for form, size in need.items() if size <= room and size < need[dtype]]
     way_out = "take a smaller model, or --backend cpu"
     if fitting:
@@ -113,6 +126,6 @@ def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     """
     if setup.dtype == "f32":
         return SplitFuse.least
-    read_bytes = weight_bytes(arch, sizes.weight_bits(setup.dtype) / 8)
+    read_bytes = weight_bytes(arch, weight_bits(setup.dtype) / 8)
     ops_per_byte = device.ops_per_byte() or _OPS_PER_BYTE
     return max(SplitFuse.least, round(2 * read_bytes * ops_per_byte / linear_flops(arch, 1)))

@@ -17,8 +17,8 @@ TWINS = "RIDGELINE_CUDA_TWINS"  # set in tests: all is computed on the CPU, with
 ORDERED = "ordered"  # the value that gives twins' sums one order, like those of kernels
 _LEAST_TORCH = (2, 9)
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
-_KEPT_SHARE = 0.02  # of the device's memory
-_CONTEXT_BYTES = 600 << 20  # of what the driver and graphs take
+KEPT_SHARE = 0.02  # of the device's memory stays free, for what others begin to use
+CONTEXT_BYTES = 600 << 20  # of what the driver and graphs take
 _CPU = "take --backend cpu"
 # Of CUDA's driver: compute capability, multiprocessors, their clock, the memory's clock and width.
 _RATES = (75, 76, 16, 13, 36, 37)
@@ -154,7 +154,7 @@ def room_bytes() -> int | None:
     import torch
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(0)
-    return int(free_bytes - _KEPT_SHARE * total_bytes - _CONTEXT_BYTES)
+    return int(free_bytes - KEPT_SHARE * total_bytes - CONTEXT_BYTES)
 
 
 def rest_of_device(

@@ -35,7 +35,6 @@ _MODEL_TOO_LARGE = (
     "bits, or lower --max-num-batched-tokens"
 )
 _SHORT_TOKENS = 512  # of a sequence; a cache that cannot hold it is of no use
-_SPARE_SHARE = 0.02  # of the device's memory, for what others begin to use
 
 
 def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
@@ -109,7 +108,7 @@ def blocks_of_rest(
     free_bytes: int, total_bytes: int, step_bytes: int, kept_bytes: int, block_bytes: int
 ) -> int:
     """Return how many blocks of the cache the device has room for beside steps and what is kept."""
-    rest = free_bytes - int(_SPARE_SHARE * total_bytes) - step_bytes - kept_bytes
+    rest = free_bytes - int(devices.KEPT_SHARE * total_bytes) - step_bytes - kept_bytes
     return max(rest, 0) // block_bytes
 
 

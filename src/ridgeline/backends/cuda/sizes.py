@@ -58,11 +58,22 @@ def weight_bits(dtype: str) -> float:
 
 def weights_bytes(checkpoint: Checkpoint, dtype: str, ranks: int = 1) -> Mapping[str, int]:
     """Return the bytes of the weights on a device, the fullest of ``ranks``, by part."""
+    stored = {name: tensor.dtype for name, tensor in checkpoint.tensors.items()}
+    return arch_bytes(checkpoint.arch, dtype, ranks, stored)
+
+
+def arch_bytes(
+    arch: ModelArch, dtype: str, ranks: int, stored: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Return the same of a model that is known by its config alone.
+
+    ``stored`` has the types of tensors in the file, by canonical name, as far as there is one.
+    """
     found: dict[str, float] = {}
-    share = Share(checkpoint.arch, count=ranks)
-    for name, whole in checkpoint.arch.matrix_shapes().items():
+    share = Share(arch, count=ranks)
+    for name, whole in arch.matrix_shapes().items():
         shape = share.num_rows(name, whole[0]), *whole[1:]
-        bits = packed_bits(name, shape, dtype, checkpoint.tensors[name].dtype)
+        bits = packed_bits(name, shape, dtype, stored.get(name, ""))
         is_wide = len(shape) < 2 or name == "positions" or dtype == "f32"
         part = _part_of(name, len(shape))
         of_weight = _PACKED_BYTES[bits] if bits else 4 if is_wide else 2

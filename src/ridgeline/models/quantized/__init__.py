@@ -73,12 +73,10 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
     Raises:
         ModelFileError: an unknown method, a value out of range, or parts that do not fit.
     """
-    plain_config = {key: value for key, value in config.items() if key != "quantization_config"}
     quantization = config.get("quantization_config")
     text = config.get("text_config")
-    if type(text) is dict and "quantization_config" in text:
-        quantization = quantization or text["quantization_config"]
-        plain_config["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
+    if type(text) is dict:
+        quantization = quantization or text.get("quantization_config")
     facts = Facts({}, where)
     tensors, description, spare = dict(raw), "", set[str]()
     if quantization:
@@ -92,7 +90,15 @@ def read_quantized(config: Mapping[str, Any], raw: Mapping[str, Tensor], where: 
         if tensor.make is None and tensor.dtype not in _FLOATS:
             supported = ", ".join(_FLOATS)
             facts.fail(f"tensor {name!r} has type {tensor.dtype}; supported: {supported}")
-    return Quantized(plain_config, tensors, description, frozenset(spare))
+    return Quantized(without_quantization(config), tensors, description, frozenset(spare))
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what it says of quantisation, of the text half as well."""
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    if type(text := config.get("text_config")) is dict:
+        plain["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
+    return plain
 
 
 def _method(facts: Facts) -> Method:

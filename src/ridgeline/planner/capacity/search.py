@@ -407,5 +407,6 @@ def _limit(
         )
     if not isinstance(candidate.clock.times, DeviceTime):
         return "measured step time"
-    parts = candidate.clock.times.parts(settled.step)
+    parts = {**candidate.clock.times.parts(settled.step)}
+    parts["bandwidth"] = parts.pop("weights") + parts.pop("cache")
     return max(parts, key=lambda name: parts[name])

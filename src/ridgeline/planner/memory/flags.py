@@ -66,7 +66,8 @@ class PlanFlags:
     )
     engine: str | None = flag_field(
         None, "Engine whose memory rules and times apply: ridgeline, vllm, sglang, trtllm or "
-            "llamacpp. Default: ridgeline on CPUs, llamacpp on Macs and the like, else vllm.",
+            "llamacpp. Default: ridgeline on CPUs, and on a GPU here that has passed bench gpu; "
+            "llamacpp on Macs and the like; else vllm.",
     )  # fmt: skip
     gpu_memory_utilization: float | None = flag_field(
         None,

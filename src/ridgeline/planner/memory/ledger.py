@@ -61,6 +61,7 @@ class EngineOverheads:
         max_num_batched_tokens: tokens of the largest step.
         max_num_seqs: rows of logits that a step may have.
         context_bytes: of driver and runtime on a device.
+        context_name: what this holds.
         graphs_bytes: of captured graphs.
         in_margin: driver, graphs and what the allocator cannot use lie in what its fraction leaves
             free, and not in the fraction itself.
@@ -75,6 +76,7 @@ class EngineOverheads:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     context_bytes: int = _GIB // 2
+    context_name: str = "driver and runtime"
     graphs_bytes: int = 3 * _GIB // 10
     in_margin: bool = False
     bytes_per_logit: int = 22
@@ -85,7 +87,7 @@ _COLLECTIVES_BYTES = 35 * _GIB // 100  # of a rank that talks to others
 _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, EngineOverheads] = {
-    "ridgeline": EngineOverheads(
+    "ridgeline": EngineOverheads(  # on processors: see ``own_engine`` for GPUs
         "ridgeline", utilization=0.95, context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
     ),
     "vllm": EngineOverheads("vllm", in_margin=True),
@@ -109,6 +111,7 @@ class Known:
     Attributes:
         weights: bytes by group of ``shapes.GROUPS``, or by other names; None computes them.
         weights_how: how these are known.
+        num_ranks: of which one takes these weights, this cache and this step.
         kv_bytes_per_token: of a block, from the backend; None computes those of all layers.
         state_bytes_per_seq: the same of recurrent layers, which counts where that does.
         step_bytes: working memory of the largest step, from the backend; None computes them.
@@ -118,6 +121,7 @@ class Known:
 
     weights: Mapping[str, int] | None = None
     weights_how: str = COMPUTED
+    num_ranks: int = 1
     kv_bytes_per_token: int | None = None
     state_bytes_per_seq: int = 0
     step_bytes: int | None = None
@@ -223,15 +227,6 @@ def check_division(shape: ModelShape, tp: int, pp: int) -> None:
         raise ValueError(f"--pipeline-parallel-size {pp}, but there are {len(shape.layers)} layers")
 
 
-def can_divide(shape: ModelShape, tp: int, pp: int) -> bool:
-    """Return whether the model can be divided among the ranks and stages."""
-    try:
-        check_division(shape, tp, pp)
-    except ValueError:
-        return False
-    return True
-
-
 def make_ledger(
     shape: ModelShape, storage: Storage, known: Known, capacity_bytes: int, setting: Setting
 ) -> Ledger:
@@ -330,7 +325,7 @@ def _weights(
 ) -> list[Line]:
     if setting.weights_bytes is not None:
         return [Line("weights", setting.weights_bytes, ASSUMED)]
-    if known.weights is not None and setting.tp == setting.pp == 1:
+    if known.weights is not None and (setting.tp, setting.pp) == (known.num_ranks, 1):
         return [Line(f"weights, {n}", size, known.weights_how) for n, size in known.weights.items()]
     computed = _stage_weights(shape, storage, setting.tp, setting.pp, number)
     if known.weights is None:
@@ -467,7 +462,7 @@ def _overhead(setting: Setting, used_bytes: int) -> tuple[list[Line], int]:
     if setting.overhead_bytes is not None:
         return [Line("driver, graphs and the like", setting.overhead_bytes, ASSUMED)], 0
     engine = setting.engine
-    lines = [Line("driver and runtime", engine.context_bytes, ASSUMED)]
+    lines = [Line(engine.context_name, engine.context_bytes, ASSUMED)]
     if engine.graphs_bytes:
         lines.append(Line("captured graphs", engine.graphs_bytes, ASSUMED))
         lines.append(Line("allocator (3 %)", round(_ALLOCATOR_SHARE * used_bytes), ASSUMED))

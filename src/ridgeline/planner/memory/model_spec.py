@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from ridgeline.hub.places import Stores
 from ridgeline.hub.short_names import packaged
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_config, shape_of_gguf
-from ridgeline.models.families import GGUF_FAMILIES
+from ridgeline.models.families import GGUF_FAMILIES, arch_from_config
 from ridgeline.models.gguf.parts import read_gguf_parts
+from ridgeline.models.quantized import without_quantization
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
@@ -39,7 +41,7 @@ _MOST_JSON_BYTES = 16 << 20
 _MOST_LETTERS = 200  # of the name that a config gives itself
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class ModelSpec:
     """A model to plan for.
 
@@ -60,6 +62,29 @@ class ModelSpec:
     checkpoint: Checkpoint | None = None
     stored: Mapping[str, int] | None = None
     adapters: AdapterRoom = NO_ADAPTERS
+
+    @property
+    def arch(self) -> ModelArch | None:
+        """What the engine would run: of the file, or of a config that it understands; or None."""
+        found = self._arch_or_reason
+        return None if isinstance(found, str) else found
+
+    @property
+    def why_no_arch(self) -> str:
+        """Why the engine does not understand the config; empty if it does."""
+        found = self._arch_or_reason
+        return found if isinstance(found, str) else ""
+
+    @cached_property
+    def _arch_or_reason(self) -> ModelArch | str:
+        if self.checkpoint is not None:
+            return self.checkpoint.arch
+        if self.config is None:
+            return "its file is of a family that does not run"
+        try:
+            return arch_from_config(without_quantization(self.config), {}, "config.json")
+        except ModelFileError as error:
+            return str(error)
 
 
 def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSpec:

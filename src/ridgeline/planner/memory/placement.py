@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
-from ridgeline.arch.cache_groups import cache_groups
-from ridgeline.backends import BACKENDS
-from ridgeline.backends.interface import Setup
-from ridgeline.machine import usable_cpus
 from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
@@ -22,18 +19,27 @@ from ridgeline.physics.formats.module_names import Modules
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
-    COMPUTED,
     ENGINES,
-    FROM_FILE,
     EngineOverheads,
     Known,
     Ledger,
-    Line,
     Setting,
     check_division,
     make_ledger,
 )
 from ridgeline.planner.memory.model_spec import ModelSpec
+from ridgeline.planner.memory.own_engine import (
+    OWN,
+    computes_on,
+    gpu_formats,
+    gpu_setup,
+    gpu_storage,
+    is_on_gpu,
+    known_of_file,
+    known_on_cpu,
+    known_on_gpu,
+    on_gpu,
+)
 from ridgeline.planner.memory.what_fits import (
     max_concurrency,
     max_context,
@@ -41,9 +47,11 @@ from ridgeline.planner.memory.what_fits import (
     widest_format,
 )
 
+LedgerOf = Callable[[Setting], Ledger]
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
-_USUAL_ENGINES = {"cpu": "ridgeline", "soc": "llamacpp"}  # by kind of device; else vLLM
+_USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
+_OUR_CACHES = ("f32", "bf16", "f16", "int8", "int8-int4")
 _OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
 
 
@@ -99,11 +107,8 @@ def place(
             f"{subject.name}: {unknown[0]} describes weights that are not understood: give the "
             f"size of the model's files with --weights-memory"
         )
-    engine = ENGINES[wishes.engine or _USUAL_ENGINES.get(device.kind, "vllm")]
-    engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
-    if engine.name == "ridgeline" and any(one.cache.state_values for one in subject.shape.layers):
-        engine = replace(engine, frees_windows=False)
-    storage = _storage(subject, wishes, device)
+    engine = engine_on(subject, device, wishes)
+    storage = _storage(subject, wishes, device, engine)
     setting = _setting(subject, device, wishes, engine, storage)
     tp = wishes.ranks("tensor_parallel_size", default_ranks)
     pp = wishes.ranks("pipeline_parallel_size", "1")
@@ -111,11 +116,11 @@ def place(
         raise ValueError(
             f"{device.id} has no link to other devices: a model cannot be split over several"
         )
-    setting, known = _divide(subject, device, wishes, setting, storage, tp, pp)
-
-    def ledger_of(asked: Setting) -> Ledger:
-        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
-
+    if is_on_gpu(engine, device):
+        pp = 1
+    _check_formats(subject, device, wishes, engine)
+    ledger_of = _ledger_of(subject, device, wishes, setting, storage)
+    setting = _divide(subject, device, ledger_of, setting, tp, pp)
     ledger = ledger_of(setting)
     longest = max_context(ledger_of, setting)
     return Placement(
@@ -126,8 +131,41 @@ def place(
         storage=storage,
         max_context=_bounded(longest, subject.shape.max_position),
         max_concurrency=max_concurrency(ledger_of, setting),
-        would_help=() if ledger.fits else tuple(_helps(subject, device, wishes, setting, storage)),
+        would_help=()
+        if ledger.fits
+        else tuple(_helps(subject, device, wishes, ledger_of, setting, storage)),
     )
+
+
+def engine_on(subject: ModelSpec, device: Device, wishes: PlanFlags) -> EngineOverheads:
+    """Return the engine whose rules apply on a device: the one asked for, or the usual one.
+
+    On this machine's GPU the usual one is ours if the GPU has passed its checks and the model runs
+    there.
+    """
+    name = wishes.engine or _USUAL_ENGINES.get(device.kind, "vllm")
+    runs_here = device.has_passed and subject.arch is not None
+    if wishes.engine is None and runs_here and not refusal(subject, device, wishes):
+        name = OWN
+    engine = ENGINES[name]
+    engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
+    if name == OWN and any(one.cache.state_values for one in subject.shape.layers):
+        engine = replace(engine, frees_windows=False)
+    return on_gpu(engine) if is_on_gpu(engine, device) else engine
+
+
+def refusal(subject: ModelSpec, device: Device, wishes: PlanFlags) -> str | None:
+    """Return why our engine would not run a model on a GPU as wished; None where it would.
+
+    Of other devices nothing is known to be refused.
+    """
+    if not computes_on(device):
+        return None
+    try:
+        gpu_setup(subject, wishes, ENGINES[OWN])
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _bounded(longest: int | None, max_position: int) -> int | None:
@@ -141,7 +179,27 @@ def cannot_compute(device: Device, form: str) -> bool:
     return has_units and form not in device.peak_ops_per_s
 
 
-def _storage(subject: ModelSpec, wishes: PlanFlags, device: Device) -> Storage:
+def _check_formats(
+    subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads
+) -> None:
+    """Raise ValueError for a format that a model which runs on processors has not there."""
+    if subject.checkpoint is None or device.kind != "cpu":
+        return
+    if wishes.dtype not in (AUTO, *_OUR_DTYPES):
+        raise ValueError(
+            f"--dtype {wishes.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}"
+        )
+    if engine.name == OWN and wishes.kv_cache_dtype not in (AUTO, *_OUR_CACHES):
+        raise ValueError(
+            f"--kv-cache-dtype {wishes.kv_cache_dtype}: this engine has {', '.join(_OUR_CACHES)}"
+        )
+
+
+def _storage(
+    subject: ModelSpec, wishes: PlanFlags, device: Device, engine: EngineOverheads
+) -> Storage:
+    if is_on_gpu(engine, device):
+        return gpu_storage(gpu_setup(subject, wishes, engine))
     storage = subject.storage
     if wishes.dtype != AUTO:
         storage = storage_of_dtype(wishes.dtype, subject.shape)
@@ -159,14 +217,15 @@ def _setting(
     subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads, storage: Storage
 ) -> Setting:
     kv_dtype = wishes.kv_cache_dtype
-    if kv_dtype == AUTO and engine.name == "ridgeline":
+    if is_on_gpu(engine, device):
+        kv_dtype = gpu_setup(subject, wishes, engine).kv_cache_dtype
+    elif kv_dtype == AUTO and engine.name == OWN:
         kv_dtype = own_kv_dtype(AUTO if wishes.dtype == AUTO else format_named(wishes.dtype).name)
     elif kv_dtype == AUTO:
         kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
-    if kv_dtype == "int8-int4" and engine.name != "ridgeline":
-        raise ValueError(
-            f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8, or --engine ridgeline"
-        )
+    if kv_dtype == "int8-int4" and engine.name != OWN:
+        ours = "" if computes_on(device) else f", or --engine {OWN}"
+        raise ValueError(f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8{ours}")
     max_position = subject.shape.max_position
     if wishes.context and max_position and wishes.context > max_position:
         raise ValueError(
@@ -189,81 +248,52 @@ def _setting(
     )
 
 
-def _known(subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting) -> Known:
-    """Return what the file says, or the backend that would run it here."""
-    checkpoint, adapters = subject.checkpoint, _adapter_line(subject)
-    if checkpoint is None or (setting.engine.name != "ridgeline" or device.kind != "cpu"):
-        stored = subject.stored if wishes.dtype == AUTO else None
-        return Known(weights=stored, weights_how=FROM_FILE, adapters=adapters)
-    groups = cache_groups(checkpoint.arch)
-    wanted = Setup(
-        dtype=wishes.dtype,
-        kv_cache_dtype=wishes.kv_cache_dtype,
-        block_size=setting.block_size,
-        threads=usable_cpus(),
-        max_model_len=setting.context,
-        max_num_seqs=min(setting.engine.max_num_seqs, setting.max_num_batched_tokens),
-        max_num_batched_tokens=setting.max_num_batched_tokens,
-        max_lora_rank=subject.adapters.rank,
-        groups=groups,
-    )
-    problems: list[ValueError] = []
-    for backend in BACKENDS.values():
-        try:
-            setup = backend.check(wanted, checkpoint.arch)
-            footprint = backend.footprint(checkpoint.arch, setup)
-        except ValueError as problem:
-            problems.append(problem)
-            continue
-        return Known(
-            weights=backend.packed_bytes(checkpoint, setup),
-            weights_how=COMPUTED,
-            kv_bytes_per_token=footprint.kv_bytes_per_token,
-            state_bytes_per_seq=footprint.state_bytes_per_seq,
-            step_bytes=footprint.step_bytes,
-            windows=tuple(group.window for group in groups),
-            adapters=adapters,
-        )
-    raise problems[0]
+def _ledger_of(
+    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage
+) -> LedgerOf:
+    """Return what makes the ledger of a load and a division.
 
+    It raises ValueError for a division that cannot be, or if our engine cannot run the model as
+    wished.
+    """
+    is_by_rank = is_on_gpu(setting.engine, device)
 
-def _adapter_line(subject: ModelSpec) -> Line | None:
-    room = subject.adapters
-    return Line("adapters", room.num_bytes, room.how) if room.num_bytes else None
+    @cache
+    def known_of(num_ranks: int) -> Known:
+        if is_by_rank:
+            return known_on_gpu(subject, wishes, setting.engine, num_ranks)
+        if setting.engine.name == OWN and device.kind == "cpu":
+            return known_on_cpu(subject, wishes, setting)
+        return known_of_file(subject, wishes)
+
+    def ledger_of(asked: Setting) -> Ledger:
+        known = known_of(asked.tp if is_by_rank else 1)
+        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
+
+    return ledger_of
 
 
 def _divide(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage,
+    subject: ModelSpec, device: Device, ledger_of: LedgerOf, setting: Setting,
     tp: int | None, pp: int | None,
-) -> tuple[Setting, Known]:  # fmt: skip
+) -> Setting:  # fmt: skip
     """Return the setting with both sizes chosen: the fewest devices on which it fits.
 
     Where it fits on none, it is left on one.
     """
-    if subject.checkpoint is not None and device.kind == "cpu" and wishes.dtype not in (
-        AUTO, *_OUR_DTYPES
-    ):  # fmt: skip
-        raise ValueError(
-            f"--dtype {wishes.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}"
-        )
-    known = _known(subject, device, wishes, setting)
     if tp is not None and pp is not None:
         check_division(subject.shape, tp, pp)
-        return replace(setting, tp=tp, pp=pp), known
+        return replace(setting, tp=tp, pp=pp)
     most_ranks = min(_MOST_RANKS, device.max_ranks)
-
-    def ledger_of(asked: Setting) -> Ledger:
-        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
-
     for stages in [pp] if pp is not None else _powers(min(most_ranks, len(subject.shape.layers))):
         asked = replace(setting, pp=stages)
         if tp is not None:
             asked = replace(asked, tp=tp)
             if ledger_of(asked).fits:
-                return asked, known
-        elif ranks := smallest_tp(ledger_of, subject.shape, asked, most_ranks):
-            return replace(asked, tp=ranks), known
-    return replace(setting, tp=tp or 1, pp=pp or 1), known
+                return asked
+        elif ranks := smallest_tp(ledger_of, asked, most_ranks):
+            return replace(asked, tp=ranks)
+    return replace(setting, tp=tp or 1, pp=pp or 1)
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -274,25 +304,32 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage
-) -> Iterator[str]:
+    subject: ModelSpec, device: Device, wishes: PlanFlags, ledger_of: LedgerOf, setting: Setting,
+    storage: Storage,
+) -> Iterator[str]:  # fmt: skip
     """Yield flags, each of which alone would make it fit."""
-    known = _known(subject, device, wishes, setting)
-
-    def ledger_of(asked: Setting) -> Ledger:
-        return make_ledger(subject.shape, storage, known, device.usable_bytes, asked)
 
     def in_format(name: str) -> Ledger:
         candidate = storage_of_dtype(name, subject.shape)
-        beside = Known(adapters=known.adapters)
+        beside = Known(adapters=known_of_file(subject, wishes).adapters)
         return make_ledger(subject.shape, candidate, beside, device.usable_bytes, setting)
 
+    def in_gpu_format(name: str) -> Ledger:
+        wished = replace(wishes, dtype=name)
+        candidate = _storage(subject, wished, device, setting.engine)
+        asked = _setting(subject, device, wished, setting.engine, candidate)
+        asked = replace(asked, tp=setting.tp, pp=setting.pp)
+        return _ledger_of(subject, device, wished, asked, candidate)(asked)
+
     most_ranks = min(_MOST_RANKS, device.max_ranks)
-    ranks = smallest_tp(ledger_of, subject.shape, replace(setting, tp=1), most_ranks)
+    ranks = smallest_tp(ledger_of, replace(setting, tp=1), most_ranks)
     if ranks is not None:
         yield f"--tensor-parallel-size {ranks}"
-    narrower = [n for n in BY_WIDTH if FORMATS[n].bits < storage.linear.bits]
-    if setting.weights_bytes is None and (widest := widest_format(in_format, tuple(narrower))):
+    has_own = is_on_gpu(setting.engine, device)
+    bits = gpu_formats() if has_own else {name: FORMATS[name].bits for name in BY_WIDTH}
+    narrower = tuple(name for name, size in bits.items() if size < storage.linear.bits)
+    of_format = in_gpu_format if has_own else in_format
+    if setting.weights_bytes is None and (widest := widest_format(of_format, narrower)):
         yield f"--dtype {widest}"
     if shorter := max_context(ledger_of, setting):
         yield f"--context {shorter}"

@@ -6,10 +6,10 @@ They are answered by bisection over the same sum, so that what is said to fit do
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from ridgeline.physics.shapes import ModelShape
-from ridgeline.planner.memory.ledger import Ledger, Setting, can_divide
+from ridgeline.planner.memory.ledger import Ledger, Setting
 
 _MOST_TOKENS = 1 << 40
 _MOST_SEQUENCES = 1 << 32
@@ -50,14 +50,17 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def smallest_tp(
-    ledger_of: Callable[[Setting], Ledger], shape: ModelShape, setting: Setting, most_ranks: int
+    ledger_of: Callable[[Setting], Ledger], setting: Setting, most_ranks: int
 ) -> int | None:
-    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None."""
+    """Return the least power of two of ranks, up to ``most_ranks``, on which it fits; or None.
+
+    ``ledger_of`` raises ValueError for a number of ranks that cannot divide the model.
+    """
     ranks = 1
     while ranks <= most_ranks:
-        asked = replace(setting, tp=ranks)
-        if can_divide(shape, ranks, setting.pp) and ledger_of(asked).fits:
-            return ranks
+        with suppress(ValueError):
+            if ledger_of(replace(setting, tp=ranks)).fits:
+                return ranks
         ranks *= 2
     return None
 

@@ -1,0 +1,169 @@
+"""Our own engine on a device, as its backends count themselves: no GPU and no torch is needed.
+
+On processors it is the cpu backend, on NVIDIA GPUs the cuda backend. Of other devices nothing but
+the shape of a model is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ridgeline.arch.cache_groups import cache_groups
+from ridgeline.arch.model import ModelArch
+from ridgeline.backends import BACKENDS, cuda
+from ridgeline.backends.interface import Footprint, Setup
+from ridgeline.machine import usable_cpus
+from ridgeline.physics.format_bytes import FORMATS, Format, Storage
+from ridgeline.physics.hardware import Device
+from ridgeline.planner.memory.flags import AUTO, PlanFlags
+from ridgeline.planner.memory.ledger import (
+    COMPUTED,
+    FROM_FILE,
+    EngineOverheads,
+    Known,
+    Line,
+    Setting,
+)
+from ridgeline.planner.memory.model_spec import ModelSpec
+
+OWN = "ridgeline"  # the engine's name
+# Of NVIDIA GPUs with compute capability 8.0 or newer; a device that a user describes has none.
+_GENERATIONS = ("ampere", "ada", "hopper", "blackwell", "")
+_OF_PROCESSORS = ("cpu", "reference")
+
+
+def is_on_gpu(engine: EngineOverheads, device: Device) -> bool:
+    """Whether this is our engine on a device that its cuda backend computes on."""
+    return engine.name == OWN and computes_on(device)
+
+
+def computes_on(device: Device) -> bool:
+    """Whether the cuda backend computes on a device."""
+    return device.kind == "gpu" and device.generation in _GENERATIONS
+
+
+def on_gpu(engine: EngineOverheads) -> EngineOverheads:
+    """Return how our engine divides a GPU's memory, with the backend's own constants."""
+    return replace(
+        engine,
+        utilization=1 - cuda.KEPT_SHARE,
+        context_bytes=cuda.CONTEXT_BYTES,
+        context_name="driver, runtime and graphs",
+    )
+
+
+def gpu_setup(
+    subject: ModelSpec, wishes: PlanFlags, engine: EngineOverheads, num_ranks: int = 1
+) -> Setup:
+    """Return the setup that the cuda backend would run with.
+
+    Raises ValueError if it refuses the model, a format, or this number of ranks.
+    """
+    stages = wishes.ranks("pipeline_parallel_size", "1") or 1
+    if stages > 1:
+        raise ValueError(
+            f"--pipeline-parallel-size {stages}: the cuda backend has no stages: use "
+            f"--tensor-parallel-size"
+        )
+    longest = wishes.context or subject.shape.max_position
+    setup = _wanted(subject, subject.arch, wishes, engine, longest)
+    return cuda.settle(replace(setup, tensor_parallel_size=num_ranks), subject.arch)
+
+
+def gpu_formats() -> Mapping[str, float]:
+    """Return the bits of a weight in each format of the cuda backend, the widest first."""
+    bits = {name: cuda.weight_bits(name) for name in cuda.FORMATS}
+    return dict(sorted(bits.items(), key=lambda of: -of[1]))
+
+
+def gpu_storage(setup: Setup) -> Storage:
+    """Return how the cuda backend stores a model's weights, whatever they are stored as."""
+    plain = FORMATS["f32" if setup.dtype == "f32" else "bf16"]
+    return Storage(plain, Format(setup.dtype, cuda.weight_bits(setup.dtype)))
+
+
+def known_on_gpu(
+    subject: ModelSpec, wishes: PlanFlags, engine: EngineOverheads, num_ranks: int
+) -> Known:
+    """Return what the cuda backend says of one of several ranks of a model.
+
+    Of a model that our engine does not run it is what the file says. Raises ValueError as
+    ``gpu_setup`` does.
+    """
+    setup = gpu_setup(subject, wishes, engine, num_ranks)
+    arch, checkpoint = subject.arch, subject.checkpoint
+    if arch is None:
+        return known_of_file(subject, wishes)
+    weights = (
+        cuda.expected_bytes(arch, setup)
+        if checkpoint is None
+        else cuda.packed_bytes(checkpoint, setup)
+    )
+    known = _known(subject, weights, setup, cuda.footprint(arch, setup))
+    return replace(known, num_ranks=num_ranks)
+
+
+def known_on_cpu(subject: ModelSpec, wishes: PlanFlags, setting: Setting) -> Known:
+    """Return what the backend says that would run a model on processors.
+
+    Of a model whose file is not here it is what is known of the file. Raises ValueError if no
+    backend can run it so.
+    """
+    checkpoint = subject.checkpoint
+    if checkpoint is None:
+        return known_of_file(subject, wishes)
+    wanted = _wanted(subject, checkpoint.arch, wishes, setting.engine, setting.context)
+    problems: list[ValueError] = []
+    for backend in (BACKENDS[name] for name in _OF_PROCESSORS):
+        try:
+            setup = backend.check(wanted, checkpoint.arch)
+            footprint = backend.footprint(checkpoint.arch, setup)
+        except ValueError as problem:
+            problems.append(problem)
+            continue
+        return _known(subject, backend.packed_bytes(checkpoint, setup), setup, footprint)
+    raise problems[0]
+
+
+def known_of_file(subject: ModelSpec, wishes: PlanFlags) -> Known:
+    """Return what the file says of its weights, if they are to be as it has them."""
+    stored = subject.stored if wishes.dtype == AUTO else None
+    return Known(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(subject))
+
+
+def _wanted(
+    subject: ModelSpec, arch: ModelArch | None, wishes: PlanFlags, engine: EngineOverheads,
+    longest: int,
+) -> Setup:  # fmt: skip
+    batched = wishes.max_num_batched_tokens or engine.max_num_batched_tokens
+    return Setup(
+        dtype=wishes.dtype,
+        kv_cache_dtype=wishes.kv_cache_dtype,
+        block_size=wishes.block_size or engine.block_size,
+        threads=usable_cpus(),
+        max_model_len=longest,
+        max_num_seqs=min(engine.max_num_seqs, batched),
+        max_num_batched_tokens=batched,
+        max_lora_rank=subject.adapters.rank,
+        groups=() if arch is None else cache_groups(arch),
+    )
+
+
+def _known(
+    subject: ModelSpec, weights: Mapping[str, int], setup: Setup, footprint: Footprint
+) -> Known:
+    return Known(
+        weights=weights,
+        weights_how=COMPUTED,
+        kv_bytes_per_token=footprint.kv_bytes_per_token,
+        state_bytes_per_seq=footprint.state_bytes_per_seq,
+        step_bytes=footprint.step_bytes,
+        windows=tuple(group.window for group in setup.groups),
+        adapters=_adapter_line(subject),
+    )
+
+
+def _adapter_line(subject: ModelSpec) -> Line | None:
+    room = subject.adapters
+    return Line("adapters", room.num_bytes, room.how) if room.num_bytes else None
