@@ -11,10 +11,16 @@ import ridgeline
 
 PACKAGE = Path(ridgeline.__file__).parent
 MOST = 4  # positional arguments of one type
-# Made for each sequence of each step, or each step of a forecast, where keywords take time.
-HOT = {"Work", "Features"}
+# Made here for each sequence of each step, or each step of a forecast, where keywords take time.
+HOT = {
+    ("ridgeline.core.scheduling.scheduler", "Work"),
+    ("ridgeline.decoding.drafts.draft_model", "Work"),
+    ("ridgeline.backends.cpu.stages.wire", "Work"),
+    ("ridgeline.foresight.step_time.features", "Features"),
+}
 
 Classes = dict[tuple[str, str], ast.ClassDef]  # by module and name
+Found = tuple[str, tuple[str, str]]  # where a call stands; its module, and the class that it makes
 
 
 def test_no_constructor_gets_many_arguments_of_one_type_by_position() -> None:
@@ -25,7 +31,9 @@ def test_no_constructor_gets_many_arguments_of_one_type_by_position() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
-    assert [*_calls_by_position(trees, classes)] == []
+    found = [*_calls_by_position(trees, classes)]
+    assert [where for where, place in found if place not in HOT] == []
+    assert {place for _, place in found} == HOT, "excused, though it is called by keyword"
 
 
 def test_a_call_by_position_is_found() -> None:
@@ -46,7 +54,7 @@ def _module(path: Path) -> str:
     return ".".join(("ridgeline", *path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-def _calls_by_position(trees: dict[str, ast.Module], classes: Classes) -> Iterator[str]:
+def _calls_by_position(trees: dict[str, ast.Module], classes: Classes) -> Iterator[Found]:
     for module, tree in trees.items():
         names = {name: (module, name) for at, name in classes if at == module}
         for node in ast.walk(tree):
@@ -55,8 +63,8 @@ def _calls_by_position(trees: dict[str, ast.Module], classes: Classes) -> Iterat
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 made = classes.get(names.get(node.func.id, ("", "")))
-                if made is not None and made.name not in HOT and _num_alike(node, made) > MOST:
-                    yield f"{module}:{node.lineno}: {made.name}"
+                if made is not None and _num_alike(node, made) > MOST:
+                    yield f"{module}:{node.lineno}: {made.name}", (module, made.name)
 
 
 def _num_alike(call: ast.Call, made: ast.ClassDef) -> int:

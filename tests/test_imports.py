@@ -54,7 +54,7 @@ def test_contracts_name_folders_so_that_a_new_file_is_in_them() -> None:
             *contract.get("ancestors", ()),
         }
         for module in named:
-            parts = module.removesuffix(".**").split(".")[1:]
+            parts = module.rstrip(".*").split(".")[1:]
             assert PACKAGE.joinpath(*parts).is_dir(), f"{module} in {contract['name']!r} is a file"
 
 
@@ -65,6 +65,15 @@ def test_every_room_that_could_knows_the_face_of_a_backend_alone() -> None:
     below = rooms[rooms.index("models") :]  # they may not import a backend in any way
     others = {f"ridgeline.{room}" for room in rooms if room not in (*below, "backends")}
     assert others <= set(contract["source_modules"])
+
+
+def test_no_room_below_foresight_is_missing_in_its_contract() -> None:
+    [contract] = [one for one in CONTRACTS if one["name"].startswith("foresight knows of")]
+    [floors] = [one["layers"] for one in CONTRACTS if one.get("exhaustive")]
+    [own] = [i for i, floor in enumerate(floors) if "foresight" in floor.split(" | ")]
+    below = {f"ridgeline.{room}" for floor in floors[own + 1 :] for room in floor.split(" | ")}
+    known = {f"ridgeline.{room}" for room in (*ROOMS, "routing", "svg")}
+    assert below - known == set(contract["forbidden_modules"])
 
 
 def test_the_server_reads_values_of_its_engine_and_none_of_its_parts() -> None:

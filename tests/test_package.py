@@ -42,6 +42,12 @@ def test_there_are_links_to_all_that_a_user_looks_for(project: dict[str, Any]) -
         assert Path(__file__).parents[1].joinpath(path).exists()
 
 
+def test_an_entry_of_the_changelog_fits_on_one_screen() -> None:
+    _, *entries = re.split(r"^## ", ROOT.joinpath("CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    for entry in entries:
+        assert len(entry.splitlines()) <= 45, entry.splitlines()[0]
+
+
 def test_the_readme_has_no_link_that_a_package_page_cannot_follow(project: dict[str, Any]) -> None:
     root = Path(__file__).parents[1]
     text = root.joinpath("README.md").read_text()

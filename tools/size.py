@@ -19,7 +19,7 @@ TOPS = ("src", "tests", "tools", "peers")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_DOCUMENT_WIDTH = 120
-MAX_ROOM_FILES = 10  # at the top of each folder of src/ridgeline (docs/adr/0009)
+MAX_ROOM_FILES = 10  # at the top of a room, src/ridgeline/X; not below (docs/adr/0009)
 # Names that several classes of src have, with or without an underscore: most are what both compiled
 # backends have (a batch, its tables, its weights), or a protocol and what implements it.
 MAX_SHARED_NAMES = 10

@@ -1,7 +1,7 @@
-"""What stands before the layers, in every backend: an embedding's rows become the first inputs.
+"""What stands before the layers, on arrays of numpy: an embedding's rows become the first inputs.
 
-Of learnt positions and segments the embedding is added here. What stands behind the layers is
-``sampler.step_output``.
+Of learnt positions and segments the embedding is added here. The cuda backend does the same on
+tensors. What stands behind the layers is ``sampler.step_output``, for all backends.
 """
 
 from __future__ import annotations

@@ -290,9 +290,11 @@ def latest_start_s(times: TimeModel, num_prompt: int, num_new: int, due: Due) ->
     This is its slack: requests with a deadline are served in this order.
     """
     pairs = num_prompt * (num_prompt + 1) / 2
-    reading_s = times.seconds(Features(num_prompt, 1, 1, num_prompt, pairs))
+    reading = Features(num_prompt, 1, 1, num_positions=num_prompt, num_pairs=pairs)
+    reading_s = times.seconds(reading)
     context = num_prompt + num_new / 2
-    writing_s = times.seconds(Features(1, 1, 1, context, context)) + times.after(1, 0)
+    writing = Features(1, 1, 1, num_positions=context, num_pairs=context)
+    writing_s = times.seconds(writing) + times.after(1, 0)
     return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
 
 

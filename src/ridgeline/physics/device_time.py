@@ -30,7 +30,6 @@ from ridgeline.physics.shapes import Matrix, ModelShape
 
 _ALL = "all"  # the row of an engine's constants for generations without figures of their own
 _OTHER = "other"  # the row of engines without figures of their own
-OLDER = "trtllm-0.6.1"  # an engine of 2023, whose published figures are quoted most
 _HOP_S = 1e-5  # from one stage of a pipeline to the next (AIConfigurator's figure)
 _TYPICAL_REACH = 0.78  # of a dense peak that was not measured: the median of those measured
 

@@ -67,6 +67,11 @@ class Prepared(NamedTuple):
     deadline: Deadline | None = None
     prompts: Sequence[Ids] = ()
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar holds the text of an answer, and not its calls alone."""
+        return (self.form is None or self.form.has_body) and self.new_constraint is not None
+
 
 class Prompts:
     """Turns messages, texts and token ids into prompts of one model."""

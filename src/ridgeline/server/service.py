@@ -35,7 +35,7 @@ from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShap
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.kept_blocks import load
-from ridgeline.server.engine.request_stream import RequestStream
+from ridgeline.server.engine.request_stream import RequestStream, Screen
 from ridgeline.server.guards.all import Guards
 from ridgeline.server.http.errors import STOPPING, ApiError
 from ridgeline.server.http.json_body import CAPPED, note_ignored
@@ -58,7 +58,6 @@ if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.kv_disk.tier import Tier
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
-    from ridgeline.server.guards.checks import Checks
     from ridgeline.server.guards.known import Judge
     from ridgeline.server.receipts.notary import Notary
     from ridgeline.server.rules.book import RequestRules, RuleBook
@@ -288,59 +287,53 @@ class Service:
         later is told in the names of the ``dialect``.
         """
         self.check_queue(len(prompts))
+        state, header = request.state, request.headers.get(HEADER)
         if rules := self.rules():
             rules.check_answer(body)
-        header = request.headers.get(HEADER)
         prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
-        checks = await self.checked(request, body, prepared.prompts, param)
-        params, deadline, state = prepared.params, prepared.deadline, request.state
-        if state.is_background and deadline:
+        screen = await self.judged(request, body, prepared.prompts, param)
+        if state.is_background and prepared.deadline:
             raise contradiction("deadline", "a batch cannot have a deadline")
-        if rules:
-            params = rules.capped(params)
+        params = rules.capped(prepared.params) if rules else prepared.params
         if params.seed is None and state.seed is not None:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name
         if body.model is not None and not self.is_called(body.model):
             adapter, name = await self.loras.lease(body.model), body.model
-        tenant = state.tenant
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+        parent = parent_of(request.headers)
         stream = RequestStream(
             prepared.prompts,
             params,
             body.watched(partial(self.text.new_text, form=prepared.form)),
-            tenant,
+            state.tenant,
             is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
             is_background=state.is_background,
             tells_progress=bool(body.stream and body.return_progress),
-            name=request.state.request_id,
-            cache_root=self.cache_root(tenant, body.cache_salt),
+            name=state.request_id,
+            arrived_s=state.arrived_s,
+            created_s=int(state.created.timestamp()),
+            cache_root=self.cache_root(state.tenant, body.cache_salt),
             adapter=adapter,
             prediction=prediction,
             new_constraint=prepared.new_constraint,
             form_param=prepared.form_param,
             token_rules=prepared.token_rules,
-            on_record=partial(self.note_end, tenant, parent_of(request.headers), operation, name),
+            screen=screen,
+            on_record=partial(self.note_end, state.tenant, parent, operation, name),
         )
-        stream.screen = checks.screen if checks and checks.rules.key.output_judges else None
-        stream.arrived_s = request.state.arrived_s
         await load(self.engine, self.kept, stream)
-        stream.created_s = int(request.state.created.timestamp())
-        has_form = prepared.form is None or prepared.form.has_body
-        is_constrained = has_form and prepared.new_constraint is not None
-        fingerprint, entry = (
-            identity.with_adapter(self.fingerprint, adapter.digest),
-            self.entry(request),
-        )
+        fingerprint = identity.with_adapter(self.fingerprint, adapter.digest)
         answers = ResponseBuilder(
             self.text, body, stream, prepared.form,
-            room=prepared.room, rules=rules, is_constrained=is_constrained,
+            room=prepared.room, rules=rules, is_constrained=prepared.is_constrained,
         )  # fmt: skip
-        if entry is not None:
+        if entry := self.entry(request):
             entry.take(body, name, fingerprint, params, answers)
         shape = new_shape(answers, body, stream.name, name, fingerprint)
         if body.receipt:
             self._add_witness(body, stream, answers, prepared.form)
+        deadline = prepared.deadline
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
         parts = stream, answers, body, shape, dialect
@@ -374,12 +367,12 @@ class Service:
         except (OSError, ValueError):
             raise no_key() from None
 
-    async def checked(
+    async def judged(
         self, request: Request, body: Any, prompts: Sequence[Ids], param: str
-    ) -> Checks | None:
-        """Return what guards judge of a request, if they do, after they have judged its prompts.
+    ) -> Screen | None:
+        """Have guards judge a request's prompts; return what screens its answers, if they do.
 
-        Raises ApiError if they forbid one.
+        Raises ApiError if they forbid a prompt.
         """
         rules, state = self.rules(), request.state
         if rules is None or not (rules.key.input_judges or rules.key.output_judges):
@@ -393,7 +386,7 @@ class Service:
         found = await self.work.prompts.run(partial(conversations_of, body, prompts, decode, rules))
         checks = Checks(rules, self.guards, asker, found)
         await checks.check_read(param)
-        return checks
+        return checks.screen if rules.key.output_judges else None
 
     def cache_root(self, tenant: str, salt: str | None = None) -> bytes:
         """Return what separates the cached prefixes of tenants, and of salts, if anything does."""

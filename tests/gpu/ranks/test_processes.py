@@ -44,6 +44,11 @@ def _ordered_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TWINS, ORDERED)
 
 
+def pids_of(runner: Any) -> dict[int, int]:
+    """Return the process of each rank but the first."""
+    return {rank: process.pid for rank, process in runner.processes._processes.items()}
+
+
 @contextmanager
 def several(
     folder: Path, count: int, name: str = "qwen2", **settings: Any
@@ -51,7 +56,7 @@ def several(
     """Make a runner over processes; they are gone at the end."""
     checkpoint, setup = tiny_model(folder, name, tensor_parallel_size=count, **settings)
     runner = cuda.new_runner(checkpoint, setup, NOWHERE)
-    pids = list(runner.processes.pids().values())
+    pids = list(pids_of(runner).values())
     assert len(pids) == count - 1
     try:
         yield runner, setup
@@ -120,7 +125,7 @@ def stops(runner: Any, setup: Any, rank: int) -> None:
     """A rank stops in a step: as soon as all others wait for it, time is up."""
     fails_alike(runner, setup)  # so that none is still at a step before
     processes = runner.processes
-    pid = processes.pids()[rank]
+    pid = pids_of(runner)[rank]
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(answers, engine_over(runner, setup), REQUESTS)
@@ -147,7 +152,7 @@ def test_a_rank_that_is_killed_ends_the_engine_and_an_error_of_all_does_not(tmp_
         wanted = answers(engine_over(runner, setup), REQUESTS)
         fails_alike(runner, setup)
         assert answers(engine_over(runner, setup), REQUESTS) == wanted
-        pid = runner.processes.pids()[1]
+        pid = pids_of(runner)[1]
         os.kill(pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(

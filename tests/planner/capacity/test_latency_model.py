@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peers.fit_device_time import OLDER
 from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
 from peers import fit_device_time
 from ridgeline.models.counting import shape_of_config
 from ridgeline.physics.device_time import (
-    OLDER,
     DeviceTime,
     device_time,
     efficiency_of,

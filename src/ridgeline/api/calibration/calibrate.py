@@ -87,11 +87,13 @@ def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
     one_s = times.seconds(ONE_STREAM)
     yield "one stream", f"{1 / (one_s + times.after(1, 0)):,.0f} tokens/s, a step of {_ms(one_s)}"
     for num in (16, 64):
-        step_s = times.seconds(Features(num, num, num, 128 * num, 128 * num))
+        step = Features(num, num, num, num_positions=128 * num, num_pairs=128 * num)
+        step_s = times.seconds(step)
         rate = num / (step_s + times.after(num, 0))
         yield f"{num} streams", f"{rate:,.0f} tokens/s, a step of {_ms(step_s)}"
     length = min(512, llm.config.max_model_len // 2)
-    prompt_s = times.seconds(Features(length, 1, 1, length, length * (length + 1) / 2))
+    pairs = length * (length + 1) / 2
+    prompt_s = times.seconds(Features(length, 1, 1, num_positions=length, num_pairs=pairs))
     ops = costs.linear_flops(arch, length) + costs.attention_flops(arch, 0, length)
     speeds = f"{length / prompt_s:,.0f} tokens/s, {ops / prompt_s / 1e9:,.0f} GOP/s"
     yield f"a prompt of {length}", f"{speeds}, a step of {_ms(prompt_s)}"
@@ -160,10 +162,11 @@ def _expected_s(shape: _LoadShape, guess: Calibration) -> float:
     """Return roughly how long a shape takes by a model of time."""
     seconds = guess.times.seconds
     num = len(shape.prompts)
-    pairs = sum(n * n / 2 for n in shape.prompts)
-    prompts_s = seconds(Features(sum(shape.prompts), num, num, sum(shape.prompts), pairs))
+    tokens, pairs = sum(shape.prompts), sum(n * n / 2 for n in shape.prompts)
+    prompts_s = seconds(Features(tokens, num, num, num_positions=tokens, num_pairs=pairs))
     together = 1 if shape.gap else num
-    answers_s = max(shape.num_new) * seconds(Features(together, together, together, 0, 0))
+    answer = Features(together, together, together, num_positions=0, num_pairs=0)
+    answers_s = max(shape.num_new) * seconds(answer)
     return prompts_s + answers_s * (num if shape.gap else 1)
 
 

@@ -315,8 +315,10 @@ class CpuRunner:
         )
         nothing = Sampling(SamplingParams(), start + len(tokens), ())
         targets = tuple(tokens)  # any id will do: it asks for every row
-        item = Work((0, 0), start, tuple(tokens), blocks, (), nothing, (), targets, state=0)
-        item = item._replace(others=tuple(others))
+        item = Work(
+            (0, 0), start, tuple(tokens), blocks,
+            seeds=(), sampling=nothing, history=(), targets=targets, state=0, others=tuple(others),
+        )  # fmt: skip
         batch = self._prepare((item,), before(item) if before else None)
         self._draws.begin()
         self._head(batch.row_of_token, list(range(len(tokens))))

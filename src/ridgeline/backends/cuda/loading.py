@@ -99,8 +99,12 @@ def step_of(
         need = -(-count // setup.block_size)
         tables = [tuple(range(need))] * num_groups
         tokens = (0,) * count
-        item = Work((-1, i), 0, tokens, tables[0], (i,), sampling, (0,), (), state=0)
-        work.append(item._replace(others=tuple(tables[1:])))
+        item = Work(
+            (-1, i), 0, tokens, tables[0],
+            seeds=(i,), sampling=sampling, history=(0,), targets=(),
+            state=0, others=tuple(tables[1:]),
+        )  # fmt: skip
+        work.append(item)
     return Step(tuple(work), (), (), (), ())
 
 

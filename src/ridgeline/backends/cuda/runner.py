@@ -313,8 +313,10 @@ class CudaRunner:
         need = -(-(start + len(tokens)) // self.block_size)
         table, *others = (tuple(range(group, need * count, count)) for group in range(count))
         sampling = Sampling(SamplingParams(), 0, ())
-        work = Work((-1, 0), start, tuple(tokens), table, (), sampling, (), (), state=0)
-        work = work._replace(others=tuple(others))
+        work = Work(
+            (-1, 0), start, tuple(tokens), table,
+            seeds=(), sampling=sampling, history=(), targets=(), state=0, others=tuple(others),
+        )  # fmt: skip
         self._ahead = None
         with errors_named(), torch.inference_mode():
             batch = self._arrange((work,))

@@ -139,8 +139,10 @@ class ReferenceRunner:
             for group in range(self._num_groups)
         )
         sampling = Sampling(SamplingParams(), 0, ())
-        work = Work((0, 0), start, tuple(tokens), blocks, (), sampling, (), (), state=0)
-        work = work._replace(others=tuple(others))
+        work = Work(
+            (0, 0), start, tuple(tokens), blocks,
+            seeds=(), sampling=sampling, history=(), targets=(), state=0, others=tuple(others),
+        )  # fmt: skip
         with self._blas.limit(limits=self._threads, user_api="blas"), np.errstate(all="ignore"):
             hidden = self._forward((work,))[0]
             self._recurrent.end()
@@ -200,8 +202,10 @@ class ReferenceRunner:
         of_each = -(-max(map(len, windows)) // self.block_size)
         sampling = Sampling(SamplingParams(), 0, ())
         items = [
-            Work((i, 0), 0, tuple(tokens), tuple(range(i * of_each, (i + 1) * of_each)), (),
-                 sampling, (), (), state=i)
+            Work(
+                (i, 0), 0, tuple(tokens), tuple(range(i * of_each, (i + 1) * of_each)),
+                seeds=(), sampling=sampling, history=(), targets=(), state=i,
+            )
             for i, tokens in enumerate(windows)
         ]  # fmt: skip
         with self._blas.limit(limits=self._threads, user_api="blas"), np.errstate(all="ignore"):

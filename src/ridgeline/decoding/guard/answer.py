@@ -15,7 +15,6 @@ from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPatter
 from ridgeline.decoding.messages.calls import Piece
 
 Action = Literal["redact", "block", "note"]
-BLOCKED = "content_filter"  # why an answer ended that a rule has ended
 
 
 class TextRule(NamedTuple):

@@ -97,10 +97,11 @@ def _assumed(knots: Sequence[int]) -> list[Features]:
     steps = []
     for num in knots:
         for context in (64, 1024):
-            prompt = num * context + num * (num + 1) / 2
-            steps.append(Features(num, 1, 1, context + num, prompt))
-            seqs = min(num, 64)
-            steps.append(Features(num, seqs, seqs, context * seqs + num, num * context))
+            pairs = num * context + num * (num + 1) / 2
+            steps.append(Features(num, 1, 1, num_positions=context + num, num_pairs=pairs))
+            seqs, pairs = min(num, 64), num * context
+            seen = context * seqs + num
+            steps.append(Features(num, seqs, seqs, num_positions=seen, num_pairs=pairs))
     return steps
 
 

@@ -38,9 +38,6 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-_ADDED = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
-
-
 _MAX_PIECE_CHARS = 1024  # real vocabularies stop at 256; merges cost the square of a piece's length
 _MOST_COMPARED_CHARS = 1 << 28  # the sum of those squares; Gemma's 262,144 pieces have 2^24
 # Pairs of pieces whose union is a piece. Real vocabularies have 2 to 3 of them for each piece.

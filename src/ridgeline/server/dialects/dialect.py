@@ -9,10 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.http.errors import ApiError, validation_error
 
-Made = TypeVar("Made", ChatRequest, CompletionRequest)
+Made = TypeVar("Made", bound=BaseModel)  # a request of OpenAI's
 
 
 class Dialect:

@@ -38,6 +38,8 @@ class Refusal(NamedTuple):
 # Which prompt, what about it. Progress comes first, if it was asked for; then the engine's request,
 # and its record last.
 StreamEvent = tuple[int, PromptProgress | Request | Event | Refusal | RequestRecord]
+# Holds events back until they may be read, and returns those that may be now.
+Screen = Callable[[list[StreamEvent]], Awaitable[list[StreamEvent]]]
 _SEED_STRIDE = 0xBF58476D1CE4E5B9  # keeps the seeds of prompts apart
 _MAX_BEHIND = 256  # events that a stream may hold before its requests are paused
 
@@ -85,6 +87,9 @@ class RequestStream:
         form_param: str | None = None,
         is_background: bool = False,
         tells_progress: bool = False,
+        arrived_s: float | None = None,
+        created_s: int | None = None,
+        screen: Screen | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.prompts = prompts
@@ -103,12 +108,12 @@ class RequestStream:
         self.tells_progress = tells_progress  # how far its prompts are
         self.on_record = on_record  # told of each prompt's end, also when it is not read any more
         self.arrival_s = time.monotonic()
-        self.arrived_s = self.arrival_s  # at the gate, if it came through one
-        self.created_s = int(time.time())  # what answers say of time: seconds of the epoch
+        self.arrived_s = self.arrival_s if arrived_s is None else arrived_s  # at the gate
+        # What answers say of time: seconds of the epoch.
+        self.created_s = int(time.time()) if created_s is None else created_s
+        self.screen = screen
         self.due_s = inf  # when it is to run at the latest, if that was promised
         self.on_events: Callable[[list[StreamEvent]], None] = lambda events: None
-        # What holds events back until they may be read.
-        self.screen: Callable[[list[StreamEvent]], Awaitable[list[StreamEvent]]] | None = None
         self.default_seed: int | None = None  # of the first prompt, if the request brings none
         # Of each prompt that was begun elsewhere, the tokens of all its answers.
         self.answers: dict[int, tuple[tuple[int, ...], ...]] = {}

@@ -116,10 +116,6 @@ class Processes:
             self._changed.wait_for(lambda: self._is_started or self.lost)
             self.raise_lost()
 
-    def pids(self) -> dict[int, int]:
-        """Return the process of each rank but the first."""
-        return {rank: process.pid for rank, process in self._processes.items()}
-
     def raise_lost(self, error: BaseException | None = None) -> None:
         """Raise DeviceLost if a rank is; ``error`` is what came of it here."""
         if self.lost is not None:

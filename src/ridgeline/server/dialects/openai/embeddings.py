@@ -379,7 +379,7 @@ async def _reply(
     service.check_queue(len(prompts))
     if rules := service.rules():
         rules.check_features(["embeddings"])
-    await service.checked(request, body, prompts, param)
+    await service.judged(request, body, prompts, param)
     params = SamplingParams(pool=service.text.pooling)
     tenant = request.state.tenant
     stream = RequestStream(
@@ -390,12 +390,12 @@ async def _reply(
         is_read=request.state.is_background,
         is_background=request.state.is_background,
         name=request.state.request_id,
+        arrived_s=request.state.arrived_s,
         cache_root=service.cache_root(tenant),
         on_record=partial(
             service.note_end, tenant, parent_of(request.headers), "embeddings", service.name
         ),
     )
-    stream.arrived_s = request.state.arrived_s
     if entry := service.entry(request):
         entry.take(body, service.name, service.fingerprint, params)
     vectors = Vectors(stream)

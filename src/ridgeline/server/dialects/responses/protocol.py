@@ -16,10 +16,8 @@ from ridgeline.server.dialects.openai.conversation import FunctionDefinition
 from ridgeline.server.dialects.openai.protocol import Length
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
-_INT64 = 1 << 63
 _MAX_ITEMS = 1 << 13
 LOGPROBS = "message.output_text.logprobs"
-_MODES = ("none", "auto", "required")
 _TEXTS = ("input_text", "output_text", "reasoning_text")
 
 

@@ -48,7 +48,8 @@ def states_plan(part: Part, texts: tuple[tuple[int, int, int], ...]) -> StatePla
     """
     work = [
         Work(
-            (i, 0), start, (0,) * count, (), (), _ANY, (), (), state=slot,
+            (i, 0), start, (0,) * count, (),
+            seeds=(), sampling=_ANY, history=(), targets=(), state=slot,
             save=((2, 4), (5, 5)) if i == 0 and count > 5 else (),
         )
         for i, (start, count, slot) in enumerate(texts)

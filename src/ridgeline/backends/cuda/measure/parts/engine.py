@@ -130,9 +130,12 @@ def _steps(
 
     def step(number: int) -> None:
         work = tuple(
-            Work((i, 0), context + number, (tokens[i],), tables[i], (i,), sampling, (), ())
+            Work(
+                (i, 0), context + number, (tokens[i],), tables[i],
+                seeds=(i,), sampling=sampling, history=(), targets=(),
+            )
             for i in range(batch)
-        )
+        )  # fmt: skip
         output = runner.execute(Step(work, (), (), (), ()))
         if output.errors:
             raise RuntimeError(f"a step failed: {output.errors}")
@@ -183,7 +186,8 @@ def _prefill(part: Part, model: _LoadedModel, length: int) -> None:
     sampling = Sampling(SamplingParams(temperature=0), length, ())
     tokens = tuple(i % 900 + 1 for i in range(length))
     table = tuple(range(length // BLOCK_SIZE + 1))
-    step = Step((Work((7, 0), 0, tokens, table, (1,), sampling, (), ()),), (), (), (), ())
+    work = Work((7, 0), 0, tokens, table, seeds=(1,), sampling=sampling, history=(), targets=())
+    step = Step((work,), (), (), (), ())
     runner.runs_ahead = False
     runner.execute(step)
     took_s = part.host_seconds(lambda: runner.execute(step), 3)

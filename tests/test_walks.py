@@ -1,0 +1,57 @@
+"""The walks of docs/architecture.md are as long as the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.walks import PACKAGE, modules_named
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+SERVER = PACKAGE / "server"
+# What ``reply`` and ``prepare`` name that decides nothing there: types, constants, errors, threads,
+# counters, and the parts that are handed on.
+NO_DECISION = {
+    *("api/receipts/signing", "core", "decoding", "kv_disk", "server/http", "server/observe"),
+    *("server/deadlines/field", "server/dialects/dialect", "server/engine/interface"),
+    *("server/guards/all", "server/guards/choice", "server/receipts/route", "text"),
+}
+
+
+def test_walks_visit_what_the_table_says() -> None:
+    command = [sys.executable, "-m", "tests.walks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for row in done.stdout.splitlines():
+        assert row in PAGE, "python -m tests.walks prints the rows"
+
+
+def test_a_reply_passes_as_many_places_as_the_table_has_rows() -> None:
+    places, number = _places()
+    assert number == len(places)
+    named = modules_named(SERVER / "service.py", "Service", "reply")
+    named |= modules_named(SERVER / "prompts.py", "Prompts", "prepare")
+    passed = {one for one in named if not any(_is_in(one, other) for other in NO_DECISION)}
+    assert passed <= {one for found in places for one in found}, "a place has no row"
+
+
+def _is_in(module: str, folder: str) -> bool:
+    return module == folder or module.startswith(f"{folder}/")
+
+
+def _places() -> tuple[list[set[str]], int]:
+    """Return the modules of each row of the table of ``Service.reply``, and their number as said.
+
+    A file of "the dialect" is one for each dialect.
+    """
+    text = PAGE[PAGE.index("`Service.reply` makes one decision") :]
+    [number] = re.findall(r"through these (\d+) places", text)
+    found = []
+    for i, path in re.findall(r"^\| (\d+) \| `([\w/]+)\.py`", text, re.MULTILINE):
+        files = [*SERVER.glob(f"{path}.py"), *PACKAGE.glob(f"{path}.py")]
+        files = files or [*SERVER.glob(f"dialects/*/{path}.py")]
+        assert files, f"row {i}: there is no {path}.py"
+        found.append({str(one.relative_to(PACKAGE).with_suffix("")) for one in files})
+    return found, int(number)
