@@ -17,19 +17,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from operator import gt
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ridgeline.server.http.gate import UPLOADS
-from tests.faults.fields import HOLE, Fields
+from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
 from tests.physics.published import PUBLISHED
 from tests.server.conftest import write_coder
-from tests.server.forms import FORM, FORMS, form
+from tests.server.forms import FORM, FORMS, form, pressed_nothing
 from tests.server.serving import JSON
 from tests.server.test_main import cpu_s, process
 
@@ -71,7 +71,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/unload_lora_adapter": {"lora_name": "x"},
     "/v1/sleep": {"level": 1},
     SAVE: {"filename": "a"},
-    "/v2/models/{model}/infer": {"inputs": [TENSOR], "parameters": {"max_tokens": 2}},
+    INFER: {"inputs": [TENSOR], "parameters": {"max_tokens": 2}},
     "/v2/models/{model}/generate": {"text_input": "a", "max_tokens": 2},
     "/v2/models/{model}/generate_stream": {"text_input": "a", "max_tokens": 2},
     PLAN: {"on": "l4"},
@@ -138,6 +138,7 @@ class Asked:
     body: bytes = b""
     method: str = "POST"
     kind: str = JSON["content-type"]
+    coding: str = "identity"
 
 
 class Cost:
@@ -157,7 +158,7 @@ class Cost:
         before_s, before_mib = cpu_s(self._pid), self._mib("VmRSS")
         self.silence.longest_s = 0.0
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        headers = {"content-type": asked.kind}
+        headers = {"content-type": asked.kind, "content-encoding": asked.coding}
         connection.request(asked.method, path, asked.body, headers if asked.body else {})
         response = connection.getresponse()
         text = response.read()
@@ -216,13 +217,17 @@ def _all_asked(port: int, count: int, rng: random.Random) -> Iterator[Asked]:
     rng.shuffle(full)
     queries = [(*query, text) for query in QUERIES for text in WRITTEN]
     rng.shuffle(queries)
-    wholes, written, forms = cycle(full), cycle(queries), iter(FORMS)
+    odd = chain(
+        [Asked(INFER, "", "nothing", pressed_nothing(_FULL // 4), coding="deflate")],
+        (Asked(UPLOADS, name, "", form(name, _FULL), kind=FORM) for name in FORMS),
+    )
+    wholes, written = cycle(full), cycle(queries)
     for i in range(count):
         if i % 9 == 0:
             path, how = next(wholes)
             yield Asked(path, "", how, full_body(path, how))
-        elif i % 18 == 4 and (name := next(forms, "")):
-            yield Asked(UPLOADS, name, "", form(name, _FULL), kind=FORM)
+        elif i % 18 == 4 and (asked := next(odd, None)):
+            yield asked
         elif i % 9 == 4:
             method, path, name, text = next(written)
             yield Asked(f"{path}?{name}={quote(text)}", "", "", method=method)

@@ -1,4 +1,4 @@
-"""Forms that try to make an upload dear, by what they have much of."""
+"""Forms that try to make an upload dear, by what they have much of; and what is dear to unpack."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ FORMS = {  # what stands in the file, how that begins and ends, and why the form
     "a long name": (NAMED, b"n", b'"\r\n\r\n', "Invalid multipart"),
     "a long field": (NAMED + b'n"\r\n\r\n', b"n", b"", "maximum size"),
 }
+
+_EMPTY_BLOCKS = bytes.fromhex(  # of deflate: eight, each with tables of its own, and with nothing
+    "04c0810800000000207feb43001c880000000000f2b73e04c0810800000000207feb43001c880000000000f2"
+    "b73e04c0810800000000207feb43001c880000000000f2b73e04c0810800000000207feb43001c8800000000"
+    "00f2b73e"
+)
+
+
+def pressed_nothing(num_bytes: int) -> bytes:
+    """Return a body that looks compressed, about so long, in which there is nothing."""
+    return b"\x78\x9c" + _EMPTY_BLOCKS * (num_bytes // len(_EMPTY_BLOCKS))
 
 
 def form(name: str, num_bytes: int) -> bytes:
