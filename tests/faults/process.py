@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import http.client
 import json
 import os
@@ -23,6 +22,7 @@ import ridgeline
 from ridgeline.text.child import NUM_PROCESSES
 from tests.faults.hostile import PATHS, mutated
 from tests.faults.oracles import COMPLETE, check_body, chunks_of
+from tests.faults.source import FORBIDDEN_MODULES, findings
 from tests.server.engine.test_async_engine import post, rest
 from tests.server.http.test_http_limits import talk
 from tests.server.serving import JSON, serving
@@ -183,41 +183,10 @@ def t28(model: Path, count: int, rng: random.Random) -> str:
     return f"{refused}/{refused} refused of {len(every)} kinds; 0 open routes beside the probes"
 
 
-FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "torch", "diskcache"}
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj"}
-FORBIDDEN_OF = {("yaml", "load"), ("os", "system"), ("os", "popen"), ("numpy", "load")}
-
-
-def _findings(path: Path, in_server: bool) -> Iterator[str]:
-    source = path.read_text()
-    for node in ast.walk(ast.parse(source)):
-        where = f"{path.name}:{getattr(node, 'lineno', 0)}"
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        own = {"torch"} if "cuda" in path.parts else set()  # which loads no model's files
-        if bad := {name.partition(".")[0] for name in names} & FORBIDDEN_MODULES - own:
-            yield f"{where} imports {bad}"
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            owner = getattr(getattr(node.func, "value", None), "id", "")
-            if name in FORBIDDEN_CALLS and owner not in ("re", "jinja2"):
-                yield f"{where} calls {name}"
-            if (owner, name) in FORBIDDEN_OF:
-                yield f"{where} calls {owner}.{name}"
-        if in_server and isinstance(node, ast.Assert) and "isinstance(" not in ast.unparse(node):
-            yield f"{where} asserts {ast.unparse(node.test)}"
-    if in_server and (clocks := re.findall(r"(?<!int\()\btime\.time\(\)", source)):
-        yield f"{path.name} measures with time.time() {len(clocks)} times"
-
-
 def t33(model: Path, count: int, rng: random.Random) -> str:
     """The source first; then ``count`` hostile bodies for a server under ``python -O``."""
-    package = Path(ridgeline.__file__).parent
-    files = sorted(package.rglob("*.py"))
-    found = [f for path in files for f in _findings(path, path.parent.name == "server")]
+    files = sorted(Path(ridgeline.__file__).parent.rglob("*.py"))
+    found = findings(Path(ridgeline.__file__).parent)
     assert not found, found
     loaded = subprocess.run(
         [sys.executable, "-c", "import ridgeline.server.main, sys; print(*sys.modules)"],

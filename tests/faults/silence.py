@@ -28,8 +28,8 @@ class Silence:
             path.write_bytes(bytes(8))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
-        tests = str(Path(__file__).parents[2])
-        self.variables = {_VARIABLE: str(path), "PYTHONPATH": tests}  # of the process
+        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.variables = {_VARIABLE: str(path), "PYTHONPATH": os.pathsep.join(paths)}
 
     @property
     def longest_s(self) -> float:

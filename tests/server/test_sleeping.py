@@ -60,6 +60,7 @@ def test_vllms_names(served: Served) -> None:
         ("/v1/sleep?level=0", None, "level"),
         ("/v1/sleep?level=deep", None, "level"),
         ("/sleep?wait=perhaps", None, "wait"),
+        ("/sleep?wait=" + "%5B" * 20_000, None, "wait"),
     ],
 )
 def test_what_makes_no_sense_is_refused(served: Served, path: str, body: Any, param: str) -> None:

@@ -155,7 +155,7 @@ async def _asked(request: Request) -> SleepRequest:
         return _read(body)
     query: dict[str, Any] = dict(request.query_params)
     for name in {"level", "wait"} & {*query}:
-        with suppress(ValueError):  # as it is then, it is refused by its name
+        with suppress(ValueError, RecursionError):  # as it is then, it is refused by its name
             query[name] = json.loads(query[name])
     return _read(json.dumps(query).encode())
 

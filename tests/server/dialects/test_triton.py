@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ridgeline.server.dialects.triton import documented
 from ridgeline.server.dialects.triton.protocol import TritonRequest
 from ridgeline.server.dialects.triton.tensors import FORMATS, pack, unpack
+from tests.server.forms import pressed_nothing
 from tests.server.serving import Served, serving
 
 MODEL = "/v2/models/tiny"
@@ -133,6 +134,14 @@ def test_compressed_bodies(served: Served, pressed: Any) -> None:
     bomb = pressed(b" " * (9 << 20))  # more than a body may have
     assert refused(served, f"{MODEL}/infer", bomb, **given)[0] == 413
     assert served.call("/v1/completions", pressed(body), **given)[0] == 415
+
+
+def test_a_compressed_body_that_is_long_is_refused_unread(served: Served) -> None:
+    """There may be nothing in it, in as many blocks as fit."""
+    given = {"content_encoding": "deflate"}
+    for length, expected in ((2 << 20) - 10, 400), ((2 << 20) + 200, 413):
+        status, error, _ = served.call(f"{MODEL}/infer", pressed_nothing(length), **given)
+        assert (status, "compressed" in str(error)) == (expected, expected == 413), error
 
 
 def test_outputs_and_vectors(served: Served) -> None:

@@ -273,6 +273,28 @@ def test_http_1_0_needs_no_host(served: Served) -> None:
     assert status_of(answer) == 200
 
 
+def test_who_shuts_a_connection_of_http_1_0_before_the_answer_is_told(served: Served) -> None:
+    """Whether such a client has left cannot be found out: nothing more is computed for it."""
+    body = b'{"prompt": "a", "max_tokens": 100}'
+    head = POST.replace(b"1.1", b"1.0") + b"content-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert status_of(answer) == 400
+    assert b"shut before the answer: use HTTP/1.1" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+    served.assert_idle()
+
+
+@pytest.mark.parametrize("line", [b"GET  /health HTTP/1.1", b"GET /health   HTTP/1.1"])
+def test_more_spaces_in_a_request_line_count_as_one(served: Served, line: bytes) -> None:
+    """RFC 9112, 3 allows it."""
+    answer = talk(served.port, line + b"\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert status_of(answer) == 200
+    assert answer.endswith(b'{"status":"ok"}')
+
+
 def test_a_chunked_body_is_bounded(model: Path) -> None:
     with serving(model, max_body="1KiB") as served:
         close = POST + b"connection: close\r\n"

@@ -5,7 +5,9 @@ A key sees its own files and batches, and no other's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import FastAPI, Request
@@ -16,6 +18,7 @@ from starlette.responses import FileResponse, Response
 from ridgeline.batch.lines import URLS
 from ridgeline.batch.store import OwnerFiles, StoredBatch, StoredFile
 from ridgeline.server.batches.background import Batches
+from ridgeline.server.batches.upload import MOST_FIELDS, cut_in_few
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.dialects.openai.protocol import Metadata
@@ -27,6 +30,7 @@ from ridgeline.server.http.turns import in_thread
 
 _MOST_FILES = 10_000  # of a key
 _MOST_OPEN = 100  # batches of a key that are not over
+_MOST_UPLOADS = 4  # of a key at once: each takes as much of a disk as its file is long
 _MOST_NAME_CHARS = 255
 _FORM = {
     "requestBody": {
@@ -78,23 +82,36 @@ def add_batches(app: FastAPI, batches: Batches | str, options: ServeOptions) -> 
 
 def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions) -> None:
     most_bytes = options.max_stored_bytes
+    num_uploads: Counter[str] = Counter()
+
+    @contextmanager
+    def one_upload(owner: str) -> Iterator[None]:
+        if num_uploads[owner] >= _MOST_UPLOADS:
+            message = f"{_MOST_UPLOADS} files of this key are being uploaded: wait for one"
+            raise ApiError(429, message, code="too_many_uploads", headers={"retry-after": "5"})
+        num_uploads[owner] += 1
+        try:
+            yield
+        finally:
+            num_uploads[owner] -= 1
 
     @app.post(UPLOADS, responses=ERRORS, openapi_extra=_FORM)
     async def upload(request: Request) -> dict[str, Any]:
         """Keep a file of requests, for a batch."""
-        owned: OwnerFiles = kept().store.of(request.state.owner)
-        left_bytes = most_bytes - owned.num_bytes
-        if left_bytes <= 0 or len(owned.files) >= _MOST_FILES:
+        owner = request.state.owner
+        owned: OwnerFiles = kept().store.of(owner)
+        if owned.num_bytes >= most_bytes or len(owned.files) >= _MOST_FILES:
             raise _full(owned, most_bytes)
-        async with request.form(max_files=1, max_fields=8) as form:
-            file, name = _checked(form)
-            if (file.size or 0) > options.max_file_bytes:
-                raise too_long(options.max_file_bytes)
-            if (file.size or 0) > left_bytes:
-                raise _full(owned, most_bytes)
-            content: BinaryIO = file.file
-            file_id = await in_thread(owned.receive, content)
-        return owned.note_file(file_id, name, "batch").shown()
+        with one_upload(owner):
+            async with cut_in_few(request).form(max_files=1, max_fields=MOST_FIELDS) as form:
+                file, name = _checked(form)
+                if (file.size or 0) > options.max_file_bytes:
+                    raise too_long(options.max_file_bytes)
+                if (file.size or 0) > most_bytes - owned.num_bytes:
+                    raise _full(owned, most_bytes)
+                content: BinaryIO = file.file
+                file_id = await in_thread(owned.receive, content)
+            return owned.note_file(file_id, name, "batch").shown()
 
     @app.get(UPLOADS, responses=ERRORS)
     async def files(request: Request) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ridgeline.server.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.limits import Limits, Spacing
 from ridgeline.server.http.static import FILES
-from ridgeline.server.http.turns import CALLER, STATE
+from ridgeline.server.http.turns import CALLER, STATE, in_thread
 
 _ANY = "*"  # of origins
 # No key: a static page, and probes.
@@ -38,6 +38,7 @@ UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and ar
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
 _SLOTS = "/slots/"  # the beginning of others
 _FORM_BYTES = 1 << 14  # of a form, around a file
+_PRESSED_PART = 4  # of --max-body for a compressed one: blocks of nothing take time and no room
 OWN = "localhost"  # in place of an origin
 OWN_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 _log = logging.getLogger("ridgeline.server")
@@ -288,7 +289,7 @@ class Gate:
                 raise self._too_large()
             has_more = message.get("more_body", False)
         if is_triton(scope["path"]):
-            self._unpack(scope, headers, body)
+            await self._unpack(scope, headers, body)
         is_bare = scope["path"].endswith(_BARE) or scope["path"].startswith(_SLOTS)
         if body or not is_bare:  # which has nothing to say
             self._check_type(scope, headers)
@@ -340,7 +341,7 @@ class Gate:
         if any(route.matches(scope)[0] is Match.FULL for route in self._routes):
             raise ApiError(415, problem)
 
-    def _unpack(self, scope: Scope, headers: dict[bytes, bytes], body: bytearray) -> None:
+    async def _unpack(self, scope: Scope, headers: dict[bytes, bytes], body: bytearray) -> None:
         """Take gzip or deflate from a body, and let the headers say so.
 
         Raises ApiError if it is broken, or longer than a body may be.
@@ -348,9 +349,13 @@ class Gate:
         coding = headers.get(b"content-encoding", b"").lower()
         if coding not in (b"gzip", b"deflate"):
             return
+        most_bytes = self._max_body_bytes // _PRESSED_PART
+        if len(body) > most_bytes:
+            why = f"the compressed body is longer than {most_bytes} bytes: send it as it is"
+            raise ApiError(413, why)
         stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # it sees itself which of the two it is
         try:
-            data = stream.decompress(body, self._max_body_bytes + 1)
+            data = await in_thread(stream.decompress, body, self._max_body_bytes + 1)
         except zlib.error:
             stream, data = zlib.decompressobj(), b""
         if len(data) > self._max_body_bytes:

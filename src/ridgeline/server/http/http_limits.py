@@ -150,10 +150,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
         They look the same until something is sent: then the system of a client that has left resets
         the connection, and the next send fails. Before an answer begins, an interim response can be
-        sent to find out. HTTP/1.0 has none. A client that shuts during an answer has left it.
+        sent to find out. HTTP/1.0 has none, and most of its clients have left (a proxy whose own
+        client has): the others are told. A client that shuts during an answer has left it.
         """
         is_whole = self._is_answering() and not self.cycle.more_body
-        if not is_whole or self.cycle.response_started or self.cycle.scope["http_version"] == "1.0":
+        if not is_whole or self.cycle.response_started:
+            return False
+        if self.cycle.scope["http_version"] == "1.0":
+            self._drop_request()
+            why = "this connection was shut before the answer: use HTTP/1.1, or shut it afterwards"
+            self._write_error(400, why)
             return False
         self.cycle.keep_alive = False
         self._probe(_FIRST_PAUSE_S)
@@ -305,12 +311,20 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self._drop_request()
         elif not self.transport.is_closing():
             path = self.url.partition(b"?")[0].decode("latin-1")
             method = self.parser.get_method().decode("latin-1") if path else ""
             self.on_refused(status, message, method, path)
+        self._write_error(status, message)
+
+    def _drop_request(self) -> None:
+        """Let the request that is under way end as if its client had left."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+
+    def _write_error(self, status: int, message: str) -> None:
+        """Answer without a request, and close the connection."""
         body = ApiError(status, message).encode()
         reason = HTTPStatus(status).phrase.encode()
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, reason)
