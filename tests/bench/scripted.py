@@ -44,6 +44,11 @@ class _Quiet(ThreadingHTTPServer):
             super().handle_error(*arguments)
 
 
+def encoded(part: JSON | str) -> bytes:
+    """Return the bytes of a part of a stream."""
+    return (part if isinstance(part, str) else f"data: {json.dumps(part)}\n\n").encode()
+
+
 @contextmanager
 def serving(script: Script, port: int = 0) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
@@ -99,8 +104,7 @@ def serving(script: Script, port: int = 0) -> Iterator[Server]:
             if isinstance(part, float):
                 time.sleep(part)
                 return
-            text = part if isinstance(part, str) else f"data: {json.dumps(part)}\n\n"
-            data = text.encode()
+            data = encoded(part)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     httpd = _Quiet(("127.0.0.1", port), Handler)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.server.audit.log import AuditLog
 from ridgeline.server.audit.opened import audit_log
+from ridgeline.server.engine import request_stream
+from ridgeline.server.http.http_limits import BoundedProtocol
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
@@ -39,6 +44,31 @@ class Valve:
         self.num_steps += 1
         self.before(step)
         return self.runner.execute(step)
+
+
+class StepClock:
+    """A clock that goes on by what tests say that steps take, and by next to nothing else."""
+
+    def __init__(self) -> None:
+        self._now_s, self._lock = 1000.0, threading.Lock()
+
+    def __call__(self) -> float:
+        """Return the seconds; a microsecond passes, as nothing is done in no time."""
+        return self.pass_by(1e-6)
+
+    def pass_by(self, seconds: float) -> float:
+        """Let so much time pass, and return the seconds."""
+        with self._lock:
+            self._now_s += seconds
+            return self._now_s
+
+    @contextmanager
+    def of(self, served: Served) -> Iterator[None]:
+        """Let the times of a server's records, and of arrivals, be of this clock."""
+        served.llm.engine._clock = self
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(request_stream, "time", SimpleNamespace(monotonic=self, time=time.time))
+            yield
 
 
 class Served:
@@ -117,6 +147,19 @@ class Served:
             .replace("{,", "{"): float(value)
             for name, value in samples
         }
+
+    def protocol_of(self, client: socket.socket) -> BoundedProtocol:
+        """Return the server's end of a connection."""
+        connections = list(self.running.server.server_state.connections)
+        (found,) = (one for one in connections if one.client == client.getsockname())
+        assert isinstance(found, BoundedProtocol)
+        return found
+
+    def catch_up(self) -> None:
+        """Return once the engine's thread, and then the loop, have done what they had to do."""
+        done, engine = threading.Event(), self.running.async_engine
+        engine.between_steps(lambda: engine.call(done.set))
+        assert done.wait(60)
 
     def assert_idle(self) -> None:
         """All requests are gone, and every block is free."""

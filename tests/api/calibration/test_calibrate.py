@@ -1,32 +1,68 @@
 """Calibrating a real engine: it measures all kinds of steps, leaves no trace, and foresees others.
 
-Speed is never asserted tightly: a busy machine must not fail these.
+What steps take is asserted by a clock that steps move: a busy machine must not fail these.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.api.calibration import calibrate as calibrating
 from ridgeline.api.calibration.calibrate import calibrate, rates
 from ridgeline.api.calibration.kept import all_of, kept_roof, save_calibration
 from ridgeline.api.calibration.known import assume, known
 from ridgeline.backends.cpu.measure import roofs
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record
-from ridgeline.foresight.step_time.monitor import PredictionMonitor
+from ridgeline.core.step import Runner, Step, StepOutput
+from ridgeline.foresight.step_time.features import StepTime, of_step
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.server.serving import StepClock
+
+# What steps take on a slow machine that is made up: first weights are the limit, then products.
+TRUTH = StepTime((1, 16, 2048), (0.02, 0.025, 1.0), 5e-4, 1e-3, 5e-4, 5e-6, 5e-7)
+
+
+class Machine:
+    """A runner around the model's, whose steps take by the clock what ``truth`` says."""
+
+    def __init__(self, runner: Runner, truth: StepTime, clock: StepClock) -> None:
+        self._runner, self._truth, self._clock = runner, truth, clock
+
+    def execute(self, step: Step) -> StepOutput:
+        self._clock.pass_by(self._truth.seconds(of_step(step)))
+        return self._runner.execute(step)
+
+
+@contextmanager
+def on_machine(model: Path, truth: StepTime) -> Iterator[tuple[LLM, StepClock]]:  # noqa: F811
+    """Yield an engine on such a machine; calibrating goes by its clock, too."""
+    clock = StepClock()
+    # To choose a shape takes a moment: in none it would choose for ever at the end.
+    choosing = SimpleNamespace(monotonic=lambda: clock.pass_by(0.01), time=time.time)
+    config = {"threads": 1, "kv_cache_memory": "4MiB"}
+    with LLM(model, **config) as llm, pytest.MonkeyPatch.context() as patch:
+        llm.engine._clock, llm.engine.runner = clock, Machine(llm.engine.runner, truth, clock)
+        patch.setattr(calibrating, "time", choosing)
+        yield llm, clock
 
 
 def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) -> None:  # noqa: F811
     seen: list[tuple[int, int]] = []
-    with LLM(model, threads=1, kv_cache_memory="1MiB") as llm:
+    with on_machine(model, TRUTH.scaled(0.2)) as (llm, clock):
+        begin_s = clock()
         listeners, speculation = list(llm.engine.listeners), llm.engine.scheduler.speculation
         found = calibrate(llm, 2.0, lambda done, total: seen.append((done, total)))
+        assert 1.9 < clock() - begin_s < 2.6  # the last shape may take a quarter of what is left
         assert llm.engine.listeners == listeners
         assert llm.engine.scheduler.speculation is speculation
         assert not llm.engine.has_work()
@@ -46,7 +82,7 @@ def test_a_tiny_model_is_measured_in_two_seconds(model: Path, tmp_path: Path) ->
     assert min(tokens) == 1
     assert max(tokens) > 60
     assert min(seqs) == 1
-    assert max(seqs) >= 16  # which of those between are left, a busy machine decides
+    assert max(seqs) >= 16
     assert any(s.features.num_tokens > s.features.num_seqs > 1 for s in found.samples), "no mixture"
     assert found.after
     assert said["one stream"].endswith("ms")
@@ -75,23 +111,28 @@ def test_the_command_says_what_it_found_and_keeps_it(
     assert "next: ridgeline simulate" in done.stdout
 
 
-@pytest.mark.full
-@pytest.mark.engine
-def test_ten_seconds_of_measuring_foresee_another_load() -> None:
-    """Loose, and after the speed of the moment: the machine may be busy."""
-    with LLM("smollm2", speculative_config="off") as llm:
-        score = PredictionMonitor(calibrate(llm, 10.0), start=lambda work: None)
-        watcher = Watcher(Samples(), ())
-        sums = [0.0, 0.0]
+def test_ten_seconds_of_measuring_foresee_another_load(
+    model: Path,  # noqa: F811
+) -> None:
+    """By a clock that steps move: of real machines ``ridgeline bench foresight`` tells."""
+    with on_machine(model, TRUTH) as (llm, _):
+        found = calibrate(llm, 10.0)
+        for sample in found.samples:
+            assert sample.seconds == pytest.approx(TRUTH.seconds(sample.features), abs=1e-5)
+        watcher, ratios, sums = Watcher(Samples(), ()), list[float](), [0.0, 0.0]
 
         def compare(record: Record) -> None:
             if sample := watcher.take(record):
-                sums[0] += score.factor * score.calibration.times.seconds(sample.features)
+                foreseen_s = found.times.seconds(sample.features)
+                ratios.append(foreseen_s / sample.seconds)
+                sums[0] += foreseen_s
                 sums[1] += sample.seconds
-            score.on_record(record)
 
         llm.engine.listeners.append(compare)
-        prompts = [[7 + i] * (20 + 13 * i) for i in range(24)]
+        prompts = [[7 + i] * (5 + 3 * i) for i in range(24)]
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        llm.engine.scheduler.speculation = None  # how many drafts there are goes by real times
         llm.generate(prompts, params, progress=False)
-        assert sums[0] == pytest.approx(sums[1], rel=0.25)
+    assert len(ratios) == 40
+    assert ratios == pytest.approx([1] * 40, rel=0.03)
+    assert sums[0] == pytest.approx(sums[1], rel=0.01)

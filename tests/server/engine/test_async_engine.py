@@ -8,7 +8,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -180,7 +179,8 @@ def test_pipelined_requests_of_a_client_that_leaves_all_end(served: Served) -> N
     connection = post(served.port, LONG | {"stream": True}, close=False)
     connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     eventually(lambda: served.running.async_engine.num_streams == 1)
-    time.sleep(0.05)
+    protocol = served.protocol_of(connection)
+    eventually(lambda: protocol._is_ignored)  # it has read the second
     connection.close()
     eventually(lambda: not served.running.async_engine.num_streams)
     held.set()
@@ -202,13 +202,15 @@ def test_who_reads_slowly_rests_and_then_goes_on(model: Path) -> None:
         swift = rest(reader)
         sleeper = post(served.port, BIG, rcvbuf=4096)
         eventually(lambda: len(scheduler.queues.paused) == 8)
+        flow = served.protocol_of(sleeper).flow
+        eventually(lambda: flow.write_paused and len(scheduler.queues.paused) == 8)
         assert len(scheduler.queues.kv.pool.free) == len(scheduler.queues.kv.pool.refs)
         assert served.metrics()["ridgeline:num_requests_waiting"] == 8
+        served.catch_up()
         num_steps = served.valve.num_steps
-        time.sleep(0.1)
-        assert served.valve.num_steps == num_steps
         neighbour = post(served.port, LONG)
         assert b'"finish_reason":"length"' in rest(neighbour)
+        assert served.valve.num_steps == num_steps + 100  # of its own tokens, and of no other's
         slow = rest(sleeper)
         for connection in (reader, sleeper, neighbour):
             connection.close()

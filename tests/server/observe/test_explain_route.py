@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,28 +12,31 @@ import pytest
 from ridgeline.core.step import Step
 from ridgeline.foresight.explain.explain import CAUSES
 from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, StepClock, eventually, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
 SECRET = "zebra"
+STEP_S = 0.02
 
 
 @pytest.fixture(scope="module")
 def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("ann key-of-ann\nbob key-of-bob\n")
-    with serving(model, {"max_num_seqs": 1}, api_key_file=file) as served:
+    clock = StepClock()
+    with serving(model, {"max_num_seqs": 1}, api_key_file=file) as served, clock.of(served):
         yield served
 
 
-def queued_beside(served: Served, number: int, step_s: float) -> Callable[[Step], None]:
-    """Return what makes steps so slow; the third waits until so many others are queued."""
-    first = served.valve.num_steps
+def queued_beside(served: Served, number: int) -> Callable[[Step], None]:
+    """Return what lets a step take its time; the third waits until so many others are queued."""
+    first, clock = served.valve.num_steps, served.llm.engine._clock
+    assert isinstance(clock, StepClock)
 
     def before(step: Step) -> None:
         if served.valve.num_steps == first + 3:
             eventually(lambda: served.running.async_engine.num_queued == number)
-        time.sleep(step_s)
+        clock.pass_by(STEP_S)
 
     return before
 
@@ -48,7 +50,7 @@ def why(served: Served, name: str, key: str = "key-of-ann", query: str = "") -> 
 def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
     """By the answer's id and by x-request-id; the pieces are the time that its record says."""
     slow = keyed.client("key-of-bob").completions.create
-    keyed.valve.before = queued_beside(keyed, 1, step_s=0.02)
+    keyed.valve.before = queued_beside(keyed, 1)
     with slow(model="tiny", prompt="before", stream=True, **ASK) as before:
         next(iter(before))
         answer = keyed.client("key-of-ann").chat.completions.create(
@@ -63,9 +65,9 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
     assert pieces.keys() <= CAUSES.keys()
     assert round(sum(pieces.values()), 9) == round(found["seconds"], 9)
     assert round(sum(one["seconds"] for one in found["timeline"]), 9) == round(found["seconds"], 9)
-    assert pieces["queue_max_num_seqs"] > 0.04  # one sequence at a time, and steps of 20 ms
+    assert pieces["queue_max_num_seqs"] > 2 * STEP_S  # one sequence at a time
     computed_s = sum(num_s for cause, num_s in pieces.items() if cause.startswith("decode"))
-    assert computed_s + pieces.get("slow_machine", 0) > 11 * 0.02
+    assert computed_s == pytest.approx(11 * STEP_S, rel=0.01)
     assert any("--max-num-seqs 1" in sentence for sentence in found["sentences"])
     assert 3 <= len(found["sentences"]) <= 6
     (first, *_) = found["would_help"]
@@ -82,8 +84,8 @@ def test_a_client_has_its_own_answer_explained(keyed: Served) -> None:
 
 
 def test_what_would_have_helped_is_simulated(keyed: Served) -> None:
-    """Two at a time in place of one after the other: who waited gains what it waited."""
-    keyed.valve.before = queued_beside(keyed, 3, step_s=0.01)
+    """Two at a time in place of one after the other: the last ends behind 80 steps, not 160."""
+    keyed.valve.before = queued_beside(keyed, 3)
     more = ASK | {"max_tokens": 40}
     with ThreadPoolExecutor(4) as pool:
         create = keyed.client("key-of-ann").completions.create
@@ -95,7 +97,8 @@ def test_what_would_have_helped_is_simulated(keyed: Served) -> None:
     first = last["would_help"][0]
     assert first["set"] == "max_num_seqs=2"
     waited_s = sum(one["seconds"] for one in last["pieces"] if one["cause"].startswith("queue"))
-    assert 0.3 * waited_s < first["gain_s"] < 1.1 * waited_s
+    assert waited_s > 116 * STEP_S  # of the 120 before its own, less those before it came
+    assert 76.9 * STEP_S < first["gain_s"] < 80.1 * STEP_S  # the second begins behind 0 to 3 steps
     assert first["num_others"] >= 3
     assert "simulated, this request ends" in first["text"]
 

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.step import Step
 from ridgeline.server.http.static import FILES
 from ridgeline.server.observe.live import _PERIOD_S
 from tests.server.serving import Served, eventually, serving
@@ -46,7 +47,14 @@ def blocks_of(view: dict[str, Any]) -> dict[str, int]:
 
 def test_a_watcher_sees_what_runs(served: Served) -> None:
     pool = served.llm.engine.scheduler.queues.kv.pool
-    served.valve.before = lambda step: time.sleep(0.03)
+    async_engine, middle = served.running.async_engine, served.valve.num_steps + 12
+
+    def before(step: Step) -> None:
+        time.sleep(0.03)
+        if served.valve.num_steps == middle:  # a view of both answers, however late its timer is
+            eventually(lambda: async_engine._callbacks)
+
+    served.valve.before = before
     began_s = time.monotonic()
     with watching(served) as live:
         idle = next(live)
@@ -92,12 +100,13 @@ def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
         assert len(async_engine.listeners) == 5
     eventually(lambda: len(async_engine.listeners) == 4)
-    time.sleep(0.3)
     assert not live._watchers
+    served.catch_up()  # with the views that were asked for
     served.call("/v1/completions", ASK)
-    time.sleep(0.4)
+    served.catch_up()
     assert live._views == {}
     assert live._steps == []
+    assert not live._is_due
 
 
 def test_a_watcher_does_not_delay_the_end(model: Path) -> None:
