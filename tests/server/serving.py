@@ -22,7 +22,7 @@ from ridgeline import LLM
 from ridgeline.core.step import Runner, Step, StepOutput
 from ridgeline.server.audit.log import AuditLog
 from ridgeline.server.audit.opened import audit_log
-from ridgeline.server.engine import request_stream
+from ridgeline.server.engine import async_engine, request_stream
 from ridgeline.server.http.http_limits import BoundedProtocol
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind
@@ -47,7 +47,10 @@ class Valve:
 
 
 class StepClock:
-    """A clock that goes on by what tests say that steps take, and by next to nothing else."""
+    """A clock that goes on by what tests say that steps take, and by next to nothing else.
+
+    What waits for a time, as the background does for a quiet moment, waits for such steps.
+    """
 
     def __init__(self) -> None:
         self._now_s, self._lock = 1000.0, threading.Lock()
@@ -67,7 +70,8 @@ class StepClock:
         """Let the times of a server's records, and of arrivals, be of this clock."""
         served.llm.engine._clock = self
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(request_stream, "time", SimpleNamespace(monotonic=self, time=time.time))
+            for module in (async_engine, request_stream):
+                patch.setattr(module, "time", SimpleNamespace(monotonic=self, time=time.time))
             yield
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,19 +68,23 @@ def test_threads_share_the_memory_without_overlap() -> None:
     assert 3 * probe.size <= 1 << 20
 
 
-def test_a_slow_moment_at_first_does_not_make_all_rounds_too_short() -> None:
-    counts: list[int] = []
+def test_a_slow_moment_at_first_does_not_make_all_rounds_too_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that the kernel moves: each turn takes a microsecond."""
+    counts, now_s = list[int](), 0.0
 
     def kernel(memory: int, size: int, count: int) -> None:
+        nonlocal now_s
         counts.append(count)
-        if len(counts) < 4:  # somebody else has the core
-            time.sleep(0.05)
+        now_s += 0.05 if len(counts) < 4 else 1e-6 * count  # at first somebody else has the core
 
+    monkeypatch.setattr(roof, "time", SimpleNamespace(perf_counter=lambda: now_s))
     probe, best = roof._Probe(kernel, [0], 0, 1, None), 0.0
     for _ in range(12):
         best = max(best, probe.rate(0.016, best))
     assert max(counts[:3]) == 1
-    assert counts[-1] > 100
+    assert counts[-1] == 16_000
 
 
 @pytest.mark.usefixtures("hurry")

@@ -15,31 +15,19 @@ from ridgeline.core.step import Step
 from ridgeline.foresight.simulator.forecast import forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.server.deadlines.prediction_sampling import EVERY, Arrivals
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, StepClock, eventually, serving
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 STEP_S = 0.03
 ERROR = 'ridgeline:prediction_mean_abs_error_ratio{of="%s_at_arrival"}'
 
 
-class Beat:
-    """Steps at a steady rate: a machine that is late for one makes up for it in the next."""
-
-    def __init__(self) -> None:
-        self._due_s = 0.0
-
-    def __call__(self, step: Step) -> None:
-        now_s = time.monotonic()
-        is_first = now_s > self._due_s + 20 * STEP_S  # there was nothing to do
-        self._due_s = (now_s if is_first else self._due_s) + STEP_S
-        time.sleep(max(0.0, self._due_s - now_s))
-
-
 @pytest.fixture
 def knowing(model: Path) -> Iterator[Served]:
     """A server of one sequence at a time, whose steps take 30 milliseconds, as it knows."""
-    with serving(model, {"max_num_seqs": 1}) as served:
-        served.valve.before = Beat()
+    clock = StepClock()
+    with serving(model, {"max_num_seqs": 1}) as served, clock.of(served):
+        served.valve.before = lambda step: clock.pass_by(STEP_S) and None
         score = served.running.service.metrics.score
         times = StepTime((1, 64), (STEP_S, STEP_S), 0.0, 0.0, 0.0, 0.0, 0.0)
         score.calibration = replace(score.calibration, source="measured", times=times)
@@ -61,13 +49,13 @@ def found(served: Served) -> tuple[float, float | None, float | None]:
 
 def test_waiting_is_foreseen_too(knowing: Served) -> None:
     """One that waits for another's forty steps: without them its times would be far too short."""
-    arrivals, beat = knowing.running.service.arrivals, Beat()
-    async_engine = knowing.running.async_engine
+    arrivals, async_engine = knowing.running.service.arrivals, knowing.running.async_engine
+    take_time = knowing.valve.before
 
     def before(step: Step) -> None:
         if knowing.valve.num_steps == 3:  # the other is there by then, on any machine
             eventually(lambda: async_engine.num_queued == 1)
-        beat(step)
+        take_time(step)
 
     knowing.valve.before = before
     first = threading.Thread(target=ask, args=(knowing,), kwargs={"max_tokens": 40})
@@ -80,8 +68,8 @@ def test_waiting_is_foreseen_too(knowing: Served) -> None:
     _, ttft_error, e2e_error = found(knowing)
     assert ttft_error is not None
     assert e2e_error is not None
-    assert 0 < ttft_error < 0.5  # with its own step alone it would be 0.97
-    assert 0 < e2e_error < 0.5
+    assert ttft_error < 0.01  # with its own step alone it would be 0.97
+    assert e2e_error < 0.01
 
 
 def test_an_answer_that_is_shorter_says_nothing_of_its_end(knowing: Served) -> None:
