@@ -141,8 +141,8 @@ ROWS = (
 LEFT_OUT = {
     "T44": "padding against who measures encrypted chunks: nothing is padded, and a request for "
     "it (include_obfuscation) is told so (test_fields)",
-    "T60": "replicas started anew behind a proxy: there is no proxy of ours; how a process ends "
-    "with requests in flight is T26's",
+    "T60": "replicas started anew behind a proxy: behind our router that is F06; how a process "
+    "ends with requests in flight is T26's",
     "T62": "rules on what an answer may say: forced to forbidden text over all routes in "
     "tests/server/rules; what stop strings hold back is T25's",
 }
