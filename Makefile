@@ -118,7 +118,7 @@ engine-full: .venv/ready-test
 	@$(STEP) "Tests of files, backends and real models, full matrices" $(BIN)/pytest -q $(REST)
 
 some-mutants: .venv/ready-test
-	@$(STEP) "Every twelfth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 12
+	@$(STEP) "Every fourteenth mutant: the pure tests must notice each" $(BIN)/python -m tests.mutants 14
 
 mutants: .venv/ready-test
 	@$(STEP) "Mutants: the pure tests must notice each" $(BIN)/python -m tests.mutants
