@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ridgeline.engine_setup.home import default_home
 from ridgeline.server.http.gate import UPLOADS
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
@@ -258,6 +259,15 @@ def _costs(cost: Cost, asked: Asked, statuses: Counter[int]) -> tuple[float, flo
     return round(took_s, 2), round(took_mib, 1), round(cost.silence.longest_s, 3)
 
 
+def _own_home(folder: Path) -> dict[str, str]:
+    """Return variables by which no other server keeps a server's files; kernels are everybody's."""
+    kernels = default_home() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    (folder / "kernels").symlink_to(kernels)
+    return {"RIDGELINE_HOME": str(folder)}
+
+
 def b01(plain: Path, count: int, rng: random.Random) -> str:
     """``plain`` is left alone: /infill needs a model with the tokens for it."""
     statuses: Counter[int] = Counter()
@@ -270,9 +280,13 @@ def b01(plain: Path, count: int, rng: random.Random) -> str:
         flags = ("--enable-lora", "--allow-lora-loading", place, "--kv-disk", f"{place}/kv:64MiB")
         one, other = Silence(Path(place) / "one"), Silence(Path(place) / "other")
         python = (sys.executable, *PROGRAM)
+        of_one, of_other = (
+            silence.variables | _own_home(Path(place) / name)
+            for silence, name in ((one, "home"), (other, "home of the router"))
+        )
         with (
-            process(model, *flags, program=python, **one.variables) as (server, url),
-            routing(folder, log, program=PROGRAM, **other.variables) as routed,
+            process(model, *flags, program=python, **of_one) as (server, url),
+            routing(folder, log, program=PROGRAM, **of_other) as routed,
         ):
             routed.complete(_MODEL)
             port = int(url.rpartition(":")[2])
