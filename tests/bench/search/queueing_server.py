@@ -13,18 +13,22 @@ from typing import Any
 from tests.bench.scripted import DONE, JSON, Script, chat, serving, usage
 
 
+def two_tokens(seconds: float) -> Iterator[Any]:
+    """Answer with two tokens, each after half of the time."""
+    for text in ("a", "b"):
+        yield seconds / 2
+        yield chat(text)
+    yield chat(finish="stop")
+    yield usage(5, 2)
+    yield DONE
+
+
 def seats(num: int, seconds: float) -> Script:
     free = threading.Semaphore(num)
 
     def script(number: int, body: JSON) -> Iterator[Any]:
         with free:
-            yield seconds / 2
-            yield chat("a")
-            yield seconds / 2
-            yield chat("b")
-        yield chat(finish="stop")
-        yield usage(5, 2)
-        yield DONE
+            yield from two_tokens(seconds)
 
     return script
 

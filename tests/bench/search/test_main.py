@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 
 from ridgeline.cli.main import app
 from tests.bench.images.test_main import answer, png
-from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
+from tests.bench.scripted import JSON, Script, Server, serving
+from tests.bench.search.queueing_server import two_tokens
 from tests.bench.virtual_time import answering
 
 ROOT = Path(__file__).parents[3]
@@ -63,13 +64,8 @@ def queue(num: int, seconds: float) -> Script:
     wait_s = waits(num, seconds)
 
     def script(number: int, body: JSON) -> Iterator[Any]:
-        yield wait_s() + seconds / 2
-        yield chat("a")
-        yield seconds / 2
-        yield chat("b")
-        yield chat(finish="stop")
-        yield usage(5, 2)
-        yield DONE
+        yield wait_s()
+        yield from two_tokens(seconds)
 
     return script
 
