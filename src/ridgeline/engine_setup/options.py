@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ridgeline.engine_setup.speculative import parse_speculative
 from ridgeline.machine import available_bytes
 
+Dtype = Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"]
+KvCacheDtype = Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"]
 _MOST_BYTES = 1 << 60
 _GUARD_CACHE_BYTES = 512 << 20
 _MOST_SHOWN = 80  # letters of a value
@@ -57,14 +59,12 @@ class Options:
         "Memory for the KV cache: bytes, or text such as 4GiB. Default: chosen by what is free.",
         typed="text",
     )
-    kv_cache_dtype: Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"] = flag_field(
+    kv_cache_dtype: KvCacheDtype = flag_field(
         "auto",
         "Format of keys and values; int8-int4 stores keys in 8 bits and values in 4. Default: "
         "f32 with --dtype f32, else int8; bf16 on a GPU.",
     )
-    dtype: Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"] = flag_field(
-        "auto", "Format that the weights are computed in."
-    )
+    dtype: Dtype = flag_field("auto", "Format that the weights are computed in.")
     policy: Literal["static", "orca", "splitfuse"] = flag_field(
         "splitfuse", "Scheduling policy: how steps are filled; see docs/architecture.md."
     )

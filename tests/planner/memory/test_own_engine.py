@@ -239,7 +239,7 @@ def test_a_model_with_windows_is_counted_by_its_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "message"), [("fp8", "this engine has f32, bf16, f16"), ("bf16", "backend has f16")]
+    ("cache", "message"), [("fp8", "this engine has f32, f16, bf16"), ("bf16", "backend has f16")]
 )
 def test_what_processors_refuse_is_refused_for_any_ranks(cache: str, message: str) -> None:
     wishes = PlanFlags(on="cpu-epyc-9654", kv_cache_dtype=cache, tensor_parallel_size="auto")

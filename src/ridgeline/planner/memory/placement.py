@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import get_args
 
+from ridgeline.engine_setup.options import Dtype, KvCacheDtype
 from ridgeline.physics.format_bytes import (
     BY_WIDTH,
     FORMATS,
@@ -51,8 +53,8 @@ LedgerOf = Callable[[Setting], Ledger]
 _DEFAULT_CONTEXT = 4096
 _MOST_RANKS = 16
 _USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
-_OUR_CACHES = ("f32", "bf16", "f16", "int8", "int8-int4")
-_OUR_DTYPES = ("f32", "bf16", "int8", "int8-row", "int4")
+_, *_OUR_CACHES = get_args(KvCacheDtype)  # without "auto"
+_, *_OUR_DTYPES = get_args(Dtype)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

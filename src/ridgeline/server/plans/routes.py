@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.foresight.simulator.workload import parse_length
-from ridgeline.physics.format_bytes import FORMATS
+from ridgeline.physics.format_bytes import FORMATS, KV_BYTES
 from ridgeline.physics.hardware import Device
 from ridgeline.planner import LoadFlags, Plan, PlanFlags
 from ridgeline.planner.catalogue import devices, this_machine
@@ -40,7 +40,6 @@ from ridgeline.server.plans.one_at_a_time import Alive, run_long
 _MOST_LAYERS = 512  # a plan over all devices takes a second or two then
 _NUM_KEPT = 4
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
-_KV_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "int8-int4")
 
 _NO_FILES = (
     "trace_file",
@@ -188,7 +187,7 @@ def add_plans(
             "chat": has_chat,
             "devices": await work.reports.run(_devices),
             "dtypes": list(FORMATS),
-            "kv_cache_dtypes": list(_KV_DTYPES),
+            "kv_cache_dtypes": list(KV_BYTES),
             "engines": list(ENGINES),
         }
 
