@@ -177,7 +177,8 @@ def test_whole_prompts_need_a_budget_for_the_longest(
 
 def test_steps_are_short_where_several_keys_share_unless_said(memory: pytest.MonkeyPatch) -> None:
     shared = resolve(Options(is_shared=True, max_num_batched_tokens=1000), ARCH)
-    assert (shared.max_num_batched_tokens, shared.max_num_seqs) == (1000, 256)
+    assert (shared.max_num_batched_tokens, shared.max_num_seqs) == (1000, 64)
+    assert resolve(Options(max_num_batched_tokens=1000), ARCH).max_num_seqs == 256
     assert resolve(Options(is_shared=True, max_num_seqs=300), ARCH).max_num_batched_tokens == 300
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 from ridgeline.fleet.app import Router
@@ -11,6 +12,7 @@ from ridgeline.fleet.app import new_app as router_app
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.pool import Pool
 from ridgeline.server.http.gate import OPEN_PATHS
+from ridgeline.server.http.limits import Limits
 from ridgeline.server.tunnel.proof import PATH as DOOR
 from tests.server.serving import serving
 
@@ -35,7 +37,7 @@ def is_named(path: str, name: str) -> bool:
 
 
 def test_every_route_is_in_the_table_and_only_what_it_says_is_open(model: Path) -> None:
-    router = Router(Catalogue([str(model)], None), cast(Pool, None))  # nobody asks it
+    router = Router(Catalogue([str(model)], None), cast(Pool, SimpleNamespace(limits=Limits())))
     with serving(model) as served:
         routes = [*served.running.app.routes, *router_app(router).routes]
         paths = {getattr(route, "path", "") for route in routes} | {AUDIT, DOOR}

@@ -43,7 +43,9 @@ class Options:
         None, "Maximum length of prompt and answer together, in tokens. Default: the model's."
     )
     max_num_seqs: int | None = flag_field(
-        None, "Maximum number of sequences that run at once. Default: 256."
+        None,
+        "Maximum number of sequences that run at once. Default: 256; 64 on a processor where serve "
+        "has several keys.",
     )
     max_num_batched_tokens: int | None = flag_field(
         None,

@@ -21,9 +21,10 @@ from ridgeline.engine_setup.speculative import SpeculativeConfig
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint
 
-_DEFAULT_MAX_NUM_SEQS = 256
-_USUAL_STEP = 2048  # tokens
-_SHARED_STEP = 256  # tokens, on a processor: on two cores 0.1 s of a small model's prompts
+_USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
+# Where several keys share a processor: nobody's step keeps the others longer than on two cores
+# 256 tokens of a small model's prompts, 0.1 s. 64 answers are as fast as 256 (docs/adr/0027).
+_SHARED_SEQS, _SHARED_STEP = 64, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,13 @@ def _resolve(
     groups = one_group(arch) if keeps_all else cache_groups(arch)
     threads = options.threads or usable_cpus()
     policy, notes = _policy(options, arch)
-    batched = options.max_num_batched_tokens or _usual_step(options, policy, name, model_len)
-    max_num_seqs = options.max_num_seqs or min(_DEFAULT_MAX_NUM_SEQS, batched)
+    shares_processor = options.is_shared and name != "cuda"
+    usual_seqs, usual_step = (
+        (_SHARED_SEQS, _SHARED_STEP) if shares_processor else (_USUAL_SEQS, _USUAL_STEP)
+    )
+    needed = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
+    batched = options.max_num_batched_tokens or max(usual_step, needed)
+    max_num_seqs = options.max_num_seqs or min(usual_seqs, batched)
     setup = backend.check(
         Setup(
             dtype=options.dtype,
@@ -162,13 +168,6 @@ def _resolve(
         lora_bytes=lora_bytes,
         notes=(*notes, *fitted.notes),
     )
-
-
-def _usual_step(options: Options, policy: Policy, name: str, model_len: int) -> int:
-    """Return how many tokens a step of the backend ``name`` has if nobody says it."""
-    least = max(options.max_num_seqs or 0, model_len if policy.whole_prompts else 0)
-    usual = _SHARED_STEP if options.is_shared and name != "cuda" else _USUAL_STEP
-    return max(usual, least)
 
 
 def _check_processes(options: Options, name: str) -> None:

@@ -261,7 +261,7 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
     app = FastAPI(
         title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.state.work = WorkTurns()
+    app.state.work = WorkTurns(pace=router.pool.limits.pace)
     add_errors(app)
     _add_status(app, router)
     if router.audit:

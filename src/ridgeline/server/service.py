@@ -112,7 +112,13 @@ class Service:
         self.digest, self.naps, self.kept = str(facts["model"]), naps, kept
         self._facts, self._files = facts, files
         self.created = int(time.time())
-        self.work = WorkTurns(options.max_queued_requests)
+        self.limits = Limits(
+            options.max_requests_per_minute,
+            options.max_tokens_per_minute,
+            options.max_concurrent_requests,
+            own=lambda label: rules.now.of(label).limits if rules else {},
+        )
+        self.work = WorkTurns(options.max_queued_requests, self.limits.pace)
         self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
         self.guards = Guards(self._as_guard, self.is_called, guards(self.work))
         if rules:
@@ -121,12 +127,6 @@ class Service:
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise, metrics.margin)
         self.arrivals = Arrivals(engine, metrics.score)
         self.history = TraceBuffer(engine, metrics.score)
-        self.limits = Limits(
-            options.max_requests_per_minute,
-            options.max_tokens_per_minute,
-            options.max_concurrent_requests,
-            own=lambda label: rules.now.of(label).limits if rules else {},
-        )
         self.is_draining = False
 
     # --- state ---------------------------------------------------------------------------------

@@ -85,3 +85,51 @@ def test_who_comes_again_at_once_after_a_refusal_waits_longer() -> None:
     assert waits_s[0] == 0
     assert all(after - before > 0.09 for before, after in pairwise(waits_s))
     assert pace.wait_s("v", 0) < 0.01, "others are not delayed"
+
+
+def test_a_key_that_was_worked_for_beside_others_rests_and_alone_does_not() -> None:
+    now_s = [100.0]
+    pace = Spacing(lambda: now_s[0], num_processors=2)
+    pace.wait_s("a", 0)
+    pace.note_work("a", 10.0)
+    assert pace.rest_s("a") == 0.0, "alone it costs nothing"
+    pace.wait_s("v", 0)
+    now_s[0] += 0.05
+    pace.note_work("a", 0.05)
+    assert pace.rest_s("a") == 0.0, "a little is done at once"
+    for _ in range(4):
+        now_s[0] += 0.1
+        pace.note_work("a", 0.1)
+    # 0.45 s of work at a quarter of a processor take 1.8 s; 0.45 s are over, 0.25 s are free.
+    assert pace.rest_s("a") == pytest.approx(1.8 - 0.45 - 0.25)
+    assert pace.rest_s("v") == 0.0, "the other key has its own account"
+    now_s[0] += pace.rest_s("a") + 0.01
+    assert pace.rest_s("a") == 0.0
+    pace.wait_s("v", 0)
+    pace.note_work("a", 1000.0)
+    assert pace.rest_s("a") < 30, "nobody rests for ever"
+    now_s[0] += 1.5
+    assert pace.rest_s("a") == 0.0, "it is alone again"
+
+
+def test_on_many_processors_one_thread_of_work_needs_no_rest() -> None:
+    now_s = [100.0]
+    pace = Spacing(lambda: now_s[0], num_processors=8)
+    pace.wait_s("v", 0)
+    for _ in range(100):
+        now_s[0] += 0.1
+        pace.wait_s("v", 0)
+        pace.note_work("a", 0.1)
+        assert pace.rest_s("a") == 0.0
+
+
+def test_a_key_is_there_as_long_as_it_waits_for_an_answer() -> None:
+    now_s = [100.0]
+    limits = Limits(clock=lambda: now_s[0])
+    limits.pace.wait_s("v", 0)
+    with limits.counted("v"):
+        now_s[0] += 60
+        limits.pace.note_work("a", 1.0)
+        assert limits.pace.rest_s("a") > 0
+    now_s[0] += 1.5
+    assert limits.pace.rest_s("a") == 0.0

@@ -14,6 +14,7 @@ import pytest
 
 import ridgeline
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.limits import Spacing
 from ridgeline.server.http.turns import CALLER, Turns, in_thread
 
 
@@ -25,7 +26,9 @@ class Bench:
     """
 
     def __init__(self, num_threads: int, most_waiting: int = 100) -> None:
-        self.turns = Turns(num_threads, "test", most_waiting)
+        self.now_s = 100.0
+        self.pace = Spacing(lambda: self.now_s, num_processors=2)
+        self.turns = Turns(num_threads, "test", most_waiting, self.pace)
         self.begun: list[str] = []
         self.used_s: dict[str, float] = {}
         self._go: dict[str, threading.Event] = {}
@@ -100,6 +103,33 @@ async def test_a_key_leaves_one_thread_to_others(bench: Bench) -> None:
     await bench.now("a1", "a2", "b1")
     assert await bench.end("b1") == "B1"
     await bench.now("a1", "a2", "b1", "b2")
+
+
+@on_a_bench(3)
+async def test_who_rests_waits_in_its_line_and_begins_when_it_has_rested(bench: Bench) -> None:
+    bench.pace.wait_s("b", 0)
+    bench.pace.note_work("a", 0.3)  # 1.2 s at a quarter of a processor, of which 0.55 s are over
+    await bench.ask("a1", "a2", "b1")
+    await bench.now("b1")
+    assert await bench.end("b1") == "B1"  # that others end does not shorten it
+    await bench.now("b1")
+    bench.pace.wait_s("b", 0)
+    bench.now_s += 0.66
+    bench.turns._begin_next()  # as the timer does
+    await bench.now("b1", "a1", "a2")
+
+
+@on_a_bench(3)
+async def test_whoever_rests_begins_by_itself(bench: Bench) -> None:
+    bench.pace.wait_s("b", 0)
+    bench.pace.note_work("a", 0.3)
+    asked_s = bench.pace.rest_s("a")
+    await bench.ask("a1")
+    assert bench.turns._wake is not None
+    loop = asyncio.get_running_loop()
+    assert bench.turns._wake.when() - loop.time() == pytest.approx(asked_s, abs=0.1)
+    bench.now_s += asked_s + 0.01
+    await bench.now("a1")  # when the timer rings
 
 
 @on_a_bench(2)

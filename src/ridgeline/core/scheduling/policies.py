@@ -93,7 +93,7 @@ class SplitFuse:
     While more decode than wait, prompts get as many tokens as decode, at least ``least``: steps are
     not much longer (Agrawal et al., Sarathi-Serve, OSDI 2024). Due ones go first; while a client
     reads, the first prompt leaves half to shorter ones. Beside others an owner decodes as many as
-    all of them, or a tenth of ``least``, and reads as many tokens.
+    all of them, or a sixteenth of ``least``; it reads as many tokens, or a tenth of ``least``.
     """
 
     name: str = "splitfuse"
@@ -105,10 +105,10 @@ class SplitFuse:
         """Yield single tokens first, then of each owner the first prompt, then short ones."""
         prompts = sorted([*[seq for seq in running if seq.num_pending > 1], *waiting], key=_due_s)
         now = [seq for seq in running if seq.num_pending == 1]
-        few = max(1, self.least // 10)  # of each: doubles a step with one row (docs/adr/0027)
+        few = max(1, self.least // 10)  # tokens of each owner's prompts (docs/adr/0027)
         rows, waits = Counter(map(_owner, now)), Counter(map(_owner, prompts))
         if is_shared := len(rows | waits) > 1:
-            now = [*_in_turn(now, few)]
+            now = [*_in_turn(now, max(1, self.least // 16))]  # doubles a step with one row
         yield from ((seq, 1) for seq in now)
         decoding, left, is_read = len(now), budget - len(now), load.is_read or is_shared
         groups = [[*group] for _, group in groupby(sorted(prompts, key=_group), _group)]

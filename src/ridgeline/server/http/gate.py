@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.http.errors import SHORT, ApiError, body_at, is_triton
 from ridgeline.server.http.keys import ANYONE, Keys
-from ridgeline.server.http.limits import Limits, Spacing
+from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER, STATE, in_thread
 
@@ -103,7 +103,7 @@ class Gate:
                 expose_headers=["*"],
                 allow_private_network=True,
             )
-        self._limits, self._pace = limits, Spacing()
+        self._limits, self._pace = limits, limits.pace
         self._max_body_bytes, self._max_file_bytes = max_body_bytes, max_file_bytes
         self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ridgeline.machine import usable_cpus
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
 
@@ -17,7 +18,10 @@ _REQUESTS_PER_S = 200  # of one key, beside others
 _BURST_S = 0.1  # so much of that may come at once
 _LIKE_ONE_BYTES, _LONG_BYTES = 1 << 16, 1 << 20  # so much of a body counts as a further request
 _LIKE_ONE_REFUSAL = 20  # requests: a refusal counts as these
-_LONGEST_S = 5.0  # nobody waits longer
+_LONGEST_S = 5.0  # no request waits longer
+_MACHINE_SHARE = 1 / 8  # of all processors, for one key's work beside answers, beside others
+_AT_ONCE_S = 0.25  # so much of a key's work is done without a rest
+_LONGEST_REST_S = 30.0
 
 _MINUTE_S, _DAY_S = 60.0, 86_400.0
 
@@ -48,24 +52,30 @@ class _Bucket:
 
 
 class Spacing:
-    """Spaces out a key's requests while others ask: refusals and look-ups cost time too.
+    """Spaces out a key's requests, and its work beside answers, while others ask.
 
-    The shortest take so little that a flood of them never lets the event loop sleep, and every
-    thread that needs the interpreter beside it waits. Nobody is refused.
+    Refusals and look-ups cost time too: the shortest take so little that a flood of them never
+    lets the event loop sleep, and every thread that needs the interpreter beside it waits. Work
+    that takes long (bodies, templates, grammars, plans) takes processors from the others' steps.
+    Nobody is refused.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nobody seen."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, num_processors: int | None = None
+    ) -> None:
+        """Begin with nobody seen. ``num_processors`` are this machine's unless it is given."""
         self._clock = clock
+        self._work_share = min(1.0, (num_processors or usable_cpus()) * _MACHINE_SHARE)
         self._seen_s: dict[str, float] = {}
+        self._num_running: Counter[str] = Counter()
         self._free_s: dict[str, float] = {}  # when the next request of a key may begin
+        self._rested_s: dict[str, float] = {}  # when a key has rested from all of its work
 
     def wait_s(self, label: str, num_bytes: int) -> float:
         """Count a request with a body of this length; return after how long it may begin."""
         now_s = self._clock()
         self._seen_s[label] = now_s
-        others = (at for one, at in self._seen_s.items() if one not in (label, ANYONE))
-        if max(others, default=-math.inf) < now_s - _ALONE_S:
+        if self._is_alone(label):
             self._free_s.pop(label, None)
             return 0.0
         begin_s = max(self._free_s.get(label, 0.0), now_s - _BURST_S)
@@ -73,10 +83,39 @@ class Spacing:
         self._free_s[label] = begin_s + cost_s
         return min(max(0.0, begin_s - now_s), _LONGEST_S)
 
+    @contextmanager
+    def present(self, label: str) -> Iterator[None]:
+        """Count a key as there until the block ends, however long its answer takes."""
+        self._num_running[label] += 1
+        try:
+            yield
+        finally:
+            self._num_running[label] -= 1
+            self._seen_s[label] = self._clock()
+
     def note_refusal(self, label: str) -> None:
         """Count a request that was told to come later, if others are there."""
         if label in self._free_s:
             self._free_s[label] += _LIKE_ONE_REFUSAL / _REQUESTS_PER_S
+
+    def note_work(self, label: str, used_s: float) -> None:
+        """Count work that a key had done beside its answers, if others are there."""
+        if not self._is_alone(label):
+            now_s = self._clock()
+            rested_s = max(self._rested_s.get(label, 0.0), now_s - used_s)
+            rested_s += used_s / self._work_share
+            self._rested_s[label] = min(rested_s, now_s + _LONGEST_REST_S)
+
+    def rest_s(self, label: str) -> float:
+        """Return after how long this key's next work may begin; 0 if no other key is there."""
+        rest_s = self._rested_s.get(label, 0.0) - self._clock() - _AT_ONCE_S
+        return 0.0 if rest_s <= 0 or self._is_alone(label) else rest_s
+
+    def _is_alone(self, label: str) -> bool:
+        """Return whether no other key asks for anything, nor has for a while."""
+        since_s = self._clock() - _ALONE_S
+        others = (one for one in self._seen_s if one not in (label, ANYONE))
+        return not any(self._num_running[one] or self._seen_s[one] >= since_s for one in others)
 
 
 @dataclass
@@ -92,6 +131,7 @@ class Limits:
 
     Attributes:
         spent: tokens of each key since the start.
+        pace: how a key's requests are spaced out beside those of others.
     """
 
     def __init__(
@@ -112,6 +152,7 @@ class Limits:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         self.spent: Counter[str] = Counter()
+        self.pace = Spacing(clock)
 
     def only_count(self) -> None:
         """Refuse nothing from now on: a router does, which is told what was spent."""
@@ -144,7 +185,8 @@ class Limits:
             account.requests.take(1)
         account.num_running += 1
         try:
-            yield
+            with self.pace.present(label):
+                yield
         finally:
             account.num_running -= 1
 

@@ -2,7 +2,8 @@
 
 For all that is not a step of the engine and may take longer than the event loop can spare. Of those
 that wait, the key with the fewest threads is next, then the one that was worked for least; a key's
-own work is done in the order in which it came. One thread is always left to other keys. This module
+own work is done in the order in which it came. One thread is always left to other keys. A key that
+has had much work done beside others rests, and others of its own wait behind it. This module
 knows nothing of the work.
 """
 
@@ -18,11 +19,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.limits import Spacing
 from ridgeline.text.child import NUM_PROCESSES
 
 CALLER: ContextVar[str] = ContextVar("caller", default=ANYONE)  # the gate sets it: a key's label
 STATE: ContextVar[dict[str, Any] | None] = ContextVar("state", default=None)  # of the request, too
 _MOST_WAITING = 1000
+_LOOK_S = 1.0  # how often who rests is looked at
 
 Result = TypeVar("Result")
 Args = ParamSpec("Args")
@@ -51,9 +54,20 @@ async def in_thread(work: Callable[Args, Result], *args: Args.args, **named: Arg
 class Turns:
     """A few threads, and the work that waits for them. All but the work lives on one event loop."""
 
-    def __init__(self, num_threads: int, name: str, most_waiting: int = _MOST_WAITING) -> None:
-        """Have work done by ``num_threads``, at least 2; of a key at most ``most_waiting`` wait."""
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        most_waiting: int = _MOST_WAITING,
+        pace: Spacing | None = None,
+    ) -> None:
+        """Have work done by ``num_threads``, at least 2; of a key at most ``most_waiting`` wait.
+
+        ``pace`` says how long a key rests; without it nobody does.
+        """
         self._num_threads, self._most_waiting = max(2, num_threads), most_waiting
+        self._pace = pace or Spacing()
+        self._wake: asyncio.TimerHandle | None = None  # when the first of those that rest may begin
         self._threads = ThreadPoolExecutor(self._num_threads, name)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_running: Counter[str] = Counter()
@@ -97,6 +111,7 @@ class Turns:
             raise ApiError(429, message, code="server_is_overloaded", headers=headers)
         turn = asyncio.get_running_loop().create_future()
         waiting.append(turn)
+        self._begin_next()  # nobody, but it notes when one that rests may
         try:
             await turn
         except asyncio.CancelledError:
@@ -116,9 +131,22 @@ class Turns:
         """Give a thread back, and let others begin."""
         self._num_running[caller] -= 1
         self._used_s[caller] += used_s
+        self._pace.note_work(caller, used_s)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Let those begin whose turn it is, and come back when the first that rests may."""
+        if self._wake:
+            self._wake.cancel()
+            self._wake = None
         while self._num_running.total() < self._num_threads:
-            ready = [one for one, turns in self._waiting.items() if turns and self._may_begin(one)]
+            waiting = [one for one, turns in self._waiting.items() if turns]
+            ready = [one for one in waiting if self._may_begin(one)]
             if not ready:
+                rests_s = [rest_s for one in waiting if (rest_s := self._pace.rest_s(one))]
+                if rests_s:  # which end sooner where the other keys leave
+                    loop = asyncio.get_running_loop()
+                    self._wake = loop.call_later(min(_LOOK_S, *rests_s), self._begin_next)
                 return
             first = min(ready, key=lambda one: (self._num_running[one], self._used_s[one]))
             turn = self._waiting[first].popleft()
@@ -130,7 +158,8 @@ class Turns:
         return self._num_running.total() < self._num_threads and self._may_begin(caller)
 
     def _may_begin(self, caller: str) -> bool:
-        return self._num_running[caller] < self._num_threads - 1
+        has_thread = self._num_running[caller] < self._num_threads - 1
+        return has_thread and not self._pace.rest_s(caller)
 
 
 class WorkTurns:
@@ -144,13 +173,16 @@ class WorkTurns:
         loads: plans for a load: up to half a minute.
     """
 
-    def __init__(self, most_waiting: int = _MOST_WAITING) -> None:
-        """Begin with nothing to do; of each kind, ``most_waiting`` of a key may wait."""
-        self.bodies = Turns(2, "bodies", most_waiting)
-        self.prompts = Turns(NUM_PROCESSES, "prompts", most_waiting)
-        self.grammars = Turns(2, "grammars", most_waiting)
-        self.reports = Turns(2, "reports", most_waiting)
-        self.loads = Turns(2, "plans for loads", most_waiting)
+    def __init__(self, most_waiting: int = _MOST_WAITING, pace: Spacing | None = None) -> None:
+        """Begin with nothing to do; of each kind, ``most_waiting`` of a key may wait.
+
+        ``pace`` says how long a key rests from work of any kind; without it nobody does.
+        """
+        self.bodies = Turns(2, "bodies", most_waiting, pace)
+        self.prompts = Turns(NUM_PROCESSES, "prompts", most_waiting, pace)
+        self.grammars = Turns(2, "grammars", most_waiting, pace)
+        self.reports = Turns(2, "reports", most_waiting, pace)
+        self.loads = Turns(2, "plans for loads", most_waiting, pace)
 
     def close(self) -> None:
         """Begin no more work."""

@@ -34,8 +34,8 @@ async def run_long(
     if not work.loads.is_free():
         raise ApiError(
             503,
-            "another plan for a load is running, and each key has one at a time: try again in a "
-            "few seconds",
+            "another plan for a load is running, and each key has one at a time, with a rest after "
+            "it while other keys ask: try again in a few seconds",
             code="plan_busy",
             headers={"retry-after": "2"},
         )
