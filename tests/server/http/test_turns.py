@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -230,3 +231,23 @@ def test_all_work_in_threads_is_carried(room: str) -> None:
         for call in re.findall(r"(?:to_thread|run_in_executor)\([^)]*", path.read_text()):
             is_ours = "engine.stop," in call  # waits for a thread, and raises nothing
             assert "carried(" in call or is_ours, f"{path}: {call}"
+
+
+@on_a_bench(3)
+async def test_only_time_on_a_processor_is_rested_from(bench: Bench) -> None:
+    bench.pace.wait_s("b", 0)
+    await bench.ask("a1")
+    await bench.now("a1")
+    bench.now_s += 20  # it stands still, as one does beside a flood
+    await bench.end("a1")
+    assert bench.pace.rest_s("a") == 0
+    CALLER.set("a")
+
+    def computes() -> None:
+        end_s = time.thread_time() + 0.3
+        while time.thread_time() < end_s:
+            pass
+
+    bench.pace.wait_s("b", 0)
+    await bench.turns.run(computes)
+    assert bench.pace.rest_s("a") >= 0.3 * 4 - 0.3 - 0.25 - 1e-6

@@ -94,7 +94,6 @@ def flooded(served: Served, turns: Turns) -> Iterator[threading.Event]:
     finally:
         go_on.set()
         flooding.result(60)
-        served.running.service.limits.pace._rested_s.clear()  # they only stood still
 
 
 @pytest.mark.parametrize("kind", ROUTES)

@@ -99,7 +99,10 @@ class Spacing:
             self._free_s[label] += _LIKE_ONE_REFUSAL / _REQUESTS_PER_S
 
     def note_work(self, label: str, used_s: float) -> None:
-        """Count work that a key had done beside its answers, if others are there."""
+        """Count the processor's time for work beside a key's answers, if others are there.
+
+        Not the time that work takes: it is longer because of the others.
+        """
         if not self._is_alone(label):
             now_s = self._clock()
             rested_s = max(self._rested_s.get(label, 0.0), now_s - used_s)

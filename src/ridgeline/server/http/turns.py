@@ -82,9 +82,21 @@ class Turns:
         """
         caller = CALLER.get()
         await self._turn(caller)
-        begin_s, loop = time.monotonic(), asyncio.get_running_loop()
-        done = loop.run_in_executor(self._threads, carried(work))
-        done.add_done_callback(lambda _: self._leave(caller, time.monotonic() - begin_s))
+        begin_s, loop, computed_s = time.monotonic(), asyncio.get_running_loop(), [0.0]
+
+        def timed() -> Result:
+            before_s = time.thread_time()
+            try:
+                return work()
+            finally:
+                computed_s[0] = time.thread_time() - before_s
+
+        def leave(_: object) -> None:
+            self._pace.note_work(caller, computed_s[0])
+            self._leave(caller, time.monotonic() - begin_s)
+
+        done = loop.run_in_executor(self._threads, carried(timed))
+        done.add_done_callback(leave)
         return await asyncio.shield(done)  # a thread cannot be cancelled: it is busy until the end
 
     def soon(self, work: Callable[[], object]) -> None:
@@ -92,8 +104,10 @@ class Turns:
         self._threads.submit(work)
 
     def is_free(self) -> bool:
-        """Whether the caller's work would begin at once."""
-        return self._is_free(CALLER.get())
+        """Whether the caller's work would begin at once, or when the caller has rested."""
+        caller = CALLER.get()
+        has_thread = self._num_running[caller] < self._num_threads - 1
+        return has_thread and not self._waiting.get(caller)
 
     def close(self) -> None:
         """Begin no more work."""
@@ -131,7 +145,6 @@ class Turns:
         """Give a thread back, and let others begin."""
         self._num_running[caller] -= 1
         self._used_s[caller] += used_s
-        self._pace.note_work(caller, used_s)
         self._begin_next()
 
     def _begin_next(self) -> None:
