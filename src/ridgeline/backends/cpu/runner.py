@@ -42,6 +42,7 @@ from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.machine import give_back
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
@@ -87,6 +88,7 @@ class CpuRunner:
         self.weights = load_weights(
             checkpoint, sizes, setup.dtype, setup.max_model_len, weights_cache, progress, say
         )
+        give_back()
         kinds = self.weights.kinds
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
