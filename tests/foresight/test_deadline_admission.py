@@ -373,6 +373,19 @@ def test_slack_is_less_for_who_has_more_to_do() -> None:
     assert latest_start_s(TIMES, 32, 4, Due(1.0)) < latest_start_s(TIMES, 4, 4, Due(1.0)) < 1.0
 
 
+def test_slack_counts_only_the_keys_that_windows_let_through() -> None:
+    """A model with windows has less to read of a long prompt, and may begin later."""
+    of_attention = replace(TIMES, per_position_s=1e-5, per_pair_s=1e-6)
+    with_windows = replace(of_attention, windows=((16, 0.5),))
+    for due in (Due(first_s=2.0), Due(end_s=9.0)):
+        start_s = latest_start_s(of_attention, 500, 100, due)
+        assert latest_start_s(with_windows, 500, 100, due) > start_s
+    short = Due(first_s=2.0)
+    assert latest_start_s(with_windows, 16, 1, short) == pytest.approx(
+        latest_start_s(of_attention, 16, 1, short)
+    )
+
+
 # --- promises to others ---------------------------------------------------------------------------
 
 

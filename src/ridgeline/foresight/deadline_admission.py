@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.simulator.run import TimeModel
-from ridgeline.physics.costs import Features
+from ridgeline.foresight.step_time.features import of_items
 
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
@@ -289,12 +289,9 @@ def latest_start_s(times: TimeModel, num_prompt: int, num_new: int, due: Due) ->
 
     This is its slack: requests with a deadline are served in this order.
     """
-    pairs = num_prompt * (num_prompt + 1) / 2
-    reading = Features(num_prompt, 1, 1, num_positions=num_prompt, num_pairs=pairs)
-    reading_s = times.seconds(reading)
-    context = num_prompt + num_new / 2
-    writing = Features(1, 1, 1, num_positions=context, num_pairs=context)
-    writing_s = times.seconds(writing) + times.after(1, 0)
+    reading_s = times.seconds(of_items([(0, num_prompt, 1)], times.windows))
+    half_way = of_items([(num_prompt + num_new // 2 - 1, 1, 1)], times.windows)
+    writing_s = times.seconds(half_way) + times.after(1, 0)
     return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
 
 
