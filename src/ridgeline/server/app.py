@@ -12,23 +12,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.server.dialects.anthropic.documented import (
+    MESSAGE_ERRORS,
+    MESSAGE_EVENTS,
+    MessageObject,
+)
 from ridgeline.server.dialects.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.dialects.anthropic.request import ANTHROPIC
 from ridgeline.server.dialects.anthropic.request import chat_request as anthropic_request
 from ridgeline.server.dialects.anthropic.response import MessageShape
+from ridgeline.server.dialects.documented import documented
 from ridgeline.server.dialects.llamacpp.routes import add_llamacpp
 from ridgeline.server.dialects.ollama.routes import add_ollama
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    MESSAGE_ERRORS,
-    MESSAGE_EVENTS,
-    RESPONSE_EVENTS,
-    ChatCompletion,
-    Completion,
-    MessageObject,
-    ResponseObject,
-    documented,
-)
+from ridgeline.server.dialects.openai.documented import ERRORS, ChatCompletion, Completion
 from ridgeline.server.dialects.openai.embeddings import add_embeddings
 from ridgeline.server.dialects.openai.protocol import (
     AnyTokenizeRequest,
@@ -38,6 +34,7 @@ from ridgeline.server.dialects.openai.protocol import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
+from ridgeline.server.dialects.responses.documented import RESPONSE_EVENTS, ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape

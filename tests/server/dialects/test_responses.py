@@ -22,8 +22,8 @@ from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.decoding.messages.tools import HERMES
 from ridgeline.decoding.text import TextStream
-from ridgeline.server.dialects.openai.documented import ResponseObject
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
+from ridgeline.server.dialects.responses.documented import ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import chat_request
 from ridgeline.server.dialects.responses.response import ResponseShape

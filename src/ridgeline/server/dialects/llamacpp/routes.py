@@ -12,6 +12,8 @@ from pydantic import Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
 from ridgeline import __version__
+from ridgeline.server.dialects.documented import documented
+from ridgeline.server.dialects.llamacpp.documented import INFILL_CHUNKS, Infilled
 from ridgeline.server.dialects.llamacpp.infill import (
     InfillRequest,
     LlamaCppRequest,
@@ -20,13 +22,7 @@ from ridgeline.server.dialects.llamacpp.infill import (
 )
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    INFILL_CHUNKS,
-    Completion,
-    Infilled,
-    documented,
-)
+from ridgeline.server.dialects.openai.documented import ERRORS, Completion
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.engine.between_steps import between_steps

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ridgeline.api.vectors import shaped
 from ridgeline.machine import memory_of
+from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.ollama import documented as answers
 from ridgeline.server.dialects.ollama import models
 from ridgeline.server.dialects.ollama.protocol import (
@@ -30,7 +31,6 @@ from ridgeline.server.dialects.ollama.request import (
     raw_request,
 )
 from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, time_of
-from ridgeline.server.dialects.openai.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.service import Service

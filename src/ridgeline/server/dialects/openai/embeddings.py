@@ -24,13 +24,8 @@ from ridgeline.core.step import Event, FinishReason
 from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    EmbeddingList,
-    Reranked,
-    Scored,
-    documented,
-)
+from ridgeline.server.dialects.documented import documented
+from ridgeline.server.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
 from ridgeline.server.dialects.openai.protocol import EACH, TextOrIds
 from ridgeline.server.dialects.openai.reply import RawBody, Reply
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ridgeline import __version__
 from ridgeline.api.vectors import shaped
-from ridgeline.server.dialects.openai.documented import TEXT_ERRORS, documented
+from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, vectors_of
 from ridgeline.server.dialects.openai.reply import RawBody
 from ridgeline.server.dialects.triton import documented as answers
