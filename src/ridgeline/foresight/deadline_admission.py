@@ -37,25 +37,25 @@ class Due(NamedTuple):
 
 
 class PromiseRequest(NamedTuple):
-    """A request with a deadline, or what is left of it: one standing for each of its prompts.
+    """A request with a deadline, or what is left of it: one snapshot for each of its prompts.
 
     Attributes:
         is_protected: whether no other may take its margin; not if it was accepted without promise.
     """
 
-    standings: tuple[RequestSnapshot, ...]
+    snapshots: tuple[RequestSnapshot, ...]
     due: Due
     is_protected: bool = True
 
     @property
     def owner(self) -> str:
         """Whose it is."""
-        return self.standings[0].owner
+        return self.snapshots[0].owner
 
     @property
     def num_seqs(self) -> int:
         """How many sequences it is, or will be."""
-        return sum(answer.num_seeds for one in self.standings for answer in one.answers)
+        return sum(answer.num_seeds for one in self.snapshots for answer in one.answers)
 
 
 class AdmissionVerdict(NamedTuple):
@@ -244,7 +244,7 @@ class AdmissionRound:
     ) -> dict[int, AdmissionVerdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
-        numbers = [one.number for asked in promised.values() for one in asked.standings]
+        numbers = [one.number for asked in promised.values() for one in asked.snapshots]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
         foretold = self.foretell(
@@ -261,12 +261,12 @@ class AdmissionRound:
     def _entering(
         self, asked: Mapping[int, PromiseRequest]
     ) -> tuple[tuple[float, RequestSnapshot], ...]:
-        return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
+        return tuple((self.lag_s, one) for each in asked.values() for one in each.snapshots)
 
     def _verdict(
         self, asked: PromiseRequest, foretold: Mapping[int, PredictedTimes]
     ) -> AdmissionVerdict:
-        each = [foretold[standing.number] for standing in asked.standings]
+        each = [foretold[snapshot.number] for snapshot in asked.snapshots]
         foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = PredictedTimes(*(self.margin * seconds for seconds in foreseen))
         outlook: Outlook = "refused"

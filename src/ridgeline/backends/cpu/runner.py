@@ -434,17 +434,17 @@ class CpuRunner:
         return way if way and self.weights.prunes(num_rows) and self._pruning[way].is_due() else 0
 
 
-def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:
+def load_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> CpuRunner:
     """Return a runner over all layers of a checkpoint, which keeps its files at home."""
-    home = surroundings.home()
+    home = context.home()
     return CpuRunner(
         checkpoint,
         setup,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
-        progress=surroundings.progress,
-        announce=surroundings.announce,
-        say=surroundings.say,
+        progress=context.progress,
+        announce=context.announce,
+        say=context.say,
     )
 
 

@@ -174,7 +174,7 @@ class Vectors:
         }
 
 
-class VectorShape:
+class VectorWriter:
     """An answer made of vectors, which comes whole."""
 
     stream_type, ping = "application/json", b""
@@ -394,9 +394,9 @@ async def _reply(
     if entry := service.entry(request):
         entry.take(body, service.name, service.fingerprint, params)
     vectors = Vectors(stream)
-    shape = VectorShape(vectors, answer)
+    writer = VectorWriter(vectors, answer)
     of_server = service.options, service.work.prompts
-    return Reply(service.engine, service.limits, stream, vectors, body, shape, OPENAI, *of_server)
+    return Reply(service.engine, service.limits, stream, vectors, body, writer, OPENAI, *of_server)
 
 
 def _packed(vector: list[float]) -> str:

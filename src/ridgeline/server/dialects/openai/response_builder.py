@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.api.outputs import likeliest
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import (
