@@ -165,7 +165,7 @@ class LLM:
     def digest(self) -> str:
         """SHA-256 of the model's file, in hex; of several, that of their list by ``sha256sum``.
 
-        It is kept between starts. The first one reads the files beside loading them, and who asks
+        It is kept between starts. The first one reads the files beside loading them; a call
         before that has ended waits.
         """
         return self._contents.digest(packed_folder())

@@ -1,10 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by a margin
-(``promise_margin``). What is in time with its margin is promised; what is in time only without it
-is accepted without a promise, if that breaks none; the rest is refused. Requests without a deadline
-break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads and HTTP,
-and forecasts are a parameter.
+(``promise_margin``). A request that is in time with its margin is promised. One that is in time
+only without it is accepted without a promise, if that breaks none; all others are refused. Requests
+without a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks,
+threads and HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AdmissionVerdict(NamedTuple):
 
     Attributes:
         outlook: "promised" if it is in time with the margin, "unpromised" if only without, else
-            "refused". Who would harm a promise is refused as well.
+            "refused". A request that would harm a promise is refused as well.
         foreseen: until the last of its prompts has its first token, and until all have ended.
         stretched: the same with a margin; this was compared with what is due.
     """

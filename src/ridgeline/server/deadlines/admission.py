@@ -41,7 +41,7 @@ from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
 from ridgeline.server.deadlines.promise import Promise, due_from, ranked, refuse_now
-from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import (
     ClientGone,
@@ -434,7 +434,7 @@ class Promises:
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
         new = [self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
-            standing_of(self._engine, stream, index, taken + (1 << 32) + i)
+            snapshot_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
         return _RoundFacts(copy, lag_s, new, known, coming, queued)
@@ -444,7 +444,7 @@ class Promises:
         stream, engine = promise.stream, self._engine
         snapshots = []
         for i in range(len(stream.prompts)):
-            one = standing_of(engine, stream, i, number + i)
+            one = snapshot_of(engine, stream, i, number + i)
             if promise.deadline.length == "expected":
                 num_new = self._lengths.expected(stream.tenant, one.num_new)
                 one = one._replace(num_new=num_new)

@@ -23,7 +23,7 @@ from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapsh
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import lower_priority
-from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
 
@@ -110,7 +110,7 @@ class Arrivals:
         """Let a forecast begin at a copy of the engine's state."""
         engine, stream = self._engine, sample.stream
         queued = [
-            standing_of(engine, one, index, _WAITING + i)
+            snapshot_of(engine, one, index, _WAITING + i)
             for i, (one, index) in enumerate(copy.waiting)
         ]
         place = next((i for i, (one, _) in enumerate(copy.waiting) if one is stream), None)

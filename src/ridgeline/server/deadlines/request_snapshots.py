@@ -7,7 +7,7 @@ from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import RequestStream
 
 
-def standing_of(
+def snapshot_of(
     engine: EngineClient, stream: RequestStream, index: int, number: int
 ) -> RequestSnapshot:
     """Return a prompt that is not in the engine, whose answer is as long as it may become."""

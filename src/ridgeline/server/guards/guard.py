@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 class GuardFailed(Exception):
-    """A guard could not judge, and why, with the status and code for who asked it to."""
+    """A guard could not judge, and why, with the status and code for the client."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -170,7 +170,7 @@ def _seal(path: Path, tail: bytes) -> bytes:
 
 
 def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
-    """Compare each block with its CRC; read, not mapped, since a bad sector kills who maps it.
+    """Compare each block with its CRC; read, not mapped: a bad sector kills a process that maps it.
 
     Raises OSError or ValueError at the first that cannot be read or has another.
     """
