@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.overhead import server
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.search.knee import WIDTH, Trial, likely_limit
 from ridgeline.bench.search.served import first_model
 from ridgeline.bench.search.slo import parse_slo
@@ -100,7 +100,7 @@ def setting_of(
     base_url: str, slo: Sequence[str], num_prompts: int, found: dict[str, Any]
 ) -> TrialSetting:
     """Return what the grid's trials have in common: what the search's last ones had."""
-    asking = Asking(base_url=base_url, model=first_model(base_url, None), ignore_eos=True)
+    asking = ClientFlags(base_url=base_url, model=first_model(base_url, None), ignore_eos=True)
     measured = [one["measured"] for one in found["trials"] if one["measured"]]
     answers = [one["e2e"]["mean_ms"] for one in measured if one["e2e"]]
     return TrialSetting(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ridgeline.core.records import EngineRecord, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
-from ridgeline.foresight.simulator.forecast import State, forecast, new_standing
+from ridgeline.foresight.simulator.forecast import State, forecast, new_snapshot
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.features import StepTime
 
@@ -80,7 +80,7 @@ def as_forecast(load: Sequence[SimRequest]) -> Run:
     """Foresee all of a load, from an idle engine."""
     start_s = time.process_time()
     coming = [
-        (asked.arrival_s or 0.0, new_standing(i, len(asked.prompt), asked.num_new[0]))
+        (asked.arrival_s or 0.0, new_snapshot(i, len(asked.prompt), asked.num_new[0]))
         for i, asked in enumerate(load)
     ]
     steps = Counter[str]()

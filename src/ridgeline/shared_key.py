@@ -27,7 +27,7 @@ def read_key(file: Path) -> bytes:
 
 
 def proof(key: bytes, role: str, nonces: Sequence[str], said: str = "") -> str:
-    """Return what proves, in hex, that who says this in this role has the key."""
+    """Return what proves, in hex, that the speaker of this in this role has the key."""
     return hmac.new(key, json.dumps([role, *nonces, said]).encode(), "sha256").hexdigest()
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ridgeline import LLM, Chunk, SamplingParams
-from ridgeline.api.text_side import Message
+from ridgeline.api.text_processor import Message
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.step import StepOutput
 from tests.models.tiny import CONFIG, hf_weights

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.decoding.messages.message import MessageForm, MessageReader, ReasoningMarkers
 from ridgeline.decoding.messages.tools import (
     FORMATS,

@@ -30,7 +30,7 @@ from ridgeline.foresight.simulator.forecast import (
     RequestSnapshot,
     State,
     forecast,
-    new_standing,
+    new_snapshot,
     state_of,
 )
 from ridgeline.foresight.simulator.run import Clock, new_replica
@@ -174,9 +174,9 @@ class Wish:
     def last_s(self) -> float:
         return self.arrived_s + self.total_s
 
-    def standing(self, number: int) -> RequestSnapshot:
+    def snapshot(self, number: int) -> RequestSnapshot:
         lengths = len(self.prompt), self.num_new
-        return new_standing(number, *lengths, due_s=self.due_s, owner=self.owner)
+        return new_snapshot(number, *lengths, due_s=self.due_s, owner=self.owner)
 
     def asked(self) -> run.SimRequest:
         params = SamplingParams(temperature=0.0, max_tokens=self.num_new, ignore_eos=True)
@@ -290,20 +290,20 @@ class Promising:
             self.asking.append(self.to_come.popleft())
         now_s, asking, self.asking = copy.now_s, self.asking, []
         self.round_s = round_s
-        standing = {one.number: one for one in copy.state.requests}
+        snapshot = {one.number: one for one in copy.state.requests}
         known = [*copy.open.values(), *self.on_the_way]
-        standings = [standing[number] for number in copy.open]
-        coming = [wish.standing((1 << 39) + i) for i, wish in enumerate(self.on_the_way)]
+        snapshots = [snapshot[number] for number in copy.open]
+        coming = [wish.snapshot((1 << 39) + i) for i, wish in enumerate(self.on_the_way)]
         promised = {
             i: PromiseRequest((one,), Due(end_s=wish.last_s - now_s), wish.is_protected)
-            for i, (wish, one) in enumerate(zip(known, [*standings, *coming], strict=True))
+            for i, (wish, one) in enumerate(zip(known, [*snapshots, *coming], strict=True))
         }
         asked = []
         for number, wish in enumerate(asking, start=1 << 40):
             lengths = len(wish.prompt), wish.num_new
             slack_s = latest_start_s(copy.times, *lengths, Due(end_s=wish.total_s))
             wish.due_s = wish.arrived_s + slack_s
-            asked.append(PromiseRequest((wish.standing(number),), Due(end_s=wish.last_s - now_s)))
+            asked.append(PromiseRequest((wish.snapshot(number),), Due(end_s=wish.last_s - now_s)))
         under_way_s = round_s - now_s
         book = AdmissionRound(
             copy.state,

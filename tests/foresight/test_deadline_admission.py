@@ -22,7 +22,7 @@ from ridgeline.foresight.deadline_admission import (
     PromiseRequest,
     latest_start_s,
 )
-from ridgeline.foresight.simulator.forecast import PredictedTimes, State, new_standing, state_of
+from ridgeline.foresight.simulator.forecast import PredictedTimes, State, new_snapshot, state_of
 from tests.foresight.simulator.test_forecast import SETUPS, Machine
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
@@ -77,7 +77,7 @@ class Served:
     def decide(self, asking: list[Wish]) -> None:
         machine, now_s = self.machine, self.machine.clock.now_s
         state = state_of(machine.setup, machine.engine.scheduler)
-        alive = {standing.number: standing for standing in state.requests}
+        alive = {snapshot.number: snapshot for snapshot in state.requests}
         begun = {n for n, s in alive.items() if s.answers[0].num_tokens > s.num_prompt}
         open_ = {
             n: PromiseRequest(
@@ -96,17 +96,17 @@ class Served:
             due = Due(wish.ttft_s - late_s, wish.total_s - late_s)
             due_s = now_s + latest_start_s(TIMES, wish.num_prompt, wish.num_new, due)
             number = machine.engine._next_id + i
-            standing = new_standing(number, wish.num_prompt, wish.num_new, due_s=due_s)
-            asked.append(PromiseRequest((standing,), due))
+            snapshot = new_snapshot(number, wish.num_prompt, wish.num_new, due_s=due_s)
+            asked.append(PromiseRequest((snapshot,), due))
         book = AdmissionRound(state, TIMES, 1.0, open_)
         for wish, one, verdict in zip(asking, asked, book.decide(asked), strict=True):
             if verdict is None or verdict.outlook == "refused":
                 self.refused.append(wish)
                 continue
-            number = self.add(wish, one.standings[0].due_s)
-            self.promised[number] = wish, one.standings[0].due_s
+            number = self.add(wish, one.snapshots[0].due_s)
+            self.promised[number] = wish, one.snapshots[0].due_s
         queued = [
-            new_standing((1 << 50) + i, wish.num_prompt, wish.num_new)
+            new_snapshot((1 << 50) + i, wish.num_prompt, wish.num_new)
             for i, (wish, _) in enumerate(self.queue)
         ]
         self.num_permitted = book.num_may_enter(queued)
@@ -204,7 +204,7 @@ class Told:
 
 
 def asks(number: int, total_s: float) -> PromiseRequest:
-    return PromiseRequest((new_standing(number, 4, 4),), Due(inf, total_s))
+    return PromiseRequest((new_snapshot(number, 4, 4),), Due(inf, total_s))
 
 
 def outlooks(verdicts: list[AdmissionVerdict | None]) -> list[str | None]:
@@ -251,7 +251,7 @@ def test_a_refusal_is_told_before_the_next_forecast() -> None:
 
 def test_what_is_broken_already_forbids_nothing() -> None:
     old = asks(0, -1.0)
-    state = State(SETUP, old.standings)
+    state = State(SETUP, old.snapshots)
     book = AdmissionRound(state, TIMES, 1.0, {0: old}, foretell=Told())
     (verdict,) = book.decide([asks(1, 5.0)])
     assert verdict is not None
@@ -260,8 +260,8 @@ def test_what_is_broken_already_forbids_nothing() -> None:
 
 def test_as_many_may_enter_as_break_nothing() -> None:
     one = asks(0, 6.0)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.0, {0: one}, foretell=Told())
-    queued = [new_standing(10 + i, 4, 4) for i in range(16)]
+    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, foretell=Told())
+    queued = [new_snapshot(10 + i, 4, 4) for i in range(16)]
     assert book.num_may_enter(queued) == 4
     assert book.num_may_enter(queued[:5]) == 5
     assert (
@@ -272,11 +272,11 @@ def test_as_many_may_enter_as_break_nothing() -> None:
 
 def test_what_others_delay_is_no_error_of_a_forecast() -> None:
     one = asks(0, 30.0)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.0, {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.0, {0: one}, foretell=Told())
     assert book.delays_s() == {0: (0.0, 0.0)}
     book.decide([asks(1, 9.0), asks(2, 9.0)])
     assert book.delays_s()[0] == (2.0, 2.0)
-    assert book.num_may_enter([new_standing(9, 4, 4)]) == 1
+    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 1
     assert book.delays_s()[0] == (3.0, 3.0)
 
 
@@ -297,15 +297,15 @@ def test_who_is_in_time_without_the_margin_only_is_accepted_and_not_promised() -
 def test_who_has_no_promise_hinders_nobody() -> None:
     """It may become late by one that is promised; nor does best effort wait for it."""
     one = asks(0, 1.2)._replace(is_protected=False)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.5, {0: one}, foretell=Told())
-    assert book.num_may_enter([new_standing(9, 4, 4)]) == 1
+    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, foretell=Told())
+    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 1
     assert outlooks(book.decide([asks(1, 9.0)])) == ["promised"]
     assert book.delays_s()[0] == (1.0, 1.0)
 
 
 def test_who_would_harm_a_promise_is_refused_even_without_one() -> None:
     one = asks(0, 1.6)
-    book = AdmissionRound(State(SETUP, one.standings), TIMES, 1.5, {0: one}, foretell=Told())
+    book = AdmissionRound(State(SETUP, one.snapshots), TIMES, 1.5, {0: one}, foretell=Told())
     assert outlooks(book.decide([asks(1, 2.5)])) == ["refused"]
 
 
@@ -319,12 +319,12 @@ def test_the_verdict_stays_what_it_was_when_others_delay_it_in_the_same_round() 
 def test_what_may_fail_is_not_delayed() -> None:
     """A promise that would be late with a margin, and is in time without: nobody goes before."""
     one = asks(0, 1.05)
-    state = State(SETUP, one.standings)
+    state = State(SETUP, one.snapshots)
     book = AdmissionRound(state, TIMES, 1.2, {0: one}, foretell=Told())
     (verdict,) = book.decide([asks(1, 100.0)])
     assert verdict is not None
     assert verdict.outlook == "refused"
-    assert book.num_may_enter([new_standing(9, 4, 4)]) == 0
+    assert book.num_may_enter([new_snapshot(9, 4, 4)]) == 0
 
     class Behind(Told):
         """Who is not in the engine delays nobody."""
@@ -373,6 +373,19 @@ def test_slack_is_less_for_who_has_more_to_do() -> None:
     assert latest_start_s(TIMES, 32, 4, Due(1.0)) < latest_start_s(TIMES, 4, 4, Due(1.0)) < 1.0
 
 
+def test_slack_counts_only_the_keys_that_windows_let_through() -> None:
+    """A model with windows has less to read of a long prompt, and may begin later."""
+    of_attention = replace(TIMES, per_position_s=1e-5, per_pair_s=1e-6)
+    with_windows = replace(of_attention, windows=((16, 0.5),))
+    for due in (Due(first_s=2.0), Due(end_s=9.0)):
+        start_s = latest_start_s(of_attention, 500, 100, due)
+        assert latest_start_s(with_windows, 500, 100, due) > start_s
+    short = Due(first_s=2.0)
+    assert latest_start_s(with_windows, 16, 1, short) == pytest.approx(
+        latest_start_s(of_attention, 16, 1, short)
+    )
+
+
 # --- promises to others ---------------------------------------------------------------------------
 
 
@@ -394,12 +407,12 @@ def test_what_a_key_was_promised_beyond_its_share_hinders_no_other(
         TIMES,
         1.0,
         {
-            i: PromiseRequest((new_standing(i, 5, 5, owner="a"),), Due(2.0, 2.0))
+            i: PromiseRequest((new_snapshot(i, 5, 5, owner="a"),), Due(2.0, 2.0))
             for i in range(num_before)
         },
         foretell=foretell,
     )
-    newcomer = PromiseRequest((new_standing(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
+    newcomer = PromiseRequest((new_snapshot(100, 5, 5, num_answers=6, owner=owner),), Due(2.0, 2.0))
     (verdict,) = book.decide([newcomer])
     assert verdict is not None
     assert (verdict.outlook == "promised") == is_kept

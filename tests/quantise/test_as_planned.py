@@ -20,7 +20,7 @@ from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.format_bytes import storage_of_dtype
 from ridgeline.planner.plan import plan
-from ridgeline.quantise.job import Wishes, quantise_file
+from ridgeline.quantise.job import QuantiseOptions, quantise_file
 from ridgeline.quantise.source import read_source
 from ridgeline.quantise.targets import TARGETS, mix_of_file, types_of
 from tests.engine.tiny_families import family_and_arch, tiny_config, write_model
@@ -77,8 +77,8 @@ def test_a_file_has_the_types_and_the_size_of_its_plan(
 ) -> None:
     config = tiny_config(name) | WIDE | WRITTEN[name]
     source, out = directory(tmp_path / "model", config), tmp_path / "out.gguf"
-    wishes = Wishes(target, (), {}, {}, 1)
-    done = quantise_file(read_source(source), out, wishes, lambda *_: None)
+    options = QuantiseOptions(target, (), {}, {}, 1)
+    done = quantise_file(read_source(source), out, options, lambda *_: None)
     _, raw = read_gguf(out)
     shape = shape_of_config(config)
     storage = storage_of_dtype(target, shape)

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.quantise.job import Wishes, quantise_file
+from ridgeline.quantise.job import QuantiseOptions, quantise_file
 from ridgeline.quantise.source import additions, read_source
 from ridgeline.text.of_checkpoint import tokenizer_of
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
@@ -45,9 +45,9 @@ def directory(
     return path
 
 
-def quantised(source: Path, out: Path, target: str, **wishes: Any) -> Path:
-    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 1} | wishes
-    quantise_file(read_source(source), out, Wishes(target, **wanted), lambda *_: None)
+def quantised(source: Path, out: Path, target: str, **options: Any) -> Path:
+    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 1} | options
+    quantise_file(read_source(source), out, QuantiseOptions(target, **wanted), lambda *_: None)
     return out
 
 

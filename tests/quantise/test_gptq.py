@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.quantise.gptq import quantise_directory
-from ridgeline.quantise.job import QuantisedFile, Wishes
+from ridgeline.quantise.job import QuantisedFile, QuantiseOptions
 from ridgeline.quantise.source import additions, read_directory
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
 from tests.models.tiny import CONFIG, Raw, hf_weights
@@ -31,9 +31,9 @@ def directory(path: Path, weights: Raw, config: dict[str, Any] = CONFIG) -> Path
     return path
 
 
-def quantised(source: Path, out: Path, **wishes: Any) -> QuantisedFile:
-    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 1} | wishes
-    wish = Wishes("int4-gptq", **wanted)
+def quantised(source: Path, out: Path, **options: Any) -> QuantisedFile:
+    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 1} | options
+    wish = QuantiseOptions("int4-gptq", **wanted)
     return quantise_directory(read_directory(source), out, wish, lambda *_: None)
 
 

@@ -17,7 +17,7 @@ from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import Checkpoint, ModelFileError
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
-from ridgeline.quantise.job import QuantisedFile, Wishes, quantise_file
+from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
 from ridgeline.quantise.source import additions, read_source
 from ridgeline.quantise.targets import TARGETS, main_type
 from tests.lora import merged, random_pairs, write_gguf_adapter, write_peft
@@ -43,9 +43,11 @@ def model(path: Path, raw: Raw | None = None, **changes: object) -> Path:
     return write_gguf(path, metadata, raw, "F16")
 
 
-def quantised(source: Path, out: Path, target: str, **wishes: object) -> QuantisedFile:
-    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 2} | wishes
-    return quantise_file(read_source(source), out, Wishes(target, **wanted), lambda *_: None)  # type: ignore[arg-type]
+def quantised(source: Path, out: Path, target: str, **options: object) -> QuantisedFile:
+    wanted = {"windows": (), "importance": {}, "added": {}, "threads": 2} | options
+    return quantise_file(
+        read_source(source), out, QuantiseOptions(target, **wanted), lambda *_: None
+    )  # type: ignore[arg-type]
 
 
 def lost(found: Checkpoint, wanted: Checkpoint) -> float:

@@ -95,6 +95,8 @@ class Served:
         keys = Keys(options.api_key or (), options.api_key_file, options.admin_api_key or ())
         self.running = Running(llm, "tiny", options, keys, self.lines.append, home, audit, guards)
         self.loop = asyncio.new_event_loop()
+        self._ahead_s = 0.0  # of the loop's clock
+        self.loop.time = lambda: time.monotonic() + self._ahead_s  # type: ignore[method-assign]
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run)
 
@@ -153,11 +155,23 @@ class Served:
         }
 
     def protocol_of(self, client: socket.socket) -> BoundedProtocol:
-        """Return the server's end of a connection."""
-        connections = list(self.running.server.server_state.connections)
-        (found,) = (one for one in connections if one.client == client.getsockname())
-        assert isinstance(found, BoundedProtocol)
-        return found
+        """Return the server's end of a connection, once it is there."""
+        connections = self.running.server.server_state.connections
+
+        def ends() -> list[Any]:
+            return [one for one in [*connections] if one.client == client.getsockname()]
+
+        eventually(ends)
+        (protocol,) = ends()
+        assert isinstance(protocol, BoundedProtocol)
+        return protocol
+
+    def pass_time(self, seconds: float) -> None:
+        """Set the clock of the event loop ahead; return when all timers due by then have run."""
+        done = threading.Event()
+        self._ahead_s += seconds
+        self.loop.call_soon_threadsafe(self.loop.call_soon, done.set)
+        assert done.wait(60)
 
     def catch_up(self) -> None:
         """Return once the engine's thread, and then the loop, have done what they had to do."""

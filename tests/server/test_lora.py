@@ -265,8 +265,8 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
                 [prompt], SamplingParams(max_tokens=2), None, "-", adapter=adapter
             )  # type: ignore[arg-type]
             asking: Any = SimpleNamespace(stream=stream, deadline=deadline)
-            (standing,) = promises._standings(asking, 1)
-            found[name] = standing.answers[0].num_cached
+            (snapshot,) = promises._snapshots(asking, 1)
+            found[name] = snapshot.answers[0].num_cached
         is_known.set()
 
     served.running.async_engine.between_steps(look)

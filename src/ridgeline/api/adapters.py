@@ -33,19 +33,21 @@ class LoRARequest(NamedTuple):
     lora_path: str
 
 
-def _as_ours(wish: object) -> object:
+def _as_ours(given: object) -> object:
     """Return vLLM's own ``LoRARequest``, or what has the same two attributes, as ours."""
-    name, path = (getattr(wish, of, None) for of in ("lora_name", "lora_path"))
-    if isinstance(wish, str | LoRARequest) or not (isinstance(name, str) and isinstance(path, str)):
-        return wish
-    return LoRARequest(name, getattr(wish, "lora_int_id", 0), path)
+    name, path = (getattr(given, of, None) for of in ("lora_name", "lora_path"))
+    if isinstance(given, str | LoRARequest) or not (
+        isinstance(name, str) and isinstance(path, str)
+    ):
+        return given
+    return LoRARequest(name, getattr(given, "lora_int_id", 0), path)
 
 
 class NoRoom(ValueError):
     """Adapters in use leave no memory for another one; later there may be some."""
 
 
-LoraWish = str | LoRARequest | None
+AnyLora = str | LoRARequest | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -67,12 +69,12 @@ class _Named:
 
 
 def read_adapters(
-    wishes: Mapping[str, str | Path], base: Base
+    paths: Mapping[str, str | Path], base: Base
 ) -> dict[str, tuple[Path, AdapterWeights]]:
     """Read the adapters to load at the start, by name. Raises ModelFileError (a ValueError)."""
     return {
         name: (Path(path).expanduser(), read_adapter(Path(path).expanduser(), base))
-        for name, path in wishes.items()
+        for name, path in paths.items()
     }
 
 
@@ -196,23 +198,23 @@ class Adapters:
                     self._keep(named, *packed)
         return lease
 
-    def leases(self, wishes: LoraWish | Sequence[LoraWish], num_prompts: int) -> list[Adapter]:
-        """Return the adapter of each prompt: one wish is for all of them.
+    def leases(self, lora_request: AnyLora | Sequence[AnyLora], num_prompts: int) -> list[Adapter]:
+        """Return the adapter of each prompt: one request is for all of them.
 
-        Raises ValueError as ``lease`` and ``load`` do, and unless there is a wish for each.
+        Raises ValueError as ``lease`` and ``load`` do, and unless there is one for each.
         """
-        one = wishes is None or isinstance(_as_ours(wishes), str | LoRARequest)
-        if not one and not isinstance(wishes, Sequence):
+        one = lora_request is None or isinstance(_as_ours(lora_request), str | LoRARequest)
+        if not one and not isinstance(lora_request, Sequence):
             raise ValueError(
                 f"lora_request must be the name of an adapter, a LoRARequest, or one of these for "
-                f"each prompt, not {wishes!r:.80}"
+                f"each prompt, not {lora_request!r:.80}"
             )
-        many: Sequence[LoraWish] = [wishes] * num_prompts if one else wishes  # type: ignore[list-item, assignment]
+        many: Sequence[AnyLora] = [lora_request] * num_prompts if one else lora_request  # type: ignore[list-item, assignment]
         if len(many) != num_prompts:
             raise ValueError(f"{num_prompts} prompts, but {len(many)} lora_request")
         return [self._of(lora_request) for lora_request in many]
 
-    def _of(self, lora_request: LoraWish) -> Adapter:
+    def _of(self, lora_request: AnyLora) -> Adapter:
         lora_request = self.default if lora_request is None else lora_request
         if lora_request is None:
             return NO_ADAPTER

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.arch.model import ModelArch
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.machine import digest_of_sources

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ridgeline.api.adapters import Adapters, LoraWish, read_adapters, room_for
+from ridgeline.api.adapters import Adapters, AnyLora, read_adapters, room_for
 from ridgeline.api.identity import facts, fingerprint
 from ridgeline.api.memory import ProcessMemory, Snapshot, process_memory
 from ridgeline.api.outputs import (
@@ -24,9 +24,9 @@ from ridgeline.api.outputs import (
     PoolingRequestOutput,
     RequestOutput,
 )
-from ridgeline.api.running.requests import Chunks, LoraWishes, Params, Requests, progress_bar
+from ridgeline.api.running.requests import AnyLoras, Chunks, Params, Requests, progress_bar
 from ridgeline.api.sleep import Sleep
-from ridgeline.api.text_side import (
+from ridgeline.api.text_processor import (
     AnyPrompt,
     Message,
     TextProcessor,
@@ -86,19 +86,21 @@ class LLM:
         """
         self._before, in_use = Snapshot.now(), memory_in_use()
         name, own, dropped = taken(str(model), options)
-        wishes = Options(**{"enable_contrastive_search": True} | own)
+        engine_options = Options(**{"enable_contrastive_search": True} | own)
         located = locate(name)
         checkpoint = load_checkpoint(located.path)
         text_bytes = memory_in_use() - in_use
         self.path, self._contents = checkpoint.path, checkpoint.contents
         self.arch = checkpoint.arch
         self.summary = summarise(checkpoint)
-        small = find_small_model(wishes, checkpoint)
+        small = find_small_model(engine_options, checkpoint)
         taken_bytes = small.config.total_bytes if small else 0
-        lora = read_adapters(wishes.adapters, Base.of(checkpoint))
-        max_lora_rank, lora_bytes = room_for(wishes, [weights for _, weights in lora.values()])
+        lora = read_adapters(engine_options.adapters, Base.of(checkpoint))
+        max_lora_rank, lora_bytes = room_for(
+            engine_options, [weights for _, weights in lora.values()]
+        )
         self.config = resolve(
-            wishes,
+            engine_options,
             checkpoint,
             taken_bytes=taken_bytes,
             lora_bytes=lora_bytes,
@@ -108,10 +110,14 @@ class LLM:
             say(line)
         for note in (*self.config.notes, *dropped):
             say(f"note: {note}")
-        self.trace = TraceWriter(Path(wishes.trace)) if wishes.trace else None
+        self.trace = TraceWriter(Path(engine_options.trace)) if engine_options.trace else None
         with bytes_bar(f"Loading {self.path.name}") as report:
             self.runner = new_runner(self.config, checkpoint, report)
-        limit = parse_bytes(wishes.lora_memory, "--lora-memory") if wishes.lora_memory else None
+        limit = (
+            parse_bytes(engine_options.lora_memory, "--lora-memory")
+            if engine_options.lora_memory
+            else None
+        )
         self.adapters = Adapters(
             Base.of(checkpoint),
             self.runner.add_adapter,
@@ -130,15 +136,15 @@ class LLM:
         listeners = [self.trace] if self.trace else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
-        self.kv_disk = self._new_tier(wishes)
+        self.kv_disk = self._new_tier(engine_options)
         load = self.kv_disk.load if self.kv_disk else None
         self._requests = Requests(self.text, self.engine, self.adapters, load)
         self.sleeping = self._new_sleep(speculation)
         give_back()
 
-    def _new_tier(self, wishes: Options) -> Tier | None:
-        name = self.fingerprint if wishes.kv_disk else ""
-        return new_tier(wishes, self.config, self.runner, self.engine, name)
+    def _new_tier(self, engine_options: Options) -> Tier | None:
+        name = self.fingerprint if engine_options.kv_disk else ""
+        return new_tier(engine_options, self.config, self.runner, self.engine, name)
 
     def _new_sleep(self, speculation: Speculation | None) -> Sleep:
         runners, caches = [self.runner], [self.engine.scheduler.queues.kv]
@@ -159,7 +165,7 @@ class LLM:
     def digest(self) -> str:
         """SHA-256 of the model's file, in hex; of several, that of their list by ``sha256sum``.
 
-        It is kept between starts. The first one reads the files beside loading them, and who asks
+        It is kept between starts. The first one reads the files beside loading them; a call
         before that has ended waits.
         """
         return self._contents.digest(packed_folder())
@@ -205,7 +211,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         suffix: str | None = None,
-        lora_request: LoraWishes = None,
+        lora_request: AnyLoras = None,
         return_errors: bool = False,
         progress: bool | None = None,
         use_tqdm: UseTqdm = None,
@@ -247,7 +253,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         suffix: str | None = None,
-        lora_request: LoraWishes = None,
+        lora_request: AnyLoras = None,
         return_errors: bool = False,
         progress: bool | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
@@ -276,7 +282,7 @@ class LLM:
         prompts: AnyPrompt | Sequence[AnyPrompt],
         params: BeamSearchParams,
         *,
-        lora_request: LoraWishes = None,
+        lora_request: AnyLoras = None,
         use_tqdm: bool | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the best beams of each prompt, as vLLM does.
@@ -293,7 +299,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         *,
-        lora_request: LoraWishes = None,
+        lora_request: AnyLoras = None,
         return_errors: bool = False,
         progress: bool | None = None,
         use_tqdm: UseTqdm = None,
@@ -426,7 +432,7 @@ class LLM:
         prompt: AnyPrompt,
         sampling_params: SamplingParams | None = None,
         *,
-        lora_request: LoraWish = None,
+        lora_request: AnyLora = None,
     ) -> Chunks:
         """Yield the answer to a prompt or a conversation as it grows; ``close()`` stops it."""
         return self.stream_many([prompt], sampling_params, lora_request=lora_request)
@@ -436,7 +442,7 @@ class LLM:
         prompts: Sequence[AnyPrompt],
         sampling_params: Params = None,
         *,
-        lora_request: LoraWishes = None,
+        lora_request: AnyLoras = None,
     ) -> Chunks:
         """Yield the answers to several prompts, which run side by side, as they grow.
 

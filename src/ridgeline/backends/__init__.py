@@ -1,4 +1,4 @@
-"""Backends by name: each has the face that ``backends.interface`` describes, and hides the rest."""
+"""Backends by name: each shows what ``backends.interface`` describes, and hides the rest."""
 
 from __future__ import annotations
 

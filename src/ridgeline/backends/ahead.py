@@ -1,8 +1,8 @@
 """Running ahead: computing a sequence's next token before it is asked for.
 
-A row's bits do not depend on the step that it is in, so who asks for exactly what was computed gets
-it, and no answer changes. What was computed in vain is written over: its block belonged to its
-sequence, and the next to have the block writes to it before it reads.
+A row's bits do not depend on the step that it is in, so a step that asks for exactly what was
+computed gets it, and no answer changes. What was computed in vain is written over: its block
+belonged to its sequence, and the next to have the block writes to it before it reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The face of a backend: the functions that the rest of the program calls, and their values."""
+"""The interface of a backend: the functions that others call, and their values."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class BackendRunner(Protocol):
 
 
 class Backend(Protocol):
-    """The face of a backend, which is all that others import of it."""
+    """The interface of a backend, which is all that others import of it."""
 
     def check(self, setup: Setup, arch: ModelArch) -> Setup:
         """Return a setup without "auto" where that is open. Raises ValueError if it cannot be."""
@@ -243,7 +243,7 @@ class Backend(Protocol):
         """
 
     def new_runner(
-        self, checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext
+        self, checkpoint: Checkpoint, setup: Setup, context: BackendContext
     ) -> BackendRunner:
         """Load a model."""
 

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 from ridgeline import LLM, __version__
 from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
-from ridgeline.bench.load.asking import Asking, check_base_url
+from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
 from ridgeline.bench.load.main import serve
 from ridgeline.bench.load.stats import parse_limits
 from ridgeline.bench.out_file import check_out
@@ -466,7 +466,7 @@ def bench_quality(
 
 @bench_app.command("serve")
 @flags("load", Workload)
-@flags("asking", Asking)
+@flags("client_flags", ClientFlags)
 def bench_serve(
     goodput: Annotated[
         list[str] | None, typer.Option(help="ttft:MS, tpot:MS, e2el:MS; repeat.")
@@ -478,7 +478,7 @@ def bench_serve(
         Path | None, typer.Option(help="The latencies as a picture, .svg; a table, .csv or .md.")
     ] = None,
     *,
-    asking: Asking,
+    client_flags: ClientFlags,
     load: Workload,
 ) -> None:
     """The load of many users on any OpenAI-compatible server, and what they see.
@@ -491,7 +491,7 @@ def bench_serve(
         check_out(out)
     except ValueError as error:
         raise UsageError(error) from error
-    if not serve(asking, load, goodput or (), clients, out):
+    if not serve(client_flags, load, goodput or (), clients, out):
         raise typer.Exit(1)
 
 

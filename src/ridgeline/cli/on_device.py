@@ -16,10 +16,10 @@ ON_HELPS = {
 }
 
 
-def check_device(wishes: PlanFlags) -> None:
+def check_device(plan_flags: PlanFlags) -> None:
     """Raise UsageError for a flag that says something of a device where none is named."""
     usual = PlanFlags()
     for name in OF_DEVICE:
-        if not wishes.names_device and getattr(wishes, name) != getattr(usual, name):
+        if not plan_flags.names_device and getattr(plan_flags, name) != getattr(usual, name):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} is about a device: name one with --on")

@@ -41,9 +41,9 @@ def new_runner(
         say(f"compiling kernels{' (once)' if _warn_of(default_home()) else ''}")
 
     checkpoint.contents.start(packed_folder())
-    surroundings = BackendContext(_home, report, announce, say)
+    context = BackendContext(_home, report, announce, say)
     try:
-        return BACKENDS[config.backend].new_runner(checkpoint, config, surroundings)
+        return BACKENDS[config.backend].new_runner(checkpoint, config, context)
     except KeyboardInterrupt:
         if has_compiled:
             say("stopped: the next start compiles the missing kernels")

@@ -299,7 +299,7 @@ class Pool:
         slot.note(worker, "is ready")
         self._watch(slot, worker)
         self._later(self.prepare())
-        if not slot.num_users:  # all who asked have left
+        if not slot.num_users:  # all clients that asked have left
             self._begin_idle(slot)
         return worker
 

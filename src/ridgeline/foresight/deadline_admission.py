@@ -1,10 +1,10 @@
 """Promises: whether a request can be done in time without breaking what was promised before.
 
 A forecast says when each request will have its first token and its end. It is stretched by a margin
-(``promise_margin``). What is in time with its margin is promised; what is in time only without it
-is accepted without a promise, if that breaks none; the rest is refused. Requests without a deadline
-break no promise: as many enter as a forecast allows. It knows nothing of clocks, threads and HTTP,
-and forecasts are a parameter.
+(``promise_margin``). A request that is in time with its margin is promised. One that is in time
+only without it is accepted without a promise, if that breaks none; all others are refused. Requests
+without a deadline break no promise: as many enter as a forecast allows. It knows nothing of clocks,
+threads and HTTP, and forecasts are a parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from ridgeline.core.scheduling.admission import fair_share
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.simulator.run import TimeModel
-from ridgeline.physics.costs import Features
+from ridgeline.foresight.step_time.features import of_items
 
 _MAX_FORECASTS = 12  # of one round
 _OF_THE_REST = 0.1  # that a new request may take of the time left to a promise that may fail
@@ -37,25 +37,25 @@ class Due(NamedTuple):
 
 
 class PromiseRequest(NamedTuple):
-    """A request with a deadline, or what is left of it: one standing for each of its prompts.
+    """A request with a deadline, or what is left of it: one snapshot for each of its prompts.
 
     Attributes:
         is_protected: whether no other may take its margin; not if it was accepted without promise.
     """
 
-    standings: tuple[RequestSnapshot, ...]
+    snapshots: tuple[RequestSnapshot, ...]
     due: Due
     is_protected: bool = True
 
     @property
     def owner(self) -> str:
         """Whose it is."""
-        return self.standings[0].owner
+        return self.snapshots[0].owner
 
     @property
     def num_seqs(self) -> int:
         """How many sequences it is, or will be."""
-        return sum(answer.num_seeds for one in self.standings for answer in one.answers)
+        return sum(answer.num_seeds for one in self.snapshots for answer in one.answers)
 
 
 class AdmissionVerdict(NamedTuple):
@@ -63,7 +63,7 @@ class AdmissionVerdict(NamedTuple):
 
     Attributes:
         outlook: "promised" if it is in time with the margin, "unpromised" if only without, else
-            "refused". Who would harm a promise is refused as well.
+            "refused". A request that would harm a promise is refused as well.
         foreseen: until the last of its prompts has its first token, and until all have ended.
         stretched: the same with a margin; this was compared with what is due.
     """
@@ -244,7 +244,7 @@ class AdmissionRound:
     ) -> dict[int, AdmissionVerdict]:
         """Foresee all that is promised, with those on trial as well."""
         self._num_left -= 1
-        numbers = [one.number for asked in promised.values() for one in asked.standings]
+        numbers = [one.number for asked in promised.values() for one in asked.snapshots]
         last_s = max((s for asked in promised.values() for s in asked.due if s < inf), default=0.0)
         within_s = _PATIENCE * last_s
         foretold = self.foretell(
@@ -261,12 +261,12 @@ class AdmissionRound:
     def _entering(
         self, asked: Mapping[int, PromiseRequest]
     ) -> tuple[tuple[float, RequestSnapshot], ...]:
-        return tuple((self.lag_s, one) for each in asked.values() for one in each.standings)
+        return tuple((self.lag_s, one) for each in asked.values() for one in each.snapshots)
 
     def _verdict(
         self, asked: PromiseRequest, foretold: Mapping[int, PredictedTimes]
     ) -> AdmissionVerdict:
-        each = [foretold[standing.number] for standing in asked.standings]
+        each = [foretold[snapshot.number] for snapshot in asked.snapshots]
         foreseen = PredictedTimes(max(one.first_s for one in each), max(one.end_s for one in each))
         stretched = PredictedTimes(*(self.margin * seconds for seconds in foreseen))
         outlook: Outlook = "refused"
@@ -289,12 +289,9 @@ def latest_start_s(times: TimeModel, num_prompt: int, num_new: int, due: Due) ->
 
     This is its slack: requests with a deadline are served in this order.
     """
-    pairs = num_prompt * (num_prompt + 1) / 2
-    reading = Features(num_prompt, 1, 1, num_positions=num_prompt, num_pairs=pairs)
-    reading_s = times.seconds(reading)
-    context = num_prompt + num_new / 2
-    writing = Features(1, 1, 1, num_positions=context, num_pairs=context)
-    writing_s = times.seconds(writing) + times.after(1, 0)
+    reading_s = times.seconds(of_items([(0, num_prompt, 1)], times.windows))
+    half_way = of_items([(num_prompt + num_new // 2 - 1, 1, 1)], times.windows)
+    writing_s = times.seconds(half_way) + times.after(1, 0)
     return min(due.first_s - reading_s, due.end_s - reading_s - (num_new - 1) * writing_s)
 
 

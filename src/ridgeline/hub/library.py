@@ -19,7 +19,7 @@ from ridgeline.hub.names import HubName, parse_hub_name
 from ridgeline.hub.short_names import packaged
 
 # "8b-instruct-q4_K_M" is a size, a kind and a quantisation.
-_QUANTISED = re.compile(r"(?P<size>[a-z0-9.]+)(?:-.*)?-(?P<wish>i?q\d\w*|b?f\d\d|fp16)", re.I)
+_QUANTISED = re.compile(r"(?P<size>[a-z0-9.]+)(?:-.*)?-(?P<format>i?q\d\w*|b?f\d\d|fp16)", re.I)
 _KIND = re.compile(r"-(?:instruct|chat|it|text|latest)$", re.I)
 
 
@@ -66,11 +66,11 @@ def row_of(model: str) -> tuple[LibraryRow, str] | None:
     """Return the row of ``name`` or ``name:tag``, and the quantisation that the tag asks for."""
     name, _, tag = model.partition(":")
     quantised = _QUANTISED.fullmatch(tag)
-    size, wish = (quantised["size"], quantised["wish"].upper()) if quantised else (tag, "")
+    size, wanted = (quantised["size"], quantised["format"].upper()) if quantised else (tag, "")
     size = _KIND.sub("", size).lower()
     for row in library():
         if row.name == name and size in ("", "latest", row.tag):
-            return row, wish
+            return row, wanted
     return None
 
 

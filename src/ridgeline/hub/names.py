@@ -16,12 +16,12 @@ class HubName(NamedTuple):
 
     Attributes:
         repo: ``owner/name``.
-        wish: a quantisation such as Q4_K_M, or the name of a file; empty where none is given.
+        tag: a quantisation such as Q4_K_M, or the name of a file; empty where none is given.
         revision: a branch, a tag or a commit; empty for what is newest.
     """
 
     repo: str
-    wish: str
+    tag: str
     revision: str = ""
 
     @property

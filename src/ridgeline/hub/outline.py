@@ -37,7 +37,7 @@ def outline(name: HubName) -> Iterator[Path]:
     that are understood, a config.json is enough.
     """
     revision, files = files_of(name)
-    if "config.json" in files and not name.wish:
+    if "config.json" in files and not name.tag:
         wanted, path = [file for file in files if _OF_WEIGHTS.fullmatch(file)], ""
         if len(wanted) > _MOST_SHARDS:
             wanted = []

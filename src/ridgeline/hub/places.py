@@ -122,18 +122,18 @@ class Stores:
         for repo, folder, owner in (*self.repositories(), *self._revision(name)):
             if repo.lower() != name.folder.lower():
                 continue
-            if not name.wish and _is_whole_directory(folder):
+            if not name.tag and _is_whole_directory(folder):
                 return _directory_place(repo, folder, owner), ""
             models = gguf_models(_gguf_sizes(folder))
-            wished = [name.wish.upper(), name.wish]
+            wanted = [name.tag.upper(), name.tag]
             if models and (
-                not name.wish
-                or any(m.tag in wished or Path(m.files[0]).name == name.wish for m in models)
+                not name.tag
+                or any(m.tag in wanted or Path(m.files[0]).name == name.tag for m in models)
             ):
-                model, why = pick(models, name.wish, room_bytes)
+                model, why = pick(models, name.tag, room_bytes)
                 files = tuple(folder / file for file in model.files)
-                wish = names_of(models)[models.index(model)]
-                return Place(f"{repo}:{wish}", files[0], files, owner, {}), why
+                tag = names_of(models)[models.index(model)]
+                return Place(f"{repo}:{tag}", files[0], files, owner, {}), why
         return None
 
     def _revision(self, name: HubName) -> Iterator[tuple[str, Path, str]]:
@@ -303,6 +303,6 @@ def _in_folder(repo: str, folder: Path, owner: str) -> Iterator[Place]:
     if _is_whole_directory(folder):
         yield _directory_place(repo, folder, owner)
     models = gguf_models(_gguf_sizes(folder))
-    for model, wish in zip(models, names_of(models), strict=True):
+    for model, tag in zip(models, names_of(models), strict=True):
         files = tuple(folder / file for file in model.files)
-        yield Place(f"{repo}:{wish}", files[0], files, owner, {})
+        yield Place(f"{repo}:{tag}", files[0], files, owner, {})

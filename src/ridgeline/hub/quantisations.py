@@ -1,6 +1,6 @@
 """Which of a folder's or repository's GGUF files are models, and which one to take.
 
-A larger file of the same model is the better one, nearly without exception. So without a wish it is
+A larger file of the same model is the better one, nearly without exception. So without a tag it is
 the largest that fits into memory, up to eight bits a weight: beyond them nothing is gained. This
 module knows names and sizes, and opens nothing.
 """

@@ -21,15 +21,13 @@ from ridgeline.models.families.known import (
     GGUF_FAMILIES,
     TABLES,
     architecture,
+    config_to_count,
     family_of_gguf,
-    family_to_count,
-    in_usual_names,
 )
 from ridgeline.models.families.layer_configs import (
     GUESSING,
     NO_LIMIT,
     layers_from_config,
-    num_guessing,
 )
 from ridgeline.models.families.table import Family, const
 from ridgeline.models.families.understood import insist
@@ -107,24 +105,21 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
             **text,
             **outer,
         }
-    family = family_to_count(values, whole)
+        if "vision_config" not in outer and len(values) < 4:
+            Facts(values, where).fail(
+                f"{half} does not say the model's sizes: give the config of the text model"
+            )
+    values, family, is_known = config_to_count(values, whole)
     said = values.get("model_type") or architecture(whole) or "unknown"
     if type(said) is not str:
         Facts(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
     name = said[:_MOST_LETTERS]
     assumptions: tuple[str, ...] = ()
-    if family is None:
-        family = family_to_count(values, {"architectures": ["unknown"]})
-        assert family is not None
+    if not is_known:
         assumptions = (
             f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
             f"config",
         )
-    if half and "vision_config" not in outer and len(values) < 4:
-        Facts(values, where).fail(
-            f"{half} does not say the model's sizes: give the config of the text model"
-        )
-    values = in_usual_names(values, family)
     shape = _counted(values, family, name, where)
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
     left = [key for key in _WEIGHTS_ALONE if values.get(key)]
@@ -146,8 +141,7 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         outer = {part: name for part, name in family.outer.items() if part != "positions"}
         of_sizes = replace(of_sizes, facts=facts, outer=outer)
     layers, _ = layers_from_config(config, of_sizes)
-    guessing = num_guessing(config)
-    arch = model_of(config, of_sizes, layers, {}, max_position=context, num_guessing=guessing)
+    arch = model_of(config, of_sizes, layers, {}, max_position=context)
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
     return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
 

@@ -117,8 +117,7 @@ def layer_attention_flops(attention: Attention, start: int, num_tokens: int) -> 
     if not attention.causal:
         keys = num_tokens * min(start + num_tokens, 2 * (window or start + num_tokens) - 1)
         return per_key * keys
-    keys = visible_keys(start + num_tokens, window) - visible_keys(start, window)
-    return per_key * keys
+    return per_key * visible_pairs(start, num_tokens, window)
 
 
 def head_flops(arch: ModelArch, num_rows: int) -> int:
@@ -126,7 +125,12 @@ def head_flops(arch: ModelArch, num_rows: int) -> int:
     return 2 * num_rows * arch.vocab_size * arch.hidden_size
 
 
-def visible_keys(num_tokens: int, window: int | None) -> int:
+def visible_pairs(start: int, num_tokens: int, window: int | None) -> int:
+    """Return the pairs of a token and a key that it sees, of ``num_tokens`` from ``start`` on."""
+    return _visible_keys(start + num_tokens, window) - _visible_keys(start, window)
+
+
+def _visible_keys(num_tokens: int, window: int | None) -> int:
     """Return the sum over a sequence's first tokens of the keys each sees: 1, 2, ... window."""
     growing = num_tokens if window is None else min(num_tokens, window)
     return growing * (growing + 1) // 2 + (num_tokens - growing) * (window or 0)

@@ -40,38 +40,38 @@ class DeviceReplica(NamedTuple):
         return f"{num} x {device.id}" if num > 1 else device.id
 
 
-def on_device(subject: ModelSpec, wishes: PlanFlags) -> DeviceReplica:
+def on_device(subject: ModelSpec, flags: PlanFlags) -> DeviceReplica:
     """Return a model on the device that the flags name.
 
     Raises:
         ValueError: they name no device, or several; its speed is not known; the model does not fit
-            on it; or a wish contradicts it.
+            on it; or a flag contradicts it.
         OSError: the file of own devices cannot be read.
     """
-    own = own_devices(wishes)
-    named = wishes.on or ",".join(own)
+    own = own_devices(flags)
+    named = flags.on or ",".join(own)
     chosen = find_devices(named, own)
     if len(chosen.devices) != 1:
         raise ValueError(f"--on {named} names {len(chosen.devices)} devices: name one")
     check_speeds(chosen.devices)
-    (device,), _ = able_devices(subject, chosen.devices, wishes)
-    placement = place(subject, device, wishes, default_ranks=AUTO)
+    (device,), _ = able_devices(subject, chosen.devices, flags)
+    placement = place(subject, device, flags, default_ranks=AUTO)
     if not placement.ledger.fits:
         raise ValueError(f"{subject.name} {sentence(placement)}")
     return DeviceReplica(placement, clock_of(subject, placement), tuple(chosen.notes))
 
 
 def able_devices(
-    subject: ModelSpec, devices: Sequence[Device], wishes: PlanFlags
+    subject: ModelSpec, devices: Sequence[Device], flags: PlanFlags
 ) -> tuple[list[Device], list[str]]:
     """Return the devices that can compute what was asked for, and what is said of the others.
 
     Raises ValueError if none can.
     """
-    able, left_out = _with_bf16(devices, wishes)
-    if wishes.engine != OWN:
+    able, left_out = _with_bf16(devices, flags)
+    if flags.engine != OWN:
         return able, left_out
-    why = {device.id: refusal(subject, device, wishes) for device in able}
+    why = {device.id: refusal(subject, device, flags) for device in able}
     if all(why.values()):
         raise ValueError(why[able[0].id])
     refused: dict[str, list[str]] = {}
@@ -82,8 +82,8 @@ def able_devices(
     return [device for device in able if not why[device.id]], left_out
 
 
-def _with_bf16(devices: Sequence[Device], wishes: PlanFlags) -> tuple[list[Device], list[str]]:
-    is_asked = wishes.dtype != AUTO and format_named(wishes.dtype).name == "bf16"
+def _with_bf16(devices: Sequence[Device], flags: PlanFlags) -> tuple[list[Device], list[str]]:
+    is_asked = flags.dtype != AUTO and format_named(flags.dtype).name == "bf16"
     unable = [one for one in devices if is_asked and cannot_compute(one, "bf16")]
     if not unable:
         return list(devices), []

@@ -12,19 +12,19 @@ from ridgeline.physics.hardware import Device, parse_own_devices
 from ridgeline.planner.memory.flags import MINE, PlanFlags
 
 
-def own_devices(wishes: PlanFlags) -> dict[str, Device]:
+def own_devices(flags: PlanFlags) -> dict[str, Device]:
     """Return the user's devices by what they are called, in lower case.
 
     Raises ValueError for a damaged file, and OSError if it cannot be read.
     """
     own: dict[str, Device] = {}
-    if wishes.devices is not None:
-        text = Path(wishes.devices).read_text(encoding="utf-8-sig")
-        own = parse_own_devices(text, wishes.devices)
+    if flags.devices is not None:
+        text = Path(flags.devices).read_text(encoding="utf-8-sig")
+        own = parse_own_devices(text, flags.devices)
         if not own:
-            raise ValueError(f"--devices {wishes.devices}: no device stands in it")
-    if (num_bytes := wishes.size("memory")) is not None:
-        own[MINE] = _mine(num_bytes, wishes.bandwidth, wishes.tflops)
+            raise ValueError(f"--devices {flags.devices}: no device stands in it")
+    if (num_bytes := flags.size("memory")) is not None:
+        own[MINE] = _mine(num_bytes, flags.bandwidth, flags.tflops)
     return own
 
 

@@ -92,7 +92,7 @@ class Plan:
 
 def plan(
     model: str | Path | Mapping[str, Any], *, compare_published: bool = False,
-    today: date | None = None, report: Report = lambda done, total: None, **wishes: Any,
+    today: date | None = None, report: Report = lambda done, total: None, **flags: Any,
 ) -> Plan:  # fmt: skip
     """Return what a model needs in memory and what fits beside it; for a load, what to choose.
 
@@ -101,21 +101,21 @@ def plan(
         compare_published: also say what the best-known formula makes of it.
         today: prices of more than 90 days before it warn.
         report: is told of choices that are looked at, and of how many.
-        wishes: fields of ``PlanFlags`` and of ``LoadFlags``.
+        flags: fields of ``PlanFlags`` and of ``LoadFlags``.
 
     Raises:
-        ValueError: the model, a device, a price or a wish is wrong, or contradicts another.
+        ValueError: the model, a device, a price or a flag is wrong, or contradicts another.
         OSError: a file cannot be read.
     """
-    of_load = {name: wishes.pop(name) for name in LoadFlags.__dataclass_fields__ if name in wishes}
+    of_load = {name: flags.pop(name) for name in LoadFlags.__dataclass_fields__ if name in flags}
     asked = LoadFlags(**of_load)
     return plan_for(
-        subject_of(model, stores()), PlanFlags(**wishes), compare_published, asked, today, report
+        subject_of(model, stores()), PlanFlags(**flags), compare_published, asked, today, report
     )
 
 
 def plan_for(
-    subject: ModelSpec, wishes: PlanFlags, compare_published: bool = False,
+    subject: ModelSpec, flags: PlanFlags, compare_published: bool = False,
     asked: LoadFlags | None = None, today: date | None = None,
     report: Report = lambda done, total: None, alive: Alive = lambda: None,
 ) -> Plan:  # fmt: skip
@@ -124,26 +124,26 @@ def plan_for(
     ``alive`` is called at every simulated step; what it raises ends the plan.
     """
     shape = subject.shape
-    subject = replace(subject, adapters=adapter_room(wishes, subject.checkpoint))
-    wishes, asked, clients = _clients(wishes, asked)
+    subject = replace(subject, adapters=adapter_room(flags, subject.checkpoint))
+    flags, asked, clients = _clients(flags, asked)
     load = load_of(asked) if asked is not None and asked.is_given else None
     if load is not None:
-        longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
+        longest = min(flags.context or shape.max_position, shape.max_position) or load.longest
         load = load.cut(longest)
-        wishes = replace(wishes, context=wishes.context or load.longest)
+        flags = replace(flags, context=flags.context or load.longest)
     usual = HERE if subject.checkpoint is not None else ALL
-    own = own_devices(wishes)
+    own = own_devices(flags)
     usual = ",".join(own) or usual
-    on = wishes.on or (SHOP if asked is not None and asked.buy else usual)
+    on = flags.on or (SHOP if asked is not None and asked.buy else usual)
     devices, taken_for = find_devices(on, own)
     if load is not None:
         check_speeds(devices)
-    devices, left_out = able_devices(subject, devices, wishes)
+    devices, left_out = able_devices(subject, devices, flags)
     default_ranks = AUTO if len(devices) >= _MANY else "1"
     if load is not None and on != HERE:
         default_ranks = AUTO
     placements = tuple(
-        place(subject, device, wishes, default_ranks=default_ranks) for device in devices
+        place(subject, device, flags, default_ranks=default_ranks) for device in devices
     )
     fitting = [p for p in placements if p.ledger.fits]
     best = (
@@ -157,16 +157,16 @@ def plan_for(
         else None
     )
     taken_for += clients
-    assumptions = [*taken_for, *_assumptions(subject, wishes, best)]
+    assumptions = [*taken_for, *_assumptions(subject, flags, best)]
     warnings = [*left_out, *_warnings(subject, best)]
     choices: tuple[CapacityOption, ...] = ()
     if load is not None and asked is not None:
         day = today or date.today()
-        chosen = search(subject, wishes, asked, load, devices, day, report, alive)
+        chosen = search(subject, flags, asked, load, devices, day, report, alive)
         choices = chosen.choices
         best = choices[0].placement if choices else best
-        assumptions = [*taken_for, *_assumptions(subject, wishes, best), *chosen.notes]
-        assumptions += _of_load(subject, wishes, asked, load, choices)
+        assumptions = [*taken_for, *_assumptions(subject, flags, best), *chosen.notes]
+        assumptions += _of_load(subject, flags, asked, load, choices)
         warnings = [*left_out, *_warnings(subject, best), *chosen.warnings]
     return Plan(
         subject=subject,
@@ -182,29 +182,29 @@ def plan_for(
 
 
 def _clients(
-    wishes: PlanFlags, asked: LoadFlags | None
+    flags: PlanFlags, asked: LoadFlags | None
 ) -> tuple[PlanFlags, LoadFlags | None, list[str]]:
     """Take ``--concurrency`` for the load where nothing else says how requests of it arrive.
 
     Raises ValueError where the load has another flag for it.
     """
-    if asked is None or wishes.concurrency is None or not asked.is_given:
-        return wishes, asked, []
+    if asked is None or flags.concurrency is None or not asked.is_given:
+        return flags, asked, []
     if asked.buy and asked.users is None and asked.max_concurrency == 1:
         raise ValueError(
-            f"--concurrency {wishes.concurrency} is about memory alone: with --buy, --users says "
+            f"--concurrency {flags.concurrency} is about memory alone: with --buy, --users says "
             "how many people ask at the same time"
         )
     if any((asked.request_rate, asked.max_concurrency, asked.trace_file)):
-        return wishes, asked, []  # then it says how many must fit at once
-    said = f"--concurrency {wishes.concurrency}: clients that each ask again (--max-concurrency)"
-    asked = replace(asked, max_concurrency=wishes.concurrency)
-    return replace(wishes, concurrency=None), asked, [said]
+        return flags, asked, []  # then it says how many must fit at once
+    said = f"--concurrency {flags.concurrency}: clients that each ask again (--max-concurrency)"
+    asked = replace(asked, max_concurrency=flags.concurrency)
+    return replace(flags, concurrency=None), asked, [said]
 
 
 def _of_load(
     subject: ModelSpec,
-    wishes: PlanFlags,
+    flags: PlanFlags,
     asked: LoadFlags,
     load: OfferedLoad,
     choices: Sequence[CapacityOption],
@@ -213,7 +213,7 @@ def _of_load(
         yield "one request at a time: --request-rate or --max-concurrency says otherwise"
     if asked.buy:
         yield from _of_purchase(asked, choices)
-        if wishes.dtype == AUTO and subject.storage.linear.bits >= 16:
+        if flags.dtype == AUTO and subject.storage.linear.bits >= 16:
             yield "weights as they are stored: --dtype q4_k plans for a third of them"
     if load.rate_per_s is not None:
         yield "requests are spread over replicas by chance; prompts share no beginning"
@@ -318,13 +318,13 @@ def row_of(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iterator[str]:
+def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator[str]:
     shape, setting, engine = subject.shape, best.setting, best.setting.engine
     yield from shape.assumptions
-    if wishes.context is None:
+    if flags.context is None:
         yield f"sequences of {setting.context:,} tokens: --context says otherwise"
     is_ours = is_on_gpu(engine, best.device)
-    if is_ours and wishes.dtype == AUTO and subject.storage.linear.bits < 16:
+    if is_ours and flags.dtype == AUTO and subject.storage.linear.bits < 16:
         yield f"weights in bf16, as {OWN} computes on GPUs: --dtype int8 or int4 takes less"
     kept = "of what weights and activations leave" if engine.of_free else "of the device"
     yield f"rules of {engine.name}: the cache may use up to {setting.utilization:.0%} {kept}"

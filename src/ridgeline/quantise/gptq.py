@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ridgeline.models.quantized.parts import packed
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.quantise.grids import Form, Whole, fit_symmetric
-from ridgeline.quantise.job import QuantisedFile, Report, Requantiser, Wishes
+from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, Report, Requantiser
 from ridgeline.quantise.source import SourceFile
 
 Bytes = NDArray[np.uint8]
@@ -36,7 +36,7 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".
 
 
 def quantise_directory(
-    source: SourceFile, out: Path, wishes: Wishes, report: Report
+    source: SourceFile, out: Path, options: QuantiseOptions, report: Report
 ) -> QuantisedFile:
     """Write the directory ``out``, whole or not at all.
 
@@ -48,7 +48,7 @@ def quantise_directory(
     group = _group_size([source.raw[name] for name in sorted(converted)])
     form = Form(_TYPE, group, group, 0, 15, fit_symmetric(8, group, signed=False), _words)
     types = {n: _TYPE if n in converted else tensor.dtype for n, tensor in source.raw.items()}
-    work = Requantiser(source, wishes, types, {_TYPE: form}, report)
+    work = Requantiser(source, options, types, {_TYPE: form}, report)
     folder = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}-"))
     try:
         _copy_rest(source.checkpoint.path, folder, group)

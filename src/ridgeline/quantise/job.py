@@ -36,7 +36,7 @@ _AT_ONCE = 1 << 18  # weights in a piece: they stay in the second-level cache
 _QUANTISATION_VERSION = 2
 
 
-class Wishes(NamedTuple):
+class QuantiseOptions(NamedTuple):
     """What a file is to become.
 
     Attributes:
@@ -75,24 +75,26 @@ class QuantisedFile(NamedTuple):
     spreads: Mapping[str, Floats]
 
 
-def quantise_file(source: SourceFile, out: Path, wishes: Wishes, report: Report) -> QuantisedFile:
+def quantise_file(
+    source: SourceFile, out: Path, options: QuantiseOptions, report: Report
+) -> QuantisedFile:
     """Write ``out``, whole or not at all; ``report`` is told how many of how many weights are done.
 
     Raises:
         ValueError: a tensor's weights are not finite.
         OSError: it cannot be written, as where the disk is full.
     """
-    mix = mix_of_file(wishes.target, source.raw, source.checkpoint.arch)
+    mix = mix_of_file(options.target, source.raw, source.checkpoint.arch)
     types = types_of(mix, source.raw)
-    work = Requantiser(source, wishes, types, FORMS, report)
+    work = Requantiser(source, options, types, FORMS, report)
     metadata = {
         **source.metadata,
-        "general.file_type": number("u32", TARGETS[wishes.target]),
+        "general.file_type": number("u32", TARGETS[options.target]),
         "general.quantization_version": number("u32", _QUANTISATION_VERSION),
     }
     rooms = {name: TensorRoom(types[name], tensor.shape) for name, tensor in source.raw.items()}
     write_whole(out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)))
-    has_super = BLOCK_SIZES[main_type(wishes.target)][0] == SUPER
+    has_super = BLOCK_SIZES[main_type(options.target)][0] == SUPER
     ragged = [name for name, tensor in source.raw.items() if tensor.shape[-1] % SUPER]
     return work.done(sum(has_super and BLOCK_SIZES[types[name]][0] == BLOCK for name in ragged))
 
@@ -112,13 +114,13 @@ class Requantiser:
     def __init__(
         self,
         source: SourceFile,
-        wishes: Wishes,
+        options: QuantiseOptions,
         types: Mapping[str, str],
         forms: Mapping[str, Form],
         report: Report,
     ) -> None:
         """Take the type of each tensor, and how the types that are searched for are made."""
-        self._source, self._wishes, self._report = source, wishes, report
+        self._source, self._options, self._report = source, options, report
         self._types, self._forms = types, forms
         self._total = sum(int(np.prod(tensor.shape)) for tensor in source.raw.values())
         self._written: set[str] = set()
@@ -129,9 +131,9 @@ class Requantiser:
         """Write all tensors into what ``begin`` returns."""
         self._out = begin()
         self._num_bytes = self._out.num_bytes
-        with ThreadPoolExecutor(self._wishes.threads) as self._pool:
-            if self._wishes.windows:
-                windows, threads = self._wishes.windows, self._wishes.threads
+        with ThreadPoolExecutor(self._options.threads) as self._pool:
+            if self._options.windows:
+                windows, threads = self._options.windows, self._options.threads
                 run_observed(self._source.checkpoint, windows, threads, self._observe)
             for name in self._source.raw:
                 if name not in self._written:
@@ -151,7 +153,7 @@ class Requantiser:
     def _convert(self, name: str) -> None:
         """Quantise a tensor in pieces, and write it."""
         tensor, dtype = self._source.raw[name], self._types[name]
-        importance = self._wishes.importance.get(name)
+        importance = self._options.importance.get(name)
         if importance is not None and dtype in self._forms:
             self._calibrated += int(np.prod(tensor.shape))
 
@@ -173,7 +175,7 @@ class Requantiser:
         tensor = self._source.raw[name]
         with np.errstate(all="ignore"):  # said below
             values = tensor.rows(rows).to_f32().reshape(-1, tensor.shape[-1])
-        for added in self._wishes.added.get(name, ()):
+        for added in self._options.added.get(name, ()):
             own = np.flatnonzero((added.rows >= rows.start) & (added.rows < rows.stop))
             values[added.rows[own] - rows.start] += added.b[own] @ added.a
         if not np.isfinite(values).all():
@@ -182,7 +184,7 @@ class Requantiser:
 
     def _is_changed(self, name: str) -> bool:
         tensor = self._source.raw[name]
-        return self._types[name] != tensor.dtype or name in self._wishes.added
+        return self._types[name] != tensor.dtype or name in self._options.added
 
     def _note(self, count: int) -> None:
         self._num_done += count

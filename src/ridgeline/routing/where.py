@@ -17,7 +17,7 @@ from itertools import islice
 from ridgeline.routing.prompt import PIECE_BYTES, PromptKeys
 
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
-_MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: who has that many comes last
+_MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: beyond, a server comes last
 _FASTEST = 16.0  # times the mean: the most that a machine counts for, and the least is its inverse
 _KEPT = 0.9  # of what was measured before, at each prompt that has been read
 _NUM_LOOKED_AT = 16  # of many servers: those with most of the prompt, and as many in turn
@@ -227,7 +227,7 @@ class Where:
         begin = self._turn = (self._turn + _NUM_LOOKED_AT) % len(names)
         in_turn = (names[i - len(names)] for i in range(begin, begin + len(names)))
         some = dict.fromkeys(islice(filter(takes, in_turn), _NUM_LOOKED_AT))
-        for key in reversed(prompt.keys):  # who has the last ones has most of the prompt
+        for key in reversed(prompt.keys):  # a server with the last ones has most of the prompt
             if len(some) >= most:
                 break
             holders = filter(takes, self._holders.get(key, ()))

@@ -12,23 +12,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ridgeline import __version__
+from ridgeline.server.dialects.anthropic.documented import (
+    MESSAGE_ERRORS,
+    MESSAGE_EVENTS,
+    MessageObject,
+)
 from ridgeline.server.dialects.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ridgeline.server.dialects.anthropic.request import ANTHROPIC
 from ridgeline.server.dialects.anthropic.request import chat_request as anthropic_request
-from ridgeline.server.dialects.anthropic.response import MessageShape
+from ridgeline.server.dialects.anthropic.response import AnthropicWriter
+from ridgeline.server.dialects.documented import documented
 from ridgeline.server.dialects.llamacpp.routes import add_llamacpp
 from ridgeline.server.dialects.ollama.routes import add_ollama
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    MESSAGE_ERRORS,
-    MESSAGE_EVENTS,
-    RESPONSE_EVENTS,
-    ChatCompletion,
-    Completion,
-    MessageObject,
-    ResponseObject,
-    documented,
-)
+from ridgeline.server.dialects.openai.documented import ERRORS, ChatCompletion, Completion
 from ridgeline.server.dialects.openai.embeddings import add_embeddings
 from ridgeline.server.dialects.openai.protocol import (
     AnyTokenizeRequest,
@@ -38,9 +34,10 @@ from ridgeline.server.dialects.openai.protocol import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
+from ridgeline.server.dialects.responses.documented import RESPONSE_EVENTS, ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
-from ridgeline.server.dialects.responses.response import ResponseShape
+from ridgeline.server.dialects.responses.response import ResponsesWriter
 from ridgeline.server.dialects.triton.routes import add_triton
 from ridgeline.server.guards.moderations import add_moderations
 from ridgeline.server.http.error_handlers import add_errors
@@ -116,8 +113,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is given as items; nothing is stored."""
         service.check_open(body.model)
-        convert, shape = partial(chat_request, body), partial(ResponseShape, asked=body)
-        return await service.reply_in(RESPONSES, request, convert, shape)
+        convert, writer = partial(chat_request, body), partial(ResponsesWriter, asked=body)
+        return await service.reply_in(RESPONSES, request, convert, writer)
 
     @app.post("/v1/responses/input_tokens", responses=ERRORS)
     async def count_input(body: ResponsesRequest) -> dict[str, Any]:
@@ -132,7 +129,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation, as Anthropic does."""
         service.check_open(body.model)
         convert = partial(anthropic_request, body)
-        return await service.reply_in(ANTHROPIC, request, convert, MessageShape)
+        return await service.reply_in(ANTHROPIC, request, convert, AnthropicWriter)
 
     @app.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:

@@ -108,7 +108,7 @@ class Running:
             raise self._lost
 
     def _end_without_device(self, why: str) -> None:
-        """End: who started this process can start another."""
+        """End: what started this process can start another."""
         self._lost = DeviceLost(why)
         self.stop()
 

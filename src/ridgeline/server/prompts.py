@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ridgeline.api.text_side import NewConstraint, TextProcessor, cut
+from ridgeline.api.text_processor import NewConstraint, TextProcessor, cut
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules

@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 
 from ridgeline.api import identity
 from ridgeline.api.memory import ProcessMemory
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.decoding.messages.message import MessageForm
@@ -31,7 +31,7 @@ from ridgeline.server.dialects.openai.protocol import (
     ChatRequest,
     CompletionRequest,
 )
-from ridgeline.server.dialects.openai.reply import OpenAiShape, Reply, ReplyShape
+from ridgeline.server.dialects.openai.reply import OpenAiWriter, Reply, ResponseWriter
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.kept_blocks import load
@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.server.rules.book import RequestRules, RuleBook
 
 # Of a body, and the names to show.
-NewShape = Callable[[ResponseBuilder, Any, str, str, str], ReplyShape]
+NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]
 
 
 class Service:
@@ -227,7 +227,7 @@ class Service:
         body: CompletionRequest,
         request: Request,
         *,
-        new_shape: NewShape = OpenAiShape,
+        new_writer: NewWriter = OpenAiWriter,
         dialect: Dialect = OPENAI,
     ) -> Reply:
         """Return the reply to prompts that are continued as they stand.
@@ -248,7 +248,7 @@ class Service:
             prompts,
             "prompt",
             is_middle=bool(body.suffix),
-            new_shape=new_shape,
+            new_writer=new_writer,
             dialect=dialect,
         )
 
@@ -257,7 +257,7 @@ class Service:
         dialect: Dialect,
         request: Request,
         convert: Callable[[], ChatRequest],
-        new_shape: NewShape,
+        new_writer: NewWriter,
     ) -> Reply:
         """Return the reply to a conversation of another API, which ``convert`` makes OpenAI's.
 
@@ -266,7 +266,7 @@ class Service:
         with dialect.errors():
             body, prompt = await self.prompts.of_converted(convert, request.state.created)
             return await self.reply(
-                request, body, [prompt], "messages", new_shape=new_shape, dialect=dialect
+                request, body, [prompt], "messages", new_writer=new_writer, dialect=dialect
             )
 
     async def reply(
@@ -278,7 +278,7 @@ class Service:
         prediction: Ids = (),
         *,
         is_middle: bool = False,
-        new_shape: NewShape = OpenAiShape,
+        new_writer: NewWriter = OpenAiWriter,
         dialect: Dialect = OPENAI,
     ) -> Reply:
         """Return the reply to a request; raises ApiError if there cannot be one.
@@ -330,13 +330,13 @@ class Service:
         )  # fmt: skip
         if entry := self.entry(request):
             entry.take(body, name, fingerprint, params, answers)
-        shape = new_shape(answers, body, stream.name, name, fingerprint)
+        writer = new_writer(answers, body, stream.name, name, fingerprint)
         if body.receipt:
             self._add_witness(body, stream, answers, prepared.form)
         deadline = prepared.deadline
         promising = partial(self.promises.ask, stream, deadline) if deadline else None
         of_server = self.options, self.work.prompts, promising, self.promises.note_lengths
-        parts = stream, answers, body, shape, dialect
+        parts = stream, answers, body, writer, dialect
         reply = Reply(self.engine, self.limits, *parts, *of_server)
         if state.journal is not None and body.stream:
             reply.keep(state.journal, fingerprint + (rules.digest.hex() if rules else ""))

@@ -29,7 +29,7 @@ _SPELLINGS = (
 _PADS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>")
 _REPOS = ("<|repo_name|>", "<repo_name>", "<reponame>")
 _FILES = ("<|file_sep|>", "<file_sep>")
-# All of them, for who must know that they are no text.
+# All of them, for code that must know that they are no text.
 FIM_SPELLINGS = " ".join([*(one for each in _SPELLINGS for one in each), *_PADS, *_REPOS, *_FILES])
 # Their names in GGUF: tokenizer.ggml.NAME_token_id, the second for older files.
 _KEYS = {

@@ -37,7 +37,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compared(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"model": None, "wishes": PlanFlags(), "seconds": 600, "out": None}
+    usual: dict[str, Any] = {"model": None, "plan_flags": PlanFlags(), "seconds": 600, "out": None}
     bench_claims(**usual | arguments, as_json=True)
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
@@ -47,7 +47,7 @@ def test_on_a_device_each_technique_is_compared_with_its_claim(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "claims.svg"
-    found = compared(capsys, wishes=PlanFlags(on="a100-40-sxm"), sizes=OF_A_GPU, out=out)
+    found = compared(capsys, plan_flags=PlanFlags(on="a100-40-sxm"), sizes=OF_A_GPU, out=out)
     assert (found["machine"], found["model"]) == ("a100-40-sxm", "Llama 2 13B")
     assert found["left_out"] == []
     rows = {row["technique"]: row for row in found["techniques"]}
@@ -82,14 +82,14 @@ def test_on_a_device_each_technique_is_compared_with_its_claim(
 
 def test_under_a_virtual_clock_it_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
     few = OF_A_GPU._replace(num_requests=12, long_load=(6, 900, 8), batches=(1, 4))
-    one, two = (compared(capsys, wishes=PlanFlags(on="l40s"), sizes=few) for _ in range(2))
+    one, two = (compared(capsys, plan_flags=PlanFlags(on="l40s"), sizes=few) for _ in range(2))
     assert one | {"seconds": 0} == two | {"seconds": 0}
 
 
 def test_only_the_techniques_that_are_named_are_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = {"wishes": PlanFlags(on="l40s"), "sizes": OF_A_GPU, "only": ["drafts", "KV cache"]}
+    asked = {"plan_flags": PlanFlags(on="l40s"), "sizes": OF_A_GPU, "only": ["drafts", "KV cache"]}
     found = compared(capsys, **asked, seconds=1e-6)  # however slow the machine is
     assert [row["technique"] for row in found["techniques"]] == ["KV cache", "drafts"]
     assert (found["batch_sizes"], found["left_out"]) == ([], [])

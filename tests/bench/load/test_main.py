@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.load.asking import AskedServer
 from ridgeline.bench.load.client import drive
+from ridgeline.bench.load.client_flags import AskedServer
 from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.foresight.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage

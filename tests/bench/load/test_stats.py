@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import (
     DEFINITIONS,
     LATENCIES,
@@ -171,4 +171,4 @@ def test_a_stated_prefix_may_come_from_the_cache() -> None:
 )
 def test_flags_that_no_server_could_make_sense_of(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Asking(**{"base_url": "http://127.0.0.1:1", "model": "m"} | flags)
+        ClientFlags(**{"base_url": "http://127.0.0.1:1", "model": "m"} | flags)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.backends.cpu.emit import threads
 from ridgeline.backends.cpu.emit.clock import KINDS
 from ridgeline.backends.cpu.emit.compile import assembly, host_target
+from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.measure.cycles import CycleCounters
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.backends.cpu.runner import CpuRunner
@@ -31,6 +33,7 @@ from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
+from tests.server.serving import eventually
 from tests.tiny import ARCHS, checkpoint, new_setup
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,9 +80,11 @@ def measured(llm: LLM, counters: CycleCounters, shape: BenchShape, is_prefill: b
     return measure_phase(llm, counters, shape, RNG, is_prefill=is_prefill)
 
 
-def settled(counters: CycleCounters) -> Mapping[str, NDArray[np.int64]]:
-    """What was counted, when the workers have noted the end of the last step too."""
-    time.sleep(0.05)
+def settled(runner: CpuRunner, counters: CycleCounters) -> Mapping[str, NDArray[np.int64]]:
+    """What was counted, once the worker sleeps until the next step: it noted the last one's end."""
+    sync = address(runner._buffers.scratch["sync"])
+    num_asleep = ctypes.c_int32.from_address(sync + threads._CALL_SLEEPERS)
+    eventually(lambda: num_asleep.value == 1)
     return counters.take()
 
 
@@ -108,12 +113,12 @@ def test_profiled_kernels_give_the_same_answer(path: Path) -> None:
 
 @pytest.mark.parametrize("length", [1, 30])
 def test_each_threads_kinds_add_up_to_its_step(
-    llm: LLM, counters: CycleCounters, length: int
+    llm: LLM, runner: CpuRunner, counters: CycleCounters, length: int
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    settled(counters)
+    settled(runner, counters)
     llm.generate([list(range(3, 3 + length))], params, progress=False)
-    cycles = settled(counters)
+    cycles = settled(runner, counters)
     assert tuple(cycles) == KINDS
     *parts, step, experts = KINDS  # this model has none of these
     counted = sum(cycles[kind] for kind in parts)
@@ -121,7 +126,7 @@ def test_each_threads_kinds_add_up_to_its_step(
     assert not cycles[experts].any()
     assert (counted <= cycles["step"]).all()
     assert (counted > cycles["step"] // 10).all()
-    assert not any(kind.any() for kind in settled(counters).values())  # taken
+    assert not any(kind.any() for kind in settled(runner, counters).values())  # taken
 
 
 def test_a_cycle_is_a_steady_fraction_of_a_second(counters: CycleCounters) -> None:

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import RequestSlo
@@ -90,8 +90,8 @@ def run(
 
 def new_setting(seed: int) -> TrialSetting:
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
-    asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    return TrialSetting(asking.target(), workload, [TTFT], True, 400, SERVICE_S)
+    client_flags = ClientFlags(base_url="http://127.0.0.1:1", model="m")
+    return TrialSetting(client_flags.target(), workload, [TTFT], True, 400, SERVICE_S)
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import LoadSearch, Trial, interval, likely_limit
 from ridgeline.bench.search.slo import RequestSlo
@@ -88,8 +88,8 @@ def searched(seed: int) -> tuple[float, list[Trial]]:
     answer_s = statistics.mean(one.end_s - one.sent_s for one in alone)
     slo = RequestSlo("ttft", 95, 1e3 * first_s * Random(seed).uniform(3, 12))
     workload = Workload(request_rate=1.0, prompt_words="1", seed=1000 * seed)
-    asking = Asking(base_url="http://127.0.0.1:1", model="m")
-    setting = TrialSetting(asking.target(), workload, [slo], True, NUM_TRIAL, answer_s)
+    client_flags = ClientFlags(base_url="http://127.0.0.1:1", model="m")
+    setting = TrialSetting(client_flags.target(), workload, [slo], True, NUM_TRIAL, answer_s)
     best = highest_of_grid(serve, slo, 0.5 / answer_s)
     search = LoadSearch(1 / answer_s, 0.25 / answer_s, is_whole=False)
     while len(search.trials) < 16 and (load := search.next_load()) is not None:

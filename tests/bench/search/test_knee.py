@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.knee import (
     WIDTH,
@@ -21,7 +21,7 @@ from ridgeline.bench.search.knee import (
     likely_limit,
     points,
 )
-from ridgeline.bench.search.main import Wish
+from ridgeline.bench.search.main import SearchFlags
 from ridgeline.bench.search.slo import (
     RequestSlo,
     Tally,
@@ -335,9 +335,9 @@ def test_a_server_that_cannot_keep_up_is_seen() -> None:
 
 
 def test_near_the_limit_the_warm_up_is_long_and_only_a_failure_ends_a_trial_early() -> None:
-    asking = Asking(base_url="http://127.0.0.1:1", model="m")
+    client_flags = ClientFlags(base_url="http://127.0.0.1:1", model="m")
     load = Workload(request_rate=1.0, num_warmups=1, seed=1)
-    setting = TrialSetting(asking.target(), load, [TTFT], True, 300, 0.1)
+    setting = TrialSetting(client_flags.target(), load, [TTFT], True, 300, 0.1)
     good, bad = [ended(i, 0.05) for i in range(120)], [ended(i, 0.2) for i in range(120)]
 
     def judged(outcomes: list[Outcome]) -> bool:
@@ -372,4 +372,4 @@ def test_wishes_that_make_no_sense(flags: dict[str, object], words: str) -> None
     if isinstance(given.get("out"), str):
         given["out"] = Path(str(given["out"]))
     with pytest.raises(ValueError, match=words):
-        Wish(**given)  # type: ignore[arg-type]
+        SearchFlags(**given)  # type: ignore[arg-type]

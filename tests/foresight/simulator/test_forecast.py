@@ -14,7 +14,7 @@ from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.foresight.simulator.forecast import PredictedTimes, forecast, new_standing, state_of
+from ridgeline.foresight.simulator.forecast import PredictedTimes, forecast, new_snapshot, state_of
 from ridgeline.foresight.simulator.run import Clock, new_replica
 from ridgeline.foresight.step_time.features import of_step
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
@@ -131,7 +131,7 @@ def test_who_waits_outside_comes_in_when_there_is_room() -> None:
     machine.add((1,) * 9, 6)
     machine.add((2,) * 9, 12)
     state = state_of(machine.setup, machine.engine.scheduler)
-    queued = [new_standing(7, 5, 3), new_standing(8, 5, 3)]
+    queued = [new_snapshot(7, 5, 3), new_snapshot(8, 5, 3)]
     found = forecast(state, TIMES, [0, 1, 7, 8], queued=queued)
     assert found[0].end_s < found[7].first_s < found[7].end_s < found[8].first_s
     assert found[8].end_s < inf
@@ -150,7 +150,7 @@ def test_who_enters_later_is_foreseen_as_well(
             machine.step()
     begin_s, number = machine.clock.now_s, machine.engine._next_id
     coming = [
-        (coming_s, new_standing(number + i, length, num_new, due_s=due_s))
+        (coming_s, new_snapshot(number + i, length, num_new, due_s=due_s))
         for i, (length, num_new, _, due_s, _) in enumerate(wishes[begun:])
     ]
     state = state_of(machine.setup, machine.engine.scheduler)
@@ -184,4 +184,4 @@ def test_what_is_paused_is_left_out() -> None:
     machine.add((1,) * 9, 20)
     machine.engine.pause(machine.add((2,) * 9, 20))
     state = state_of(machine.setup, machine.engine.scheduler)
-    assert [standing.number for standing in state.requests] == [0]
+    assert [snapshot.number for snapshot in state.requests] == [0]

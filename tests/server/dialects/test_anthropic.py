@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ridgeline.server.dialects.openai.documented import MessageObject
+from ridgeline.server.dialects.anthropic.documented import MessageObject
 from tests.server.dialects.openai.test_tools import SCHEMA, thinker
 from tests.server.dialects.test_responses import reasoner
 from tests.server.serving import Served, serving

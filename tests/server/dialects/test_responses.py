@@ -22,11 +22,11 @@ from ridgeline.core.step import Event, FinishReason, TokenLogprobs
 from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.decoding.messages.tools import HERMES
 from ridgeline.decoding.text import TextStream
-from ridgeline.server.dialects.openai.documented import ResponseObject
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
+from ridgeline.server.dialects.responses.documented import ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import chat_request
-from ridgeline.server.dialects.responses.response import ResponseShape
+from ridgeline.server.dialects.responses.response import ResponsesWriter
 from ridgeline.server.engine.request_stream import RequestStream
 from tests.api.test_llm import write_model
 from tests.decoding.test_text import Pieces
@@ -254,7 +254,7 @@ def test_logprobs_are_those_of_text(thinker: Served, stream: bool, size: int) ->
     async def response() -> dict[str, Any]:
         one = RequestStream([(1,)], params, text.new_text, "")
         answers = ResponseBuilder(text, chat, one, form)
-        shape = ResponseShape(answers, chat, "1", "tiny", "", asked=asked)
+        shape = ResponsesWriter(answers, chat, "1", "tiny", "", asked=asked)
         for event in events:
             shape.take(event)
         return shape.whole()

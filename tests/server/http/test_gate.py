@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from ridgeline.core.step import Step
-from ridgeline.server.dialects.openai.reply import OpenAiShape
+from ridgeline.server.dialects.openai.reply import OpenAiWriter
 from ridgeline.server.http.errors import is_triton
 from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, eventually, serving
@@ -452,7 +452,7 @@ def test_a_panic_amid_a_stream_cuts_it(served: Served, monkeypatch: pytest.Monke
         taken.append(1)
         raise Panic("a library panicked")
 
-    monkeypatch.setattr(OpenAiShape, "ending", ending)
+    monkeypatch.setattr(OpenAiWriter, "ending", ending)
     body = {"prompt": "a", "max_tokens": 3, "stream": True, "ignore_eos": True}
     with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
         connection.request("POST", COMPLETE, json.dumps(body), JSON)

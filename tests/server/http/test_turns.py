@@ -31,6 +31,14 @@ class Bench:
         self.pace = Spacing(lambda: self.now_s, num_processors=2)
         self.turns = Turns(num_threads, "test", most_waiting, self.pace)
         self.begun: list[str] = []
+        self._num_sent, self._news = 0, asyncio.Event()  # to threads; and that one has begun
+        run = asyncio.get_running_loop().run_in_executor
+
+        def sent(*args: Any) -> asyncio.Future[Any]:
+            self._num_sent += 1
+            return run(*args)
+
+        asyncio.get_running_loop().run_in_executor = sent  # type: ignore[method-assign, assignment]
         self.used_s: dict[str, float] = {}
         self._go: dict[str, threading.Event] = {}
         self._tasks: dict[str, asyncio.Task[str]] = {}
@@ -56,16 +64,20 @@ class Bench:
 
     async def now(self, *names: str) -> None:
         """Check that just these have begun, in this order."""
-        while len(self.begun) < len(names):
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        for _ in range(20):  # whoever has a turn takes it
+            await asyncio.sleep(0)
+        while len(self.begun) < max(self._num_sent, len(names)):
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 20)
         assert self.begun == list(names)
 
     async def _run(self, name: str) -> str:
         CALLER.set(name[0])
+        loop = asyncio.get_running_loop()
 
         def work() -> str:
             self.begun.append(name)
+            loop.call_soon_threadsafe(self._news.set)
             assert self._go[name].wait(20)
             return name.upper()
 

@@ -29,18 +29,30 @@ class Cloud:
         self.resources = [MACHINE]
         self.says: str | None = None
         self.num_asked = 0
+        self._was_asked = threading.Condition()
+
+    def wait_asked(self, times: int) -> None:
+        """Return when it was asked so many times more."""
+        with self._was_asked:
+            wanted = self.num_asked + times
+            assert self._was_asked.wait_for(lambda: self.num_asked >= wanted, 60)
+
+    def _note_asked(self) -> None:
+        with self._was_asked:
+            self.num_asked += 1
+            self._was_asked.notify_all()
 
     def answer(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         """Return status and text for a request."""
         if self.says is not None:
-            self.num_asked += 1
+            self._note_asked()
             return 200, self.says
         end = datetime.now(UTC) + timedelta(seconds=self.left_s or 0)
         match self.name, method, path:
             case "aws", "PUT", "/latest/api/token":
                 return 200, "AQAEAE"
             case "aws", "GET", "/latest/meta-data/spot/instance-action":
-                self.num_asked += 1
+                self._note_asked()
                 assert headers["x-aws-ec2-metadata-token"] == "AQAEAE"
                 said = {"action": "terminate", "time": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
                 return (404, "") if self.left_s is None else (200, json.dumps(said))
@@ -51,7 +63,7 @@ class Cloud:
             ):
                 return 200, MACHINE
             case "azure", "GET", "/metadata/scheduledevents?api-version=2020-07-01":
-                self.num_asked += 1
+                self._note_asked()
                 assert headers["metadata"] == "true"
                 event = {
                     "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -65,7 +77,7 @@ class Cloud:
                 events = [] if self.left_s is None else [event]
                 return 200, json.dumps({"DocumentIncarnation": 1, "Events": events})
             case "gcp", "GET", "/computeMetadata/v1/instance/preempted":
-                self.num_asked += 1
+                self._note_asked()
                 assert headers["metadata-flavor"] == "Google"
                 return 200, "FALSE" if self.left_s is None else "TRUE"
         return 404, ""

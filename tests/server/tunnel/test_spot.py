@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import httpx2
 import pytest
 
 from ridgeline.server.tunnel import spot
@@ -21,9 +22,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def asked_again(cloud: Cloud) -> None:
-    before = cloud.num_asked
-    while cloud.num_asked < before + 2:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(cloud.wait_asked, 2)
 
 
 @pytest.mark.parametrize("name", NOTICES)
@@ -63,12 +62,26 @@ def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.Mo
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv(URL, url)
     said: list[str] = []
+    ask = spot._asked
 
     async def watch() -> None:
-        waiting = asyncio.ensure_future(notice_of(asked, said.append))
-        while not said:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        has_said, answers = asyncio.Event(), asyncio.Queue[object]()
+
+        async def noted(client: httpx2.AsyncClient, cloud: str) -> float | Exception | None:
+            answers.put_nowait(answer := await ask(client, cloud))
+            return answer
+
+        def write(line: str) -> None:
+            said.append(line)
+            has_said.set()
+
+        monkeypatch.setattr(spot, "_asked", noted)
+        waiting = asyncio.ensure_future(notice_of(asked, write))
+        await asyncio.wait_for(has_said.wait(), 60)
+        for _ in range(3):  # one of each cloud; or one, and more after it was said
+            await asyncio.wait_for(answers.get(), 60)
+        for _ in range(20):  # whatever could go on goes on
+            await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
 

@@ -20,11 +20,10 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
-from ridgeline.foresight.step_time.features import windows_of
+from ridgeline.foresight.step_time.features import of_items, windows_of
 from ridgeline.foresight.step_time.refit import fitted
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
 from ridgeline.physics import costs
-from ridgeline.physics.costs import Features
 
 _MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take
@@ -87,13 +86,11 @@ def rates(calibration: Calibration, llm: LLM) -> Iterator[tuple[str, str]]:
     one_s = times.seconds(ONE_STREAM)
     yield "one stream", f"{1 / (one_s + times.after(1, 0)):,.0f} tokens/s, a step of {_ms(one_s)}"
     for num in (16, 64):
-        step = Features(num, num, num, num_positions=128 * num, num_pairs=128 * num)
-        step_s = times.seconds(step)
+        step_s = times.seconds(of_items([(127, 1, 1)] * num, times.windows))
         rate = num / (step_s + times.after(num, 0))
         yield f"{num} streams", f"{rate:,.0f} tokens/s, a step of {_ms(step_s)}"
     length = min(512, llm.config.max_model_len // 2)
-    pairs = length * (length + 1) / 2
-    prompt_s = times.seconds(Features(length, 1, 1, num_positions=length, num_pairs=pairs))
+    prompt_s = times.seconds(of_items([(0, length, 1)], times.windows))
     ops = costs.linear_flops(arch, length) + costs.attention_flops(arch, 0, length)
     speeds = f"{length / prompt_s:,.0f} tokens/s, {ops / prompt_s / 1e9:,.0f} GOP/s"
     yield f"a prompt of {length}", f"{speeds}, a step of {_ms(prompt_s)}"
@@ -160,13 +157,10 @@ def _run(llm: LLM, shape: _LoadShape, dice: random.Random) -> None:
 
 def _expected_s(shape: _LoadShape, guess: Calibration) -> float:
     """Return roughly how long a shape takes by a model of time."""
-    seconds = guess.times.seconds
-    num = len(shape.prompts)
-    tokens, pairs = sum(shape.prompts), sum(n * n / 2 for n in shape.prompts)
-    prompts_s = seconds(Features(tokens, num, num, num_positions=tokens, num_pairs=pairs))
+    times, num = guess.times, len(shape.prompts)
+    prompts_s = times.seconds(of_items([(0, n, 1) for n in shape.prompts], times.windows))
     together = 1 if shape.gap else num
-    answer = Features(together, together, together, num_positions=0, num_pairs=0)
-    answers_s = max(shape.num_new) * seconds(answer)
+    answers_s = max(shape.num_new) * times.seconds(of_items([(0, 1, 1)] * together, times.windows))
     return prompts_s + answers_s * (num if shape.gap else 1)
 
 

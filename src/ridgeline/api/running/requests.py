@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ridgeline.api.adapters import Adapters, LoraWish
+from ridgeline.api.adapters import Adapters, AnyLora
 from ridgeline.api.outputs import (
     Chunk,
     Logprob,
@@ -18,7 +18,7 @@ from ridgeline.api.outputs import (
     refused,
 )
 from ridgeline.api.running.loop import Events, Loop
-from ridgeline.api.text_side import TextProcessor, cut
+from ridgeline.api.text_processor import TextProcessor, cut
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Adapter, Request
@@ -30,7 +30,7 @@ from ridgeline.engine_setup.progress import count_bar
 
 Chunks = Generator[Chunk, None, None]
 Params = SamplingParams | Sequence[SamplingParams] | None
-LoraWishes = LoraWish | Sequence[LoraWish]
+AnyLoras = AnyLora | Sequence[AnyLora]
 
 
 class Submitted(NamedTuple):
@@ -69,7 +69,7 @@ class Requests:
         prompts: Sequence[Any],
         encode: Callable[[Any], list[int]],
         params: Sequence[SamplingParams],
-        lora_request: LoraWishes,
+        lora_request: AnyLoras,
         *,
         is_many: bool = True,
         is_stream: bool = False,

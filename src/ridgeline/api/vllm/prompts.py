@@ -1,4 +1,4 @@
-"""vLLM's forms of prompts, for who wants their types; any dictionary with these keys will do."""
+"""vLLM's types of prompts, for code that uses them; any dictionary with these keys will do."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The CPU backend: kernels emitted as LLVM IR from Python, one compiled call per step.
 
-This module is its face; code outside imports nothing else of it. ``layout`` says where weights and
-buffers lie in memory, ``emit`` writes the kernels, ``measure`` says what this machine can do. Read
-in this order: ``layout.formats``, then in ``emit`` ``ir`` (how kernels are written), ``isa`` (what
-differs between processors), ``gemm``, ``activations``, ``rows``, ``attention``, ``experts``,
+This module is its interface; code outside imports nothing else of it. ``layout`` says where weights
+and buffers lie in memory, ``emit`` writes the kernels, ``measure`` says what this machine can do.
+Read in this order: ``layout.formats``, then in ``emit`` ``ir`` (how kernels are written), ``isa``
+(what differs between processors), ``gemm``, ``activations``, ``rows``, ``attention``, ``experts``,
 ``lora``, ``argmax``, ``draw`` (the kernels), ``feed_forward``, ``inputs``, ``step`` (which call
 them, with code for each kind of layer), ``threads``, ``compile``; then ``batch`` and ``runner``.
 """
@@ -90,13 +90,13 @@ def packed_bytes(checkpoint: Checkpoint, setup: Setup) -> Mapping[str, int]:
     return _packed_bytes(checkpoint, setup.dtype, setup.kv_cache_dtype)
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> BackendRunner:
+def new_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> BackendRunner:
     """Pack or map the weights, compile or load the kernels, start the threads."""
     if setup.stages > 1:
         from ridgeline.backends.cpu.stages.runner import load_stages
 
-        return load_stages(checkpoint, setup, surroundings)
-    return load_runner(checkpoint, setup, surroundings)
+        return load_stages(checkpoint, setup, context)
+    return load_runner(checkpoint, setup, context)
 
 
 def join_stage(checkpoint: Checkpoint, address: tuple[str, int], **options: Any) -> None:

@@ -42,6 +42,7 @@ from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.machine import give_back
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
 
@@ -87,6 +88,7 @@ class CpuRunner:
         self.weights = load_weights(
             checkpoint, sizes, setup.dtype, setup.max_model_len, weights_cache, progress, say
         )
+        give_back()
         kinds = self.weights.kinds
         kernels = load_kernels(sizes, kinds, arch.norm_eps, kernel_cache, announce)
         self._kernel_cache = kernel_cache
@@ -432,17 +434,17 @@ class CpuRunner:
         return way if way and self.weights.prunes(num_rows) and self._pruning[way].is_due() else 0
 
 
-def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CpuRunner:
+def load_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> CpuRunner:
     """Return a runner over all layers of a checkpoint, which keeps its files at home."""
-    home = surroundings.home()
+    home = context.home()
     return CpuRunner(
         checkpoint,
         setup,
         kernel_cache=home / "kernels",
         weights_cache=home / "packed",
-        progress=surroundings.progress,
-        announce=surroundings.announce,
-        say=surroundings.say,
+        progress=context.progress,
+        announce=context.announce,
+        say=context.say,
     )
 
 

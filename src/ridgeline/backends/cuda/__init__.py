@@ -102,15 +102,15 @@ def too_large(checkpoint: Checkpoint, dtype: str, room: int, ranks: int = 1) -> 
     )
 
 
-def new_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> BackendRunner:
+def new_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> BackendRunner:
     """Load a model onto the device, or onto several."""
     if setup.tensor_parallel_size > 1:
         from ridgeline.backends.cuda.processes.runner import load_ranks
 
-        return load_ranks(checkpoint, setup, surroundings)
+        return load_ranks(checkpoint, setup, context)
     from ridgeline.backends.cuda.loading import load_runner
 
-    return load_runner(checkpoint, setup, surroundings)
+    return load_runner(checkpoint, setup, context)
 
 
 def step_knots() -> tuple[int, ...]:

@@ -37,15 +37,15 @@ _MODEL_TOO_LARGE = (
 _SHORT_TOKENS = 512  # of a sequence; a cache that cannot hold it is of no use
 
 
-def load_runner(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> CudaRunner:
+def load_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> CudaRunner:
     """Return a runner with its weights on the GPU; on a CPU with twins in place of kernels."""
-    return load_rank(checkpoint, setup, surroundings, 0, lambda device: Ranks())[0]
+    return load_rank(checkpoint, setup, context, 0, lambda device: Ranks())[0]
 
 
 def load_rank(
     checkpoint: Checkpoint,
     setup: Setup,
-    surroundings: BackendContext,
+    context: BackendContext,
     rank: int,
     meet: Callable[[torch.device], Ranks],
 ) -> tuple[CudaRunner, Ranks]:
@@ -59,28 +59,28 @@ def load_rank(
     ops: Any = twins
     if not on_cpu:
         torch.cuda.set_device(device)
-        keep_kernels(surroundings)
-        surroundings.announce()
+        keep_kernels(context)
+        context.announce()
         from ridgeline.backends.cuda import kernels  # Triton: on a GPU alone
 
         ops = kernels
     share = Share(checkpoint.arch, rank, setup.tensor_parallel_size)
     with errors_named(_MODEL_TOO_LARGE):
-        weights = weights_.load(checkpoint, setup.dtype, device, surroundings.progress, share)
+        weights = weights_.load(checkpoint, setup.dtype, device, context.progress, share)
         ranks = meet(device)
         scorer = behind_pooling(checkpoint)
         runner = CudaRunner(share, weights, setup, scorer=scorer, ops=ops, ranks=ranks)
-        runner.graphs.say = surroundings.say
+        runner.graphs.say = context.say
         if setup.fills_device and not on_cpu:
             fill(runner, setup, ranks)
-            check_cache(runner, setup, surroundings.say)
+            check_cache(runner, setup, context.say)
     return runner, ranks
 
 
-def keep_kernels(surroundings: BackendContext) -> None:
+def keep_kernels(context: BackendContext) -> None:
     """Let Triton keep what it compiles beside our own kernels, unless the user has set a place."""
     if not devices.uses_twins():
-        os.environ.setdefault("TRITON_CACHE_DIR", str(surroundings.home() / "kernels" / "triton"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(context.home() / "kernels" / "triton"))
 
 
 def step_of(

@@ -29,11 +29,9 @@ def check(setup: Setup, arch: ModelArch) -> Setup:
     return replace(setup, dtype="f32", kv_cache_dtype="f32")
 
 
-def new_runner(
-    checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext
-) -> ReferenceRunner:
+def new_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> ReferenceRunner:
     """Decode the weights and allocate the cache."""
-    return ReferenceRunner(checkpoint, setup, surroundings.progress)
+    return ReferenceRunner(checkpoint, setup, context.progress)
 
 
 def run_observed(

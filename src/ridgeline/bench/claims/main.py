@@ -100,14 +100,14 @@ class ClaimResults:
 
 
 def bench_claims(
-    model: str | None, wishes: PlanFlags, seconds: float, out: Path | None, *, as_json: bool,
+    model: str | None, plan_flags: PlanFlags, seconds: float, out: Path | None, *, as_json: bool,
     only: Sequence[str] = (), options: dict[str, Any] | None = None, sizes: LoadSizes | None = None,
 ) -> ClaimResults:  # fmt: skip
     """Compare techniques, print a table or the document, and write a file.
 
     Args:
         model: as people type it; None takes a small one here, and the papers' own on a device.
-        wishes: the device, as ``ridgeline plan`` takes it; without one it computes here.
+        plan_flags: the device, as ``ridgeline plan`` takes it; without one it computes here.
         seconds: about how long; techniques for which no time is left are named.
         out: gets the picture, the document or the rows.
         as_json: print the document.
@@ -119,7 +119,7 @@ def bench_claims(
     """
     check_out(out, ENDINGS)
     begin_s = time.monotonic()
-    if not wishes.names_device:
+    if not plan_flags.names_device:
         usual = {"kv_cache_memory": _CACHE}
         real = RealStage(model or _MODEL_HERE, usual | (options or {}), sizes or _OF_PROCESSORS)
         try:
@@ -127,7 +127,7 @@ def bench_claims(
         finally:
             real.close()
     else:
-        virtual = VirtualStage(model or LLAMA_2_13B, wishes, sizes or _OF_GPUS)
+        virtual = VirtualStage(model or LLAMA_2_13B, plan_flags, sizes or _OF_GPUS)
         for note in virtual.notes:
             say(note)
         results = _compare(virtual, only, seconds, begin_s)

@@ -47,11 +47,13 @@ class VirtualStage:
     is_real = False
     rounds = 1
 
-    def __init__(self, model: str | Mapping[str, Any], wishes: PlanFlags, sizes: LoadSizes) -> None:
+    def __init__(
+        self, model: str | Mapping[str, Any], plan_flags: PlanFlags, sizes: LoadSizes
+    ) -> None:
         """Take a model, as ``ridgeline plan`` does, and one device. Raises ValueError."""
         self._subject = subject_of(model, stores())
         context = min(_CONTEXT, self._subject.shape.max_position or _CONTEXT)
-        self._wishes = replace(wishes, context=context)
+        self._plan_flags = replace(plan_flags, context=context)
         self.sizes = sizes
         self.model = self._subject.name
         self._replica = cache(self._placed)
@@ -60,8 +62,10 @@ class VirtualStage:
         self.notes = self._usual.notes
 
     def _placed(self, dtype: str | None, kv_cache_dtype: str | None) -> DeviceReplica:
-        wishes = replace(self._wishes, dtype=dtype or AUTO, kv_cache_dtype=kv_cache_dtype or AUTO)
-        return on_device(self._subject, wishes)
+        plan_flags = replace(
+            self._plan_flags, dtype=dtype or AUTO, kv_cache_dtype=kv_cache_dtype or AUTO
+        )
+        return on_device(self._subject, plan_flags)
 
     @cached_property
     def num_heads(self) -> int:

@@ -33,7 +33,7 @@ from ridgeline.bench.foresight.table import (
     table_of_sums,
     verdicts,
 )
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.search.served import first_model
 from ridgeline.bench.simulate.engines import settings_of
@@ -247,7 +247,7 @@ def run_on(base_url: str, case: SimulatedRun) -> Run:
     """
     from ridgeline.bench.load.client import drive  # takes 80 ms
 
-    asking = Asking(
+    client_flags = ClientFlags(
         base_url=base_url, model=first_model(base_url, None), endpoint="completions",
         ignore_eos=True, extra_body='{"temperature": null}',
     )  # fmt: skip
@@ -257,7 +257,7 @@ def run_on(base_url: str, case: SimulatedRun) -> Run:
     ]
     warmup = replace(planned[0], index=-1, prompt=planned[0].prompt[::-1])
     outcomes, _ = asyncio.run(
-        drive(asking.target(), [warmup], planned, case.concurrency, lambda done, total: None)
+        drive(client_flags.target(), [warmup], planned, case.concurrency, lambda done, total: None)
     )
     return Run(summarise(outcomes, {}))
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from ridgeline.bench.images.image_size import image_size
 from ridgeline.bench.images.slices import Slice, parse_slice, plan_slices, slices_table
-from ridgeline.bench.load.asking import Failed, check_base_url, headers_of, read_extra_body
+from ridgeline.bench.load.client_flags import Failed, check_base_url, headers_of, read_extra_body
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, client_warnings, failures, summary_ms
 from ridgeline.bench.out_file import check_out, write_out

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from threading import BrokenBarrierError
 from typing import Any
 
-from ridgeline.bench.load.asking import Endpoint
 from ridgeline.bench.load.client import Session, drive, sessions
+from ridgeline.bench.load.client_flags import Endpoint
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.engine_setup.progress import Report
 from ridgeline.foresight.simulator.workload import Planned

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.picture import latencies_svg
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
 from ridgeline.bench.out_file import write_out
@@ -46,7 +46,7 @@ _SECTIONS = {
 
 
 def serve(
-    asking: Asking,
+    client_flags: ClientFlags,
     load: Workload,
     goodput: Sequence[str],
     num_clients: int = 1,
@@ -62,20 +62,20 @@ def serve(
 
     load = replace(load, seed=secrets.randbits(32) if load.seed is None else load.seed)
     limits_ms, (planned, num_left_out) = parse_limits(goodput), read_plan(load)
-    asking.check(planned[0])
+    client_flags.check(planned[0])
     warmups, measured = planned[: load.num_warmups], planned[load.num_warmups :]
     with count_bar("Asking", note="requests") as report:
         outcomes, client = drive_many(
-            asking.target(), warmups, measured, load.max_concurrency, num_clients, report
+            client_flags.target(), warmups, measured, load.max_concurrency, num_clients, report
         )
     summary = summarise(outcomes, limits_ms)
     asked = asked_of(load, planned, num_left_out)
     said = warnings(summary, client, asked)
     print_result(summary, said)
     if out:
-        write_out(out, [flat(summary)], latencies_svg(outcomes, asking.model))
+        write_out(out, [flat(summary)], latencies_svg(outcomes, client_flags.model))
         say(f"written: {out}")
-    flags = flags_of(asking, load, goodput, clients=num_clients)
+    flags = flags_of(client_flags, load, goodput, clients=num_clients)
     notes = {"client": client, "warnings": said, "definitions": DEFINITIONS}
     print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))
     return bool(summary["num_successful"])
@@ -94,10 +94,10 @@ def asked_of(load: Workload, planned: Sequence[Planned], num_left_out: int) -> d
 
 
 def flags_of(
-    asking: Asking | None, load: Workload, goodput: Sequence[str], **more: object
+    client_flags: ClientFlags | None, load: Workload, goodput: Sequence[str], **more: object
 ) -> dict[str, Any]:
     """Return the flags that repeat a run, for the document; without the key."""
-    asked = asdict(asking) if asking else {}
+    asked = asdict(client_flags) if client_flags else {}
     further_flags = {"goodput": list(goodput)} | more
     return {
         name: str(v) if isinstance(v, Path) or v == math.inf else v

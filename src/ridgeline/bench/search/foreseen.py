@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.slo import RequestSlo
 
@@ -23,14 +23,14 @@ _PERCENTILES = (50, 90, 95, 99)  # of which a plan speaks
 
 
 def foreseen_rate(
-    asking: Asking, slos: Sequence[RequestSlo], first: Sequence[Outcome]
+    client_flags: ClientFlags, slos: Sequence[RequestSlo], first: Sequence[Outcome]
 ) -> float | None:
     """Return the highest rate, requests per second, that a server foresees to hold.
 
     None if it foresees nothing: it has no such route, model or bound.
 
     Args:
-        asking: whom, and which model.
+        client_flags: whom, and which model.
         slos: what must hold.
         first: some answers of the load, which say how long prompts and answers are.
     """
@@ -39,7 +39,7 @@ def foreseen_rate(
     if not known:
         return None
     body = {
-        "model": asking.model,
+        "model": client_flags.model,
         "on": "here",
         "replicas": 1,
         "prompt_tokens": max(1, round(mean(prompt for prompt, _ in known))),
@@ -47,11 +47,11 @@ def foreseen_rate(
         "slo": [f"{slo.metric}:{_nearest(slo)}:{slo.limit_ms:g}" for slo in slos],
     }
     try:
-        knee_per_s = _knee_per_s(asking, body)
+        knee_per_s = _knee_per_s(client_flags, body)
         low, high = knee_per_s / 16, knee_per_s
         for _ in range(_NUM_QUESTIONS):
             middle = math.sqrt(low * high)
-            if _choice(asking, body, middle)["meets_slo"]:
+            if _choice(client_flags, body, middle)["meets_slo"]:
                 low = middle
             else:
                 high = middle
@@ -67,17 +67,17 @@ def _nearest(slo: RequestSlo) -> str:
     return f"p{min(_PERCENTILES, key=lambda one: abs(one - percent))}"
 
 
-def _knee_per_s(asking: Asking, body: dict[str, Any]) -> float:
+def _knee_per_s(client_flags: ClientFlags, body: dict[str, Any]) -> float:
     """Return the most requests per second that the server can answer at all."""
     rate_per_s = 1e-2  # any: its share of the knee says where that is
-    return float(rate_per_s / _choice(asking, body, rate_per_s)["utilisation"])
+    return float(rate_per_s / _choice(client_flags, body, rate_per_s)["utilisation"])
 
 
-def _choice(asking: Asking, body: dict[str, Any], rate_per_s: float) -> dict[str, Any]:
-    url = asking.base_url.rstrip("/").removesuffix("/v1") + "/v1/plan"
+def _choice(client_flags: ClientFlags, body: dict[str, Any], rate_per_s: float) -> dict[str, Any]:
+    url = client_flags.base_url.rstrip("/").removesuffix("/v1") + "/v1/plan"
     headers = {"Content-Type": "application/json"}
-    if asking.api_key:
-        headers["Authorization"] = f"Bearer {asking.api_key}"
+    if client_flags.api_key:
+        headers["Authorization"] = f"Bearer {client_flags.api_key}"
     data = json.dumps(body | {"request_rate": rate_per_s}).encode()
     request = urllib.request.Request(url, data, headers)
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:

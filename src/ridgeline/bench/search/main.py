@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ridgeline.bench.images.main import Images, make_reader, target_of
-from ridgeline.bench.load.asking import Asking, check_base_url
+from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, Outcome, client_warnings
 from ridgeline.bench.out_file import check_out, write_out
@@ -35,7 +35,7 @@ from ridgeline.foresight.simulator.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class SearchFlags:
     """What to search for; each field is a flag of the command line."""
 
     slo: list[str] | None = flag_field(
@@ -65,7 +65,7 @@ class Wish:
     out: Path | None = flag_field(None, "Write the goodput by load to this .svg, .csv or .md file.")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for wishes that contradict each other or make no sense."""
+        """Raise ValueError for flags that contradict each other or make no sense."""
         if not self.slo:
             raise ValueError("give a latency limit, for example --slo ttft:p95:500")
         metrics = {parse_slo(text).metric for text in self.slo}
@@ -85,40 +85,40 @@ class Wish:
         check_out(self.out)
 
 
-def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
+def search(search_flags: SearchFlags, client_flags: ClientFlags, workload: Workload) -> bool:
     """Search, and print the trials, the answer and the JSON document. False if no load holds.
 
     Raises ValueError if the server cannot be started or does not serve, or a file is not what it
     should be, and OSError if it cannot be reached.
     """
     where = (
-        served(wish.serve, asking.api_key, wish.serve_timeout_s)
-        if wish.serve
-        else nullcontext(wish.base_url)
+        served(search_flags.serve, client_flags.api_key, search_flags.serve_timeout_s)
+        if search_flags.serve
+        else nullcontext(search_flags.base_url)
     )
     seed = secrets.randbits(32) if workload.seed is None else workload.seed
     with where as base_url:
-        model = wish.model
-        if not wish.images:
-            model = model or first_model(str(base_url), asking.api_key)
-        asking = replace(asking, base_url=str(base_url), model=model or "")
-        setting = (_setting_of_images if wish.images else _setting)(
-            wish, asking, replace(workload, seed=seed)
+        model = search_flags.model
+        if not search_flags.images:
+            model = model or first_model(str(base_url), client_flags.api_key)
+        client_flags = replace(client_flags, base_url=str(base_url), model=model or "")
+        setting = (_setting_of_images if search_flags.images else _setting)(
+            search_flags, client_flags, replace(workload, seed=seed)
         )
-        first = _first_answers(setting, asking)
+        first = _first_answers(setting, client_flags)
         setting.answer_s = sum(one.end_s - one.sent_s for one in first) / len(first)
-        is_foreseen = setting.is_open and not wish.images
-        foreseen = foreseen_rate(asking, setting.slos, first) if is_foreseen else None
-        if foreseen is not None and wish.start is None:
+        is_foreseen = setting.is_open and not search_flags.images
+        foreseen = foreseen_rate(client_flags, setting.slos, first) if is_foreseen else None
+        if foreseen is not None and search_flags.start is None:
             say(f"the server foresees that it holds up to {setting.describe(foreseen)}")
-        bounds, likely, records = _trials(wish, setting, foreseen)
+        bounds, likely, records = _trials(search_flags, setting, foreseen)
     answer = _answer(setting, bounds, likely, records)
     Console(highlight=False, soft_wrap=True).print(f"\n{answer['text']}", markup=False)
-    if wish.out:
+    if search_flags.out:
         picture = curve_svg(answer, records, setting.is_open, [str(s) for s in setting.slos])
-        write_out(wish.out, [_row(i, r) for i, r in enumerate(records, 1)], picture)
-        say(f"written: {wish.out}")
-    flags = asdict(wish) | asdict(setting.workload) | asdict(asking)
+        write_out(search_flags.out, [_row(i, r) for i, r in enumerate(records, 1)], picture)
+        say(f"written: {search_flags.out}")
+    flags = asdict(search_flags) | asdict(setting.workload) | asdict(client_flags)
     del flags["api_key"], flags["request_rate"], flags["max_concurrency"]
     flags = {name: str(v) if isinstance(v, Path) else v for name, v in flags.items()}
     document = {"flags": flags, "answer": answer, "trials": records, "definitions": DEFINITIONS}
@@ -126,33 +126,38 @@ def search(wish: Wish, asking: Asking, workload: Workload) -> bool:
     return bool(answer["low"])
 
 
-def _setting(wish: Wish, asking: Asking, workload: Workload) -> TrialSetting:
+def _setting(
+    search_flags: SearchFlags, client_flags: ClientFlags, workload: Workload
+) -> TrialSetting:
     return TrialSetting(
-        target=asking.target(),
+        target=client_flags.target(),
         workload=workload,
-        slos=[parse_slo(text) for text in wish.slo or ()],
-        is_open=wish.over == "rate",
-        num_measured=wish.num_prompts,
+        slos=[parse_slo(text) for text in search_flags.slo or ()],
+        is_open=search_flags.over == "rate",
+        num_measured=search_flags.num_prompts,
         answer_s=0.0,
     )
 
 
-def _setting_of_images(wish: Wish, asking: Asking, workload: Workload) -> TrialSetting:
+def _setting_of_images(
+    search_flags: SearchFlags, client_flags: ClientFlags, workload: Workload
+) -> TrialSetting:
     """Return a search that asks for images; ValueError for flags that only text has."""
     for name in ("endpoint", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
-        if getattr(asking, name) != Asking.__dataclass_fields__[name].default:
+        if getattr(client_flags, name) != ClientFlags.__dataclass_fields__[name].default:
             raise ValueError(f"--{name.replace('_', '-')} is for text; --images asks for none")
     images = Images(
-        base_url=asking.base_url, model=wish.model, api_key=asking.api_key,
-        size=wish.images or "", extra_body=asking.extra_body, timeout_s=asking.timeout_s,
+        base_url=client_flags.base_url, model=search_flags.model, api_key=client_flags.api_key,
+        size=search_flags.images or "", extra_body=client_flags.extra_body,
+        timeout_s=client_flags.timeout_s,
     )  # fmt: skip
     workload = replace(workload, prompt_words=workload.prompt_words or "16")
-    setting = _setting(wish, asking, workload)
+    setting = _setting(search_flags, client_flags, workload)
     setting.target, setting.read = target_of(images, workload.seed or 0), make_reader(images)
     return setting
 
 
-def _first_answers(setting: TrialSetting, asking: Asking) -> list[Outcome]:
+def _first_answers(setting: TrialSetting, client_flags: ClientFlags) -> list[Outcome]:
     """Ask a few at a time, and return what succeeded; ValueError if nothing did."""
     from ridgeline.bench.load.client import drive
 
@@ -162,7 +167,7 @@ def _first_answers(setting: TrialSetting, asking: Asking) -> list[Outcome]:
         trace_file=None, lengths_from=setting.workload.trace_file or setting.workload.lengths_from,
     )  # fmt: skip
     planned, _ = read_plan(workload)
-    asking.check(planned[0])
+    client_flags.check(planned[0])
     outcomes, _ = asyncio.run(
         drive(
             setting.target, planned[:num], planned[num:], num, lambda done, total: None,
@@ -176,7 +181,7 @@ def _first_answers(setting: TrialSetting, asking: Asking) -> list[Outcome]:
 
 
 def _trials(
-    wish: Wish, setting: TrialSetting, foreseen: float | None
+    search_flags: SearchFlags, setting: TrialSetting, foreseen: float | None
 ) -> tuple[LoadInterval, float | None, list[dict[str, Any]]]:
     """Run trials until the answer is there, and print a line for each.
 
@@ -186,8 +191,12 @@ def _trials(
     start, least = num_at_first / setting.answer_s, 0.25 / setting.answer_s
     if not setting.is_open:
         start, least = float(num_at_first), 1.0
-    start = (wish.start if setting.is_open else round(wish.start)) if wish.start else start
-    is_near = foreseen is not None and wish.start is None
+    start = (
+        (search_flags.start if setting.is_open else round(search_flags.start))
+        if search_flags.start
+        else start
+    )
+    is_near = foreseen is not None and search_flags.start is None
     start = foreseen if foreseen is not None and is_near else start
     steps = LoadSearch(start, min(start, least), is_whole=not setting.is_open, is_near=is_near)
     out = Console(highlight=False, soft_wrap=True)
@@ -197,7 +206,7 @@ def _trials(
     widths = [5, 10, *(max(len(head), 9) for head in heads[2:-1])]
     out.print(_line(heads, widths), style="bold")
     records: list[dict[str, Any]] = []
-    while len(records) < wish.max_trials and (load := steps.next_load()) is not None:
+    while len(records) < search_flags.max_trials and (load := steps.next_load()) is not None:
         setting.is_rough = not is_near and interval(steps.trials).high is None
         trial, record = run_trial(setting, load, len(records) + 1)
         record["verdict"] = _verdict(record)

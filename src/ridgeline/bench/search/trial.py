@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.bench.load.asking import Endpoint
+from ridgeline.bench.load.client_flags import Endpoint
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.search.knee import Trial

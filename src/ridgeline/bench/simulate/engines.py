@@ -95,13 +95,13 @@ class EngineOnDevice:
         self.card: dict[str, float] = {}
 
     def set_up(
-        self, options: Options, wishes: PlanFlags, sessions: Sequence[int]
+        self, options: Options, plan_flags: PlanFlags, sessions: Sequence[int]
     ) -> SimulatedEngine:
         """Return the engine with these options, for a load.
 
         Args:
-            options: only those of engines; formats are among the wishes.
-            wishes: the device, and how the model is stored and divided there.
+            options: only those of engines; formats are among the plan_flags.
+            plan_flags: the device, and how the model is stored and divided there.
             sessions: the most tokens that each session of the load may hold.
 
         Raises ValueError if the model does not fit on the device, or flags contradict it.
@@ -115,15 +115,15 @@ class EngineOnDevice:
             )
         most = min(longest, options.max_model_len or max(sessions))
         size, block_size = options.kv_cache_memory, options.block_size
-        wishes = replace(
-            wishes,
+        plan_flags = replace(
+            plan_flags,
             context=most,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             block_size=None if block_size == Options().block_size else block_size,
             kv_cache_memory=None if size is None else str(size),
         )
-        replica = on_device(self._subject, wishes)
+        replica = on_device(self._subject, plan_flags)
         settings = engine_record(replica.placement, replica.clock.times, sessions)
         step_tokens = settings.max_num_batched_tokens
         if options.max_num_batched_tokens is None and POLICIES[options.policy].whole_prompts:

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
@@ -76,7 +76,7 @@ class Scenario:
             scheduler know only what the load allows. None for answers as long as that.
         calibration: which one is the model of time, where several are kept: "measured", "served",
             or "newest".
-        wishes: the device, as ``ridgeline plan`` takes it; without one it is this machine.
+        plan_flags: the device, as ``ridgeline plan`` takes it; without one it is this machine.
     """
 
     model: str
@@ -93,7 +93,7 @@ class Scenario:
     edge: ClientOverhead | None = None
     answer_tokens: str | None = None
     calibration: str = "newest"
-    wishes: PlanFlags = field(default_factory=PlanFlags)
+    plan_flags: PlanFlags = field(default_factory=PlanFlags)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Simulator:
     def __init__(self, question: Scenario) -> None:
         """Read what the model's file says. Raises ValueError if there is no such model."""
         self._engine: EngineHere | EngineOnDevice
-        is_here = not question.wishes.names_device
+        is_here = not question.plan_flags.names_device
         self._engine = (EngineHere if is_here else EngineOnDevice)(question.model)
         self._prompts: dict[Any, Prompts] = {}
 
@@ -132,7 +132,7 @@ class Simulator:
             engine = self._engine.set_up(options, question.calibration)
         else:
             sessions = tokens_of_sessions(planned, prompts)
-            engine = self._engine.set_up(options, question.wishes, sessions)
+            engine = self._engine.set_up(options, question.plan_flags, sessions)
         max_model_len = engine.settings.max_model_len
         warmups, load, refused = asked_of_plan(planned, prompts, max_model_len)
         if not load:
@@ -306,8 +306,10 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
         further_flags |= {"drafts": question.drafts}
     if question.answer_tokens:
         further_flags |= {"answer_tokens": question.answer_tokens}
-    if question.wishes.names_device:
-        further_flags |= {name: value for name, value in asdict(question.wishes).items() if value}
+    if question.plan_flags.names_device:
+        further_flags |= {
+            name: value for name, value in asdict(question.plan_flags).items() if value
+        }
     flags = flags_of(None, question.load, question.goodput) | further_flags
     notes = {"warnings": said, "definitions": DEFINITIONS, "prediction": prediction}
     print(json.dumps({"flags": flags, "asked": asked} | summary | notes, allow_nan=False))

@@ -73,7 +73,7 @@ def sweep_loads(
     where, best = parse_objective(objective)
     if where[0] == "goodput" and not question.goodput:
         raise ValueError("--objective goodput needs limits: --goodput ttft:500 --goodput tpot:60")
-    is_on_device = question.wishes.names_device
+    is_on_device = question.plan_flags.names_device
     values = dict(parse_sweep(text, is_on_device=is_on_device) for text in sweeps)
     question, simulator = seeded(question), Simulator(question)
     settings = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
@@ -151,7 +151,7 @@ def _case(
     simulator: Simulator, question: Scenario, options: Options, setting: Mapping[str, Any]
 ) -> SimulatedRun:
     of_device = {name: v for name, v in setting.items() if name in _OF_DEVICE}
-    if not question.wishes.names_device:
+    if not question.plan_flags.names_device:
         of_device = {}
     of_engine = {
         name: v for name, v in setting.items() if hasattr(options, name) and name not in of_device
@@ -159,8 +159,10 @@ def _case(
     of_fleet = {name: v for name, v in setting.items() if name in _OF_FLEET}
     others = of_device.keys() | of_engine.keys() | of_fleet.keys()
     of_load = {name: v for name, v in setting.items() if name not in others}
-    wishes = replace(question.wishes, **of_device)
-    changed = replace(question, load=replace(question.load, **of_load), wishes=wishes, **of_fleet)
+    plan_flags = replace(question.plan_flags, **of_device)
+    changed = replace(
+        question, load=replace(question.load, **of_load), plan_flags=plan_flags, **of_fleet
+    )
     return simulator.prepare(changed, replace(options, trace=None, **of_engine)).case
 
 

@@ -10,9 +10,9 @@ import typer
 from ridgeline.bench.compare import Format, compare
 from ridgeline.bench.gpu.main import SECONDS, bench_gpu, chosen_parts
 from ridgeline.bench.images.main import Images, bench_images
-from ridgeline.bench.load.asking import Asking
+from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.out_file import check_out
-from ridgeline.bench.search.main import Wish, search
+from ridgeline.bench.search.main import SearchFlags, search
 from ridgeline.cli.commands.models import MODEL_HELP, AsJson
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.on_device import ON_HELPS, check_device
@@ -32,20 +32,22 @@ def add_to(app: typer.Typer) -> None:
 
 # What a search decides itself is no flag: which load, how many requests, whom it asks.
 @flags("workload", Workload, fixed={"request_rate": 1.0, "max_concurrency": None, "num_prompts": 1})
-@flags("asking", Asking, fixed={"base_url": "http://127.0.0.1", "model": ""})
-@flags("wish", Wish)
-def bench_search(*, wish: Wish, asking: Asking, workload: Workload) -> None:
+@flags("client_flags", ClientFlags, fixed={"base_url": "http://127.0.0.1", "model": ""})
+@flags("search_flags", SearchFlags)
+def bench_search(
+    *, search_flags: SearchFlags, client_flags: ClientFlags, workload: Workload
+) -> None:
     """Find the highest load at which a server still meets latency limits.
 
     The load doubles until a trial fails; then the interval is narrowed to 5 %, and both its ends
     are tried again. A trial ends as soon as its failure is certain. The last line is one JSON
     document. Status 1 if no load holds.
     """
-    if workload.trace_file and wish.over == "concurrency":
+    if workload.trace_file and search_flags.over == "concurrency":
         raise UsageError(
             "--trace-file says when requests come: --lengths-from takes only its lengths"
         )
-    if not search(wish, asking, workload):
+    if not search(search_flags, client_flags, workload):
         raise typer.Exit(1)
 
 
@@ -120,7 +122,7 @@ def gpu(
         raise typer.Exit(1)
 
 
-@flags("wishes", PlanFlags, only=OF_DEVICE, helps=ON_HELPS)
+@flags("plan_flags", PlanFlags, only=OF_DEVICE, helps=ON_HELPS)
 def claims(
     model: Annotated[
         str | None,
@@ -142,7 +144,7 @@ def claims(
     ] = None,
     as_json: AsJson = False,
     *,
-    wishes: PlanFlags,
+    plan_flags: PlanFlags,
 ) -> None:
     """Compare what the field's techniques bring here with what their papers claim.
 
@@ -151,5 +153,5 @@ def claims(
     """
     from ridgeline.bench.claims.main import bench_claims
 
-    check_device(wishes)
-    bench_claims(model, wishes, seconds, out, as_json=as_json, only=only or ())
+    check_device(plan_flags)
+    bench_claims(model, plan_flags, seconds, out, as_json=as_json, only=only or ())

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.text_side import Message
+from ridgeline.api.text_processor import Message
 from ridgeline.backends.cpu import measure_read
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 

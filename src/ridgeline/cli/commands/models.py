@@ -200,7 +200,7 @@ def _ours(name: str, places: Stores) -> Place:
     meant = [place for place in places.all() if _is_meant(place, name)]
     ours = [place for place in meant if place.owner == "ridgeline"]
     hub_name = parse_hub_name(name)
-    if hub_name and not hub_name.wish:  # the directory, if that is one of several
+    if hub_name and not hub_name.tag:  # the directory, if that is one of several
         ours = [one for one in ours if one.name.lower() == hub_name.repo.lower()] or ours
     if len(ours) == 1:
         return ours[0]
@@ -216,12 +216,12 @@ def _is_meant(place: Place, name: str) -> bool:
     if place.name in (name, f"ollama:{name}", f"ollama:{name}:latest"):
         return True
     hub_name = parse_hub_name(name)
-    repo, _, wish = place.name.partition(":")
+    repo, _, tag = place.name.partition(":")
     if hub_name is None or place.owner == "ollama" or repo.lower() != hub_name.repo.lower():
         return False
     file = place.path.name
-    known = (wish.lower(), file.lower(), tag_of(file).lower())
-    return not hub_name.wish or hub_name.wish.lower() in known
+    known = (tag.lower(), file.lower(), tag_of(file).lower())
+    return not hub_name.tag or hub_name.tag.lower() in known
 
 
 def _remove_if_empty(folder: Path, top: Path) -> None:

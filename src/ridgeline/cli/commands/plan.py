@@ -56,7 +56,7 @@ Model = Annotated[
 
 
 @flags("asked", LoadFlags)
-@flags("wishes", PlanFlags)
+@flags("plan_flags", PlanFlags)
 def plan_command(
     model: Model = None,
     compare_published: Annotated[
@@ -74,7 +74,7 @@ def plan_command(
         bool, typer.Option("--list-devices", help="List the known devices instead.")
     ] = False,
     *,
-    wishes: PlanFlags,
+    plan_flags: PlanFlags,
     asked: LoadFlags,
 ) -> None:
     """Say how much memory a model needs and what fits; for a load, which devices and the cost.
@@ -91,7 +91,7 @@ def plan_command(
         raise UsageError("name a model or give a config.json, or open the page with --web")
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
-    values = {f.name: getattr(of, f.name) for of in (wishes, asked) for f in fields(of)}
+    values = {f.name: getattr(of, f.name) for of in (plan_flags, asked) for f in fields(of)}
     with count_bar("Simulating", note="choices") as report:
         planned = plan(model, compare_published=compare_published, report=report, **values)
     match form:

@@ -18,7 +18,7 @@ from ridgeline.machine import usable_cpus
 from ridgeline.models.gguf.parts import part_paths
 from ridgeline.quantise import gptq
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
-from ridgeline.quantise.job import QuantisedFile, Wishes, quantise_file
+from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
 from ridgeline.quantise.source import SourceFile, additions, read_directory, read_source
 from ridgeline.quantise.targets import PLAIN, TARGETS
 from ridgeline.text.of_checkpoint import tokenizer_of
@@ -75,7 +75,7 @@ def quantize(
     begin_s = time.monotonic()
     source = read_directory(located) if is_directory else read_source(located)
     _say_types(source)
-    wishes = Wishes(
+    options = QuantiseOptions(
         to,
         windows(source, calibrate) if calibrate else (),
         read_imatrix(imatrix, source.raw) if imatrix else {},
@@ -84,11 +84,11 @@ def quantize(
     )
     with count_bar(f"Writing {out.name}", note="weights") as report:
         quantise = gptq.quantise_directory if is_directory else quantise_file
-        done = quantise(source, out, wishes, report)
+        done = quantise(source, out, options, report)
     if imatrix_out is not None and calibrate is not None:
-        num_tokens = sum(map(len, wishes.windows))
+        num_tokens = sum(map(len, options.windows))
         write_imatrix(imatrix_out, done.spreads, num_tokens, calibrate.name)
-    _show(source, out, done, wishes, time.monotonic() - begin_s)
+    _show(source, out, done, options, time.monotonic() - begin_s)
 
 
 def windows(source: SourceFile, text_file: Path) -> list[tuple[int, ...]]:
@@ -160,7 +160,7 @@ def _say_types(source: SourceFile) -> None:
 
 
 def _show(
-    source: SourceFile, out: Path, done: QuantisedFile, wishes: Wishes, seconds: float
+    source: SourceFile, out: Path, done: QuantisedFile, options: QuantiseOptions, seconds: float
 ) -> None:
     before = sum(tensor.nbytes for tensor in source.raw.values())
     table = table_of()
@@ -173,12 +173,12 @@ def _show(
     table.add_row("types", _in_words(done.types, done.num_weights))
     if done.instead:
         table.add_row("note", f"{done.instead} tensors are wider: 256 does not divide their rows")
-    if wishes.windows or wishes.importance:
+    if options.windows or options.importance:
         share = done.calibrated / done.num_weights
-        how = f"{sum(map(len, wishes.windows)):,} tokens" if wishes.windows else "--imatrix"
+        how = f"{sum(map(len, options.windows)):,} tokens" if options.windows else "--imatrix"
         table.add_row("calibrated", f"{share:.0%} of the weights, by {how}")
-    if wishes.added:
-        table.add_row("merged", f"the adapter, into {len(wishes.added)} tensors")
+    if options.added:
+        table.add_row("merged", f"the adapter, into {len(options.added)} tensors")
     table.add_row("time", f"{seconds:.1f} s")
     console().print(table)
     for command in (f"serve {out}", f"bench quality {out} --against {source.checkpoint.path}"):

@@ -110,7 +110,7 @@ _CALIBRATION = Annotated[
 
 
 @flags(
-    "wishes",
+    "plan_flags",
     PlanFlags,
     only=(*OF_DEVICE, *_FORMATS),
     helps=ON_HELPS
@@ -119,7 +119,7 @@ _CALIBRATION = Annotated[
         "kv_cache_dtype": "Format of keys and values: as for serve; with --on, as for plan.",
     },
 )
-# The seed of the load decides all; formats and ranks are among the wishes.
+# The seed of the load decides all; formats and ranks are among the plan_flags.
 @flags("options", Options, fixed={"seed": None, "tensor_parallel_size": 1} | _FORMATS)
 @flags("load", Workload, unless=("like_result", "replay"))
 def simulate_command(
@@ -151,7 +151,7 @@ def simulate_command(
         Path | None, typer.Option(help="With --replay: both runs, for ui.perfetto.dev.")
     ] = None,
     *,
-    wishes: PlanFlags,
+    plan_flags: PlanFlags,
     options: Options,
     load: Workload | None,
 ) -> None:
@@ -167,9 +167,9 @@ def simulate_command(
     its calibration says. Without --set it says how many steps are decided as they were, if each
     takes as long as it did.
     """
-    options = _check_device(wishes, options, calibration)
+    options = _check_device(plan_flags, options, calibration)
     if replay is not None:
-        if wishes.names_device:
+        if plan_flags.names_device:
             raise UsageError("--replay serves the requests of its trace here: give no --on")
         of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
         if any(
@@ -195,7 +195,7 @@ def simulate_command(
     question = replace(question, kills_per_minute=kills_per_minute, back_after_s=back_after)
     question = replace(question, is_load_per_server=load_per_server)
     edges = read_edge(edge) if edge else None
-    question = replace(question, edge=edges, calibration=calibration, wishes=wishes)
+    question = replace(question, edge=edges, calibration=calibration, plan_flags=plan_flags)
     _check(question, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)
@@ -203,22 +203,22 @@ def simulate_command(
         raise typer.Exit(1)
 
 
-def _check_device(wishes: PlanFlags, options: Options, calibration: str) -> Options:
+def _check_device(plan_flags: PlanFlags, options: Options, calibration: str) -> Options:
     """Return the options of the engine, which have the formats that were asked for.
 
     Raises UsageError for flags that make no sense with a device, or without one.
     """
-    formats: dict[str, Any] = {name: getattr(wishes, name) for name in _FORMATS}
-    ranks = wishes.tensor_parallel_size or "1"
+    formats: dict[str, Any] = {name: getattr(plan_flags, name) for name in _FORMATS}
+    ranks = plan_flags.tensor_parallel_size or "1"
     try:
-        if wishes.names_device:
+        if plan_flags.names_device:
             check_options(options)
             if calibration != "newest":
                 raise ValueError("--calibration is about this machine: give no --on")
             return options
         if ranks == AUTO:
             raise ValueError("--tensor-parallel-size auto is about a device: name one with --on")
-        check_device(replace(wishes, tensor_parallel_size=None))
+        check_device(replace(plan_flags, tensor_parallel_size=None))
         return replace(options, tensor_parallel_size=int(ranks), **formats)
     except ValueError as error:
         raise UsageError(error) from error

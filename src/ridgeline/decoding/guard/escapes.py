@@ -1,6 +1,6 @@
 """A text and what is written in it with the escapes of JSON, searched at once.
 
-``\\u0062ob`` in a string of JSON is ``bob`` to who reads it, so a text is searched as it stands and
+``\\u0062ob`` in a string of JSON is ``bob`` to its reader, so a text is searched as it stands and
 with its escapes resolved: once, and once more for JSON in a string of JSON. What is found has its
 place in the text as it stands.
 """

@@ -78,7 +78,7 @@ class PredictedTimes(NamedTuple):
     end_s: float = inf
 
 
-def new_standing(
+def new_snapshot(
     number: int,
     num_prompt: int,
     num_new: int,
@@ -105,11 +105,11 @@ def state_of(settings: EngineRecord, scheduler: Scheduler, is_read: bool = True)
     """Copy what a scheduler has to do, but for what is paused. Call it between two steps."""
     queues = scheduler.queues
     requests = {seq.request.id: seq.request for seq in (*queues.running, *queues.waiting)}
-    standings = tuple(_standing_of(queues.kv, request) for request in requests.values())
-    return State(settings, standings, is_read)
+    snapshots = tuple(_snapshot_of(queues.kv, request) for request in requests.values())
+    return State(settings, snapshots, is_read)
 
 
-def _standing_of(kv: KVCache, request: Request) -> RequestSnapshot:
+def _snapshot_of(kv: KVCache, request: Request) -> RequestSnapshot:
     """Copy a request in lengths."""
     answers = []
     for seq in request.sequences:
@@ -169,9 +169,9 @@ def forecast(
     left = set(wanted)
     while left and clock.now_s <= within_s:
         while on_the_way and (clock.now_s >= on_the_way[0][0] or not engine.has_work()):
-            coming_s, standing = on_the_way.popleft()
+            coming_s, snapshot = on_the_way.popleft()
             clock.wait_until(coming_s)
-            _place(engine, [standing])
+            _place(engine, [snapshot])
         while waiting and min(engine.scheduler.room()[:2]) > 0:
             _place(engine, [waiting.popleft()])
         alive()
@@ -209,8 +209,8 @@ class _AnyTokens:
         return StepOutput(tuple((0,) * len(work.seeds) for work in step.work))
 
 
-def _has_begun(standing: RequestSnapshot) -> bool:
-    return any(answer.num_tokens > standing.num_prompt for answer in standing.answers)
+def _has_begun(snapshot: RequestSnapshot) -> bool:
+    return any(answer.num_tokens > snapshot.num_prompt for answer in snapshot.answers)
 
 
 def _scheduler(state: State) -> Scheduler:
@@ -226,22 +226,22 @@ def _scheduler(state: State) -> Scheduler:
     )
 
 
-def _place(engine: Engine, standings: Listing[RequestSnapshot]) -> None:
+def _place(engine: Engine, snapshots: Listing[RequestSnapshot]) -> None:
     """Let requests be where they were: in their queues, with their blocks."""
     queues, placed = engine.scheduler.queues, list[tuple[Sequence, int]]()
-    for standing in standings:
+    for snapshot in snapshots:
         request = Request(
-            standing.number,
-            (0,) * standing.num_prompt,
+            snapshot.number,
+            (0,) * snapshot.num_prompt,
             _ALL,
-            max_model_len=standing.num_prompt + standing.num_new,
-            owner=standing.owner,
-            due_s=standing.due_s,
-            first_token_s=0.0 if _has_begun(standing) else None,
+            max_model_len=snapshot.num_prompt + snapshot.num_new,
+            owner=snapshot.owner,
+            due_s=snapshot.due_s,
+            first_token_s=0.0 if _has_begun(snapshot) else None,
         )
         request.sequences = []
         engine.requests[request.id] = request
-        for answer in standing.answers:
+        for answer in snapshot.answers:
             seq = Sequence(request, answer.place, [0] * answer.num_tokens, (0,) * answer.num_seeds)
             request.sequences.append(seq)
             queues.alive[seq.id] = seq

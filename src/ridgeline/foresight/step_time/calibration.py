@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.foresight.step_time.features import StepTime, of_items
 from ridgeline.foresight.step_time.sampler import After, Measured, Samples
 from ridgeline.foresight.typed import parse, typed
-from ridgeline.physics.costs import Features
 
 # A step of one answer, of some length.
-ONE_STREAM = Features(1, 1, 1, num_positions=128, num_pairs=128)
+ONE_STREAM = of_items([(127, 1, 1)])
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
 _LAST_S = 1e11  # seconds since 1970; a date has four digits for its year
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e3  # of a step; of one thing more in it

@@ -8,7 +8,7 @@ never takes less time. It knows nothing of clocks and machines.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.arch.model import ModelArch
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, sampled_from
-from ridgeline.physics.costs import Features, visible_keys
+from ridgeline.physics.costs import Features, visible_pairs
 
 Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
 
@@ -30,7 +30,7 @@ def windows_of(arch: ModelArch) -> Windows:
 
 def of_step(step: Step, windows: Windows = ()) -> Features:
     """Return the features of a step that is to be computed."""
-    return _features(
+    return of_items(
         [
             # An answer's next token needs one row; that is nearly all of the work.
             (work.start, 1, 1)
@@ -51,11 +51,14 @@ def of_record(record: StepRecord, windows: Windows = ()) -> Features:
         work = zip(record.work, rows, strict=True)
         rows = [rows_by_seq.get(seq_id, count) for (seq_id, _, _), count in work]
     items = zip(record.work, rows, strict=True)
-    return _features([(start, count, of_item) for (_, start, count), of_item in items], windows)
+    return of_items([(start, count, of_item) for (_, start, count), of_item in items], windows)
 
 
-def _features(items: Iterable[tuple[int, int, int]], windows: Windows) -> Features:
-    """Return the features of items: first position, number of tokens, rows of the head."""
+def of_items(items: Sequence[tuple[int, int, int]], windows: Windows = ()) -> Features:
+    """Return the features of a step of such items: first position, tokens, rows of the head.
+
+    So ``[(0, n, 1)]`` reads a prompt of n tokens, and ``[(n - 1, 1, 1)]`` goes on behind it.
+    """
     tokens = seqs = rows = positions = pairs = 0
     for start, count, of_item in items:
         tokens += count
@@ -70,7 +73,7 @@ def _features(items: Iterable[tuple[int, int, int]], windows: Windows) -> Featur
     for window, part in windows:
         for start, count, _ in items:
             seen += part * (min(start, window - 1) + count)
-            looked += part * (visible_keys(start + count, window) - visible_keys(start, window))
+            looked += part * visible_pairs(start, count, window)
     return Features(tokens, seqs, rows, seen, looked)
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.foresight.step_time.features import StepTime, Windows
+from ridgeline.foresight.step_time.features import StepTime, Windows, of_items
 from ridgeline.foresight.step_time.sampler import After, Measured
 from ridgeline.physics.costs import Features
 
@@ -97,8 +97,7 @@ def _assumed(knots: Sequence[int]) -> list[Features]:
     steps = []
     for num in knots:
         for context in (64, 1024):
-            pairs = num * context + num * (num + 1) / 2
-            steps.append(Features(num, 1, 1, num_positions=context + num, num_pairs=pairs))
+            steps.append(of_items([(context, num, 1)]))
             seqs, pairs = min(num, 64), num * context
             seen = context * seqs + num
             steps.append(Features(num, seqs, seqs, num_positions=seen, num_pairs=pairs))

@@ -114,7 +114,7 @@ def wanted_of(
 ) -> tuple[list[str], str, str]:
     """Return which files to fetch, the first of a GGUF model (empty for a directory), and why.
 
-    Without a wish they are the safetensors, or, where those do not fit, a GGUF model that does.
+    Without a tag they are the safetensors, or, where those do not fit, a GGUF model that does.
     """
     directory = [
         file
@@ -125,7 +125,7 @@ def wanted_of(
     models = gguf_models({file: entry.size for file, entry in files.items()})
     directory.sort(key="config.json".__eq__)  # last: with it the model counts as whole
     has_safetensors = any(file.endswith(".safetensors") for file in directory)
-    if has_safetensors and not name.wish:
+    if has_safetensors and not name.tag:
         needed = needed_bytes(sum(files[file].size for file in directory))
         fitting = _that_fits(models, room_bytes) if needed > room_bytes else None
         if fitting is None:
@@ -135,14 +135,14 @@ def wanted_of(
     if not models:
         if has_safetensors:
             raise ValueError(
-                f"{name.repo} has no .gguf files, only safetensors: leave out :{name.wish}"
+                f"{name.repo} has no .gguf files, only safetensors: leave out :{name.tag}"
             )
         raise ValueError(
             f"{name.repo} has neither .gguf files nor safetensors that run here: name another "
             "repository"
         )
     try:
-        model, why = pick(models, name.wish, room_bytes)
+        model, why = pick(models, name.tag, room_bytes)
     except ValueError as error:
         raise ValueError(f"{name.repo}: {error}") from error
     return list(model.files), model.files[0], why

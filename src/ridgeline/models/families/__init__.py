@@ -34,7 +34,6 @@ from ridgeline.models.families.layer_configs import (
     layers_from_config,
     layers_from_gguf,
     num_guessing,
-    num_guessing_layers,
 )
 from ridgeline.models.families.table import Family
 from ridgeline.models.families.understood import all_understood, insist, refuse
@@ -56,7 +55,6 @@ __all__ = [
     "model_from_config",
     "model_from_gguf",
     "model_of",
-    "num_guessing",
 ]
 
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -128,8 +126,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     refuse(config, (*family.refuse, "quantization_config"))
     insist(config, family.must)
     layers, max_position = layers_from_config(config, family)
-    guessing = num_guessing(config)
-    arch = model_of(config, family, layers, raw, max_position=max_position, num_guessing=guessing)
+    arch = model_of(config, family, layers, raw, max_position=max_position)
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
@@ -187,7 +184,6 @@ def arch_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> Mo
         ),
         vocab_size=raw["token_embd.weight"].shape[0],
         tied_embeddings="output.weight" not in raw,
-        num_guessing=num_guessing_layers(meta),
         **pooling,
     )
 
@@ -239,6 +235,7 @@ def model_of(
     **known: Any,
 ) -> ModelArch:
     """Return the model of these layers; ``known`` is what its family does not read of ``facts``."""
+    known |= {"num_guessing": num_guessing(facts)}
     if "positions" in family.outer:
         in_file = family.outer["positions"]
         if in_file not in raw:

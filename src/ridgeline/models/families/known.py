@@ -98,14 +98,20 @@ def _has_expert_halves(values: Any) -> bool:
     return of_names or (type(by_letter) is str and "E" in by_letter)
 
 
-def family_to_count(values: Mapping[str, Any], whole: Mapping[str, Any]) -> Family | None:
-    """Return the family of a model, which need not run, by its class, else by its model type.
+def config_to_count(
+    values: Mapping[str, Any], whole: Mapping[str, Any]
+) -> tuple[dict[str, Any], Family, bool]:
+    """Return a model's config in usual names, its family, which need not run, and if it is known.
 
-    ``values`` are those of the text half of a ``whole`` config; else both are the same.
+    A family goes by the model's class, else by its model type. One that is not known is taken for
+    a Llama. ``values`` are those of the text half of a ``whole`` config; else both are the same.
     """
     names = (architecture(whole), architecture(values), _class_of(values), _class_of(whole))
     rows = (family_of({**values, "architectures": [name]}, _COUNTED) for name in names if name)
-    return next((row for row in rows if row is not None), None)
+    found = next((row for row in rows if row is not None), None)
+    family = found or family_of({**values, "architectures": ["unknown"]}, _COUNTED)
+    assert family is not None
+    return in_usual_names(values, family), family, found is not None
 
 
 def _class_of(values: Mapping[str, Any]) -> str:

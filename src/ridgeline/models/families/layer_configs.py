@@ -149,7 +149,7 @@ def layers_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> 
     Raises:
         ModelFileError: a value is missing, out of range or not supported.
     """
-    num_layers = _num_layers(meta, "block_count") - num_guessing_layers(meta)
+    num_layers = _num_layers(meta, "block_count") - num_guessing(meta)
     if family.by_halves:
         plain, halves = halves_of_gguf(meta, family, num_layers)
         return _of_halves(plain, family, halves)
@@ -380,24 +380,20 @@ def context_end(facts: Facts, family: Family, num_tokens: int) -> int:
     return min(num_tokens, limits["size"], limits["grows_at"] - 1) if limits else num_tokens
 
 
-def num_guessing(config: Facts) -> int:
-    """Return how many blocks of a directory guess tokens ahead, as its config says it.
+def num_guessing(facts: Facts) -> int:
+    """Return how many of a file's blocks guess tokens ahead: no answer needs them.
+
+    They are the last of a GGUF file's blocks. A directory has them behind those that it counts.
 
     Raises ModelFileError for a number that no model has.
     """
-    said = Facts(config.values, config.where)  # not every family may have them
-    return max(_num_layers(said, key, 0) for key in GUESSING)
-
-
-def num_guessing_layers(meta: Facts) -> int:
-    """Return how many of a GGUF file's blocks, its last, guess tokens ahead: no answer needs them.
-
-    Raises ModelFileError if all do.
-    """
+    if not facts.prefix:  # a config.json
+        said = Facts(facts.values, facts.where)  # not every family may have them
+        return max(_num_layers(said, key, 0) for key in GUESSING)
     key = "nextn_predict_layers"
-    count = meta.integer(key, 0, low=0)
-    if count >= meta.integer("block_count"):
-        meta.fail(f"{meta.prefix}{key} is {count}, of all blocks")
+    count = facts.integer(key, 0, low=0)
+    if count >= facts.integer("block_count"):
+        facts.fail(f"{facts.prefix}{key} is {count}, of all blocks")
     return count
 
 

@@ -93,7 +93,7 @@ _OTHER_NAMES = {
 }
 _KNOWN_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 # Whose texts begin with BOS unless the file says otherwise, whose mask takes the white space before
-# it, and who looks for a whole word before merging.
+# it, and which look for a whole word before merging.
 BEGIN_WITH_BOS = ("llama-bpe", "tekken")
 MASK_STRIPS = ("modern-bert", "jina-v2-de", "jina-v2-es", "roberta-bpe")
 TAKE_WHOLE_WORDS = ("llama-bpe", "tekken", "glm4")

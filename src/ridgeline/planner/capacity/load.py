@@ -280,37 +280,37 @@ class OfferedLoad:
 _NUM_LENGTHS = 4096  # drawn; then they come again
 
 
-def load_of(wishes: LoadFlags) -> OfferedLoad:
+def load_of(flags: LoadFlags) -> OfferedLoad:
     """Return the load that flags describe, with all lengths drawn.
 
     Raises ValueError, with file, line and field, for a damaged trace, and OSError.
     """
-    if wishes.trace_file is not None:
-        text = Path(wishes.trace_file).read_text(encoding="utf-8")
-        return _of_trace(parse_trace(text, str(wishes.trace_file)).requests, wishes)
+    if flags.trace_file is not None:
+        text = Path(flags.trace_file).read_text(encoding="utf-8")
+        return _of_trace(parse_trace(text, str(flags.trace_file)).requests, flags)
     prompts, answers = (
-        lognormal_lengths(getattr(wishes, name) or "1", name, _NUM_LENGTHS, Random(name))
+        lognormal_lengths(getattr(flags, name) or "1", name, _NUM_LENGTHS, Random(name))
         for name in ("prompt_tokens", "new_tokens")
     )
-    is_closed = wishes.request_rate is None
+    is_closed = flags.request_rate is None
     return OfferedLoad(
-        wishes.request_rate,
-        (wishes.max_concurrency or 1) if is_closed else None,
-        wishes.burstiness,
+        flags.request_rate,
+        (flags.max_concurrency or 1) if is_closed else None,
+        flags.burstiness,
         tuple(zip(prompts, answers, strict=True)),
     )
 
 
-def _of_trace(requests: Sequence[Traced], wishes: LoadFlags) -> OfferedLoad:
+def _of_trace(requests: Sequence[Traced], flags: LoadFlags) -> OfferedLoad:
     start_s, span_s = requests[0].arrival_s, requests[-1].arrival_s - requests[0].arrival_s
     if not span_s:
-        raise ValueError(f"{wishes.trace_file}: all requests arrive at once, so there is no rate")
-    rate = wishes.request_rate or (len(requests) - 1) / span_s
+        raise ValueError(f"{flags.trace_file}: all requests arrive at once, so there is no rate")
+    rate = flags.request_rate or (len(requests) - 1) / span_s
     stretch = (len(requests) - 1) / (span_s * rate)
     return OfferedLoad(
         rate,
         None,
-        wishes.burstiness,
+        flags.burstiness,
         tuple((one.num_prompt_tokens, one.num_answer_tokens) for one in requests),
         tuple(stretch * (one.arrival_s - start_s) for one in requests),
     )

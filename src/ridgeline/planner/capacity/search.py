@@ -56,7 +56,7 @@ class SearchResult:
 
 
 def search(
-    subject: ModelSpec, wishes: PlanFlags, asked: LoadFlags, load: OfferedLoad,
+    subject: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad,
     devices: Sequence[Device], today: date, report: Report, alive: Alive,
 ) -> SearchResult:  # fmt: skip
     """Return what can be chosen for a load, the cheapest that meets its bounds first.
@@ -69,7 +69,7 @@ def search(
     slos = asked.slos()
     for device in devices:
         alive()
-        of_device = _candidates(subject, wishes, asked, load, device, today, warnings, alive)
+        of_device = _candidates(subject, flags, asked, load, device, today, warnings, alive)
         sized += [(one, _replicas(one, load, slos, asked)) for one in of_device]
     sized.sort(key=lambda pair: _cost(pair[0], pair[1], load, slos))
     choices, most_usd = list[CapacityOption](), asked.max_usd_per_hour
@@ -95,10 +95,10 @@ def search(
 
 
 def _candidates(
-    subject: ModelSpec, wishes: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
+    subject: ModelSpec, flags: PlanFlags, asked: LoadFlags, load: OfferedLoad, device: Device,
     today: date, warnings: list[str], alive: Alive,
 ) -> Iterator[Candidate]:  # fmt: skip
-    for placement in _divisions(subject, wishes, device):
+    for placement in _divisions(subject, flags, device):
         bounds = bounds_of(placement)
         try:
             clock = clock_of(subject, placement)
@@ -136,19 +136,19 @@ def _price(
     return prices[0], [text for text in old if f"at {prices[0].provider} " in text]
 
 
-def _divisions(subject: ModelSpec, wishes: PlanFlags, device: Device) -> Iterator[Placement]:
+def _divisions(subject: ModelSpec, flags: PlanFlags, device: Device) -> Iterator[Placement]:
     """Yield the fewest ranks that hold the model, and more of them, which answer sooner."""
-    first = place(subject, device, wishes, default_ranks=AUTO if device.id != HERE else "1")
+    first = place(subject, device, flags, default_ranks=AUTO if device.id != HERE else "1")
     if not first.ledger.fits:
         return
     yield first
-    if wishes.ranks("tensor_parallel_size", AUTO) is not None or device.id == HERE:
+    if flags.ranks("tensor_parallel_size", AUTO) is not None or device.id == HERE:
         return
     for times in _TIMES_FEWEST[1:]:
         ranks = times * first.setting.tp
         if ranks * first.setting.pp > min(_MOST_RANKS, device.max_ranks):
             return
-        wider = replace(wishes, tensor_parallel_size=str(ranks))
+        wider = replace(flags, tensor_parallel_size=str(ranks))
         try:
             yield place(subject, device, wider, default_ranks="1")
         except ValueError:  # heads do not divide so

@@ -96,7 +96,7 @@ def _simulated(
     part = [replace(one, arrival_s=(one.arrival_s or 0.0) * scale) for one in part]
     args = (part, candidate.settings(), candidate.times, some)
     drained = eviction(*args, notice_s, start_s, drain=True)
-    cut = eviction(*args, 0.0, start_s, drain=False)  # who does not listen
+    cut = eviction(*args, 0.0, start_s, drain=False)  # without heeding the notice
     shares = [
         seen_of(ended, asked.slos(), candidate.begin_s(1)).good_share
         for ended in (serve_fleet(*args, router=least_work()), drained.ended)

@@ -1,4 +1,4 @@
-"""The memory that adapters take beside a model: what the engine leaves for them, or a wish."""
+"""The memory that adapters take beside a model: what the engine leaves for them, or a flag."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class AdapterRoom(NamedTuple):
 NO_ADAPTERS = AdapterRoom()
 
 
-def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom:
+def adapter_room(flags: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoom:
     """Return the room that the engine leaves for adapters.
 
     Args:
-        wishes: the flags.
+        flags: the flags.
         checkpoint: the model, if the engine can run it; no other can be asked what fits it.
 
     Raises:
         ValueError: an adapter cannot be read, is for another model, has too large a rank, or does
             not fit the room that was wished for.
     """
-    options = wishes.of_adapters
+    options = flags.of_adapters
     if options.adapters and checkpoint is None:
         raise ValueError(
             "--lora: adapters are read for models that this engine runs; for this one give "
@@ -50,7 +50,7 @@ def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoo
     weights = [one for _, one in adapters.values()]
     rank, num_bytes = room_for(options, weights)
     if not rank:
-        if wishes.max_lora_rank or wishes.lora_memory:
+        if flags.max_lora_rank or flags.lora_memory:
             raise ValueError(
                 "--max-lora-rank and --lora-memory need adapters: name some with --lora, or "
                 "give --enable-lora"
@@ -61,5 +61,5 @@ def adapter_room(wishes: PlanFlags, checkpoint: Checkpoint | None) -> AdapterRoo
             raise ValueError(
                 f"--lora {name}: its rank is {one.rank}: give --max-lora-rank {one.rank}"
             )
-    is_read = not wishes.lora_memory and not wishes.enable_lora
+    is_read = not flags.lora_memory and not flags.enable_lora
     return AdapterRoom(rank, num_bytes, FROM_FILE if is_read else ASSUMED)

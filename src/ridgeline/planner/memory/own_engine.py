@@ -54,20 +54,20 @@ def on_gpu(engine: EngineOverheads) -> EngineOverheads:
 
 
 def gpu_setup(
-    subject: ModelSpec, wishes: PlanFlags, engine: EngineOverheads, num_ranks: int = 1
+    subject: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int = 1
 ) -> Setup:
     """Return the setup that the cuda backend would run with.
 
     Raises ValueError if it refuses the model, a format, or this number of ranks.
     """
-    stages = wishes.ranks("pipeline_parallel_size", "1") or 1
+    stages = flags.ranks("pipeline_parallel_size", "1") or 1
     if stages > 1:
         raise ValueError(
             f"--pipeline-parallel-size {stages}: the cuda backend has no stages: use "
             f"--tensor-parallel-size"
         )
-    longest = wishes.context or subject.shape.max_position
-    setup = _wanted(subject, subject.arch, wishes, engine, longest)
+    longest = flags.context or subject.shape.max_position
+    setup = _wanted(subject, subject.arch, flags, engine, longest)
     return cuda.settle(replace(setup, tensor_parallel_size=num_ranks), subject.arch)
 
 
@@ -84,17 +84,17 @@ def gpu_storage(setup: Setup) -> Storage:
 
 
 def known_on_gpu(
-    subject: ModelSpec, wishes: PlanFlags, engine: EngineOverheads, num_ranks: int
+    subject: ModelSpec, flags: PlanFlags, engine: EngineOverheads, num_ranks: int
 ) -> Known:
     """Return what the cuda backend says of one of several ranks of a model.
 
     Of a model that our engine does not run it is what the file says. Raises ValueError as
     ``gpu_setup`` does.
     """
-    setup = gpu_setup(subject, wishes, engine, num_ranks)
+    setup = gpu_setup(subject, flags, engine, num_ranks)
     arch, checkpoint = subject.arch, subject.checkpoint
     if arch is None:
-        return known_of_file(subject, wishes)
+        return known_of_file(subject, flags)
     weights = (
         cuda.expected_bytes(arch, setup)
         if checkpoint is None
@@ -104,7 +104,7 @@ def known_on_gpu(
     return replace(known, num_ranks=num_ranks)
 
 
-def known_on_cpu(subject: ModelSpec, wishes: PlanFlags, setting: Setting) -> Known:
+def known_on_cpu(subject: ModelSpec, flags: PlanFlags, setting: Setting) -> Known:
     """Return what the backend says that would run a model on processors.
 
     Of a model whose file is not here it is what is known of the file. Raises ValueError if no
@@ -112,8 +112,8 @@ def known_on_cpu(subject: ModelSpec, wishes: PlanFlags, setting: Setting) -> Kno
     """
     checkpoint = subject.checkpoint
     if checkpoint is None:
-        return known_of_file(subject, wishes)
-    wanted = _wanted(subject, checkpoint.arch, wishes, setting.engine, setting.context)
+        return known_of_file(subject, flags)
+    wanted = _wanted(subject, checkpoint.arch, flags, setting.engine, setting.context)
     problems: list[ValueError] = []
     for backend in (BACKENDS[name] for name in _OF_PROCESSORS):
         try:
@@ -126,21 +126,21 @@ def known_on_cpu(subject: ModelSpec, wishes: PlanFlags, setting: Setting) -> Kno
     raise problems[0]
 
 
-def known_of_file(subject: ModelSpec, wishes: PlanFlags) -> Known:
+def known_of_file(subject: ModelSpec, flags: PlanFlags) -> Known:
     """Return what the file says of its weights, if they are to be as it has them."""
-    stored = subject.stored if wishes.dtype == AUTO else None
+    stored = subject.stored if flags.dtype == AUTO else None
     return Known(weights=stored, weights_how=FROM_FILE, adapters=_adapter_line(subject))
 
 
 def _wanted(
-    subject: ModelSpec, arch: ModelArch | None, wishes: PlanFlags, engine: EngineOverheads,
+    subject: ModelSpec, arch: ModelArch | None, flags: PlanFlags, engine: EngineOverheads,
     longest: int,
 ) -> Setup:  # fmt: skip
-    batched = wishes.max_num_batched_tokens or engine.max_num_batched_tokens
+    batched = flags.max_num_batched_tokens or engine.max_num_batched_tokens
     return Setup(
-        dtype=wishes.dtype,
-        kv_cache_dtype=wishes.kv_cache_dtype,
-        block_size=wishes.block_size or engine.block_size,
+        dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        block_size=flags.block_size or engine.block_size,
         threads=usable_cpus(),
         max_model_len=longest,
         max_num_seqs=min(engine.max_num_seqs, batched),

@@ -88,40 +88,38 @@ class Placement:
         return self.setting.tp * self.setting.pp
 
 
-def place(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, *, default_ranks: str
-) -> Placement:
+def place(subject: ModelSpec, device: Device, flags: PlanFlags, *, default_ranks: str) -> Placement:
     """Return the model on a device, divided as wished.
 
     Args:
         subject: the model.
         device: what to put it on.
-        wishes: the flags.
+        flags: the flags.
         default_ranks: "1" or "auto": what holds where they leave tensor parallelism open.
 
     Raises:
-        ValueError: a wish contradicts the device, the model or another wish, or the size of the
+        ValueError: a flag contradicts the device, the model or another flag, or the size of the
             model's weights is not known.
     """
     unknown = subject.shape.not_counted
-    if unknown and subject.stored is None and wishes.weights_memory is None:
+    if unknown and subject.stored is None and flags.weights_memory is None:
         raise ValueError(
             f"{subject.name}: {unknown[0]} describes weights that are not understood: give the "
             f"size of the model's files with --weights-memory"
         )
-    engine = engine_on(subject, device, wishes)
-    storage = _storage(subject, wishes, device, engine)
-    setting = _setting(subject, device, wishes, engine, storage)
-    tp = wishes.ranks("tensor_parallel_size", default_ranks)
-    pp = wishes.ranks("pipeline_parallel_size", "1")
+    engine = engine_on(subject, device, flags)
+    storage = _storage(subject, flags, device, engine)
+    setting = _setting(subject, device, flags, engine, storage)
+    tp = flags.ranks("tensor_parallel_size", default_ranks)
+    pp = flags.ranks("pipeline_parallel_size", "1")
     if device.max_ranks == 1 and (tp or 1) * (pp or 1) > 1:
         raise ValueError(
             f"{device.id} has no link to other devices: a model cannot be split over several"
         )
     if is_on_gpu(engine, device):
         pp = 1
-    _check_formats(subject, device, wishes, engine)
-    ledger_of = _ledger_of(subject, device, wishes, setting, storage)
+    _check_formats(subject, device, flags, engine)
+    ledger_of = _ledger_of(subject, device, flags, setting, storage)
     setting = _divide(subject, device, ledger_of, setting, tp, pp)
     ledger = ledger_of(setting)
     longest = max_context(ledger_of, setting)
@@ -135,28 +133,28 @@ def place(
         max_concurrency=max_concurrency(ledger_of, setting),
         would_help=()
         if ledger.fits
-        else tuple(_helps(subject, device, wishes, ledger_of, setting, storage)),
+        else tuple(_helps(subject, device, flags, ledger_of, setting, storage)),
     )
 
 
-def engine_on(subject: ModelSpec, device: Device, wishes: PlanFlags) -> EngineOverheads:
+def engine_on(subject: ModelSpec, device: Device, flags: PlanFlags) -> EngineOverheads:
     """Return the engine whose rules apply on a device: the one asked for, or the usual one.
 
     On this machine's GPU the usual one is ours if the GPU has passed its checks and the model runs
     there.
     """
-    name = wishes.engine or _USUAL_ENGINES.get(device.kind, "vllm")
+    name = flags.engine or _USUAL_ENGINES.get(device.kind, "vllm")
     runs_here = device.has_passed and subject.arch is not None
-    if wishes.engine is None and runs_here and not refusal(subject, device, wishes):
+    if flags.engine is None and runs_here and not refusal(subject, device, flags):
         name = OWN
     engine = ENGINES[name]
-    engine = replace(engine, max_num_seqs=wishes.max_num_seqs or engine.max_num_seqs)
+    engine = replace(engine, max_num_seqs=flags.max_num_seqs or engine.max_num_seqs)
     if name == OWN and any(one.cache.state_values for one in subject.shape.layers):
         engine = replace(engine, frees_windows=False)
     return on_gpu(engine) if is_on_gpu(engine, device) else engine
 
 
-def refusal(subject: ModelSpec, device: Device, wishes: PlanFlags) -> str | None:
+def refusal(subject: ModelSpec, device: Device, flags: PlanFlags) -> str | None:
     """Return why our engine would not run a model on a GPU as wished; None where it would.
 
     Of other devices nothing is known to be refused.
@@ -164,7 +162,7 @@ def refusal(subject: ModelSpec, device: Device, wishes: PlanFlags) -> str | None
     if not computes_on(device):
         return None
     try:
-        gpu_setup(subject, wishes, ENGINES[OWN])
+        gpu_setup(subject, flags, ENGINES[OWN])
     except ValueError as error:
         return str(error)
     return None
@@ -182,29 +180,27 @@ def cannot_compute(device: Device, form: str) -> bool:
 
 
 def _check_formats(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads
+    subject: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads
 ) -> None:
     """Raise ValueError for a format that a model which runs on processors has not there."""
     if subject.checkpoint is None or device.kind != "cpu":
         return
-    if wishes.dtype not in (AUTO, *_OUR_DTYPES):
+    if flags.dtype not in (AUTO, *_OUR_DTYPES):
+        raise ValueError(f"--dtype {flags.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}")
+    if engine.name == OWN and flags.kv_cache_dtype not in (AUTO, *_OUR_CACHES):
         raise ValueError(
-            f"--dtype {wishes.dtype}: this engine computes in {', '.join(_OUR_DTYPES)}"
-        )
-    if engine.name == OWN and wishes.kv_cache_dtype not in (AUTO, *_OUR_CACHES):
-        raise ValueError(
-            f"--kv-cache-dtype {wishes.kv_cache_dtype}: this engine has {', '.join(_OUR_CACHES)}"
+            f"--kv-cache-dtype {flags.kv_cache_dtype}: this engine has {', '.join(_OUR_CACHES)}"
         )
 
 
 def _storage(
-    subject: ModelSpec, wishes: PlanFlags, device: Device, engine: EngineOverheads
+    subject: ModelSpec, flags: PlanFlags, device: Device, engine: EngineOverheads
 ) -> Storage:
     if is_on_gpu(engine, device):
-        return gpu_storage(gpu_setup(subject, wishes, engine))
+        return gpu_storage(gpu_setup(subject, flags, engine))
     storage = subject.storage
-    if wishes.dtype != AUTO:
-        storage = storage_of_dtype(wishes.dtype, subject.shape)
+    if flags.dtype != AUTO:
+        storage = storage_of_dtype(flags.dtype, subject.shape)
         kept = (*storage.kept.names, *subject.storage.kept.names)
         storage = replace(storage, kept=Modules(tuple(dict.fromkeys(kept))))
     if cannot_compute(device, "bf16"):  # the other format of 16 bits is as large
@@ -216,42 +212,42 @@ def _storage(
 
 
 def _setting(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, engine: EngineOverheads, storage: Storage
+    subject: ModelSpec, device: Device, flags: PlanFlags, engine: EngineOverheads, storage: Storage
 ) -> Setting:
-    kv_dtype = wishes.kv_cache_dtype
+    kv_dtype = flags.kv_cache_dtype
     if is_on_gpu(engine, device):
-        kv_dtype = gpu_setup(subject, wishes, engine).kv_cache_dtype
+        kv_dtype = gpu_setup(subject, flags, engine).kv_cache_dtype
     elif kv_dtype == AUTO and engine.name == OWN:
-        kv_dtype = own_kv_dtype(AUTO if wishes.dtype == AUTO else format_named(wishes.dtype).name)
+        kv_dtype = own_kv_dtype(AUTO if flags.dtype == AUTO else format_named(flags.dtype).name)
     elif kv_dtype == AUTO:
         kv_dtype = storage.plain.name if storage.plain.name in ("bf16", "f16", "f32") else "bf16"
     if kv_dtype == "int8-int4" and engine.name != OWN:
         ours = "" if computes_on(device) else f", or --engine {OWN}"
         raise ValueError(f"--kv-cache-dtype int8-int4: {engine.name} has none; give fp8{ours}")
     max_position = subject.shape.max_position
-    if wishes.context and max_position and wishes.context > max_position:
+    if flags.context and max_position and flags.context > max_position:
         raise ValueError(
-            f"--context {wishes.context} is more than the {max_position} tokens that the model was "
+            f"--context {flags.context} is more than the {max_position} tokens that the model was "
             f"trained for"
         )
-    context = wishes.context or min(_DEFAULT_CONTEXT, max_position or _DEFAULT_CONTEXT)
+    context = flags.context or min(_DEFAULT_CONTEXT, max_position or _DEFAULT_CONTEXT)
     return Setting(
         context=context,
-        concurrency=wishes.concurrency or 1,
+        concurrency=flags.concurrency or 1,
         kv_value_bytes=kv_bytes_of(kv_dtype),
-        block_size=wishes.block_size or engine.block_size,
-        max_num_batched_tokens=wishes.max_num_batched_tokens or engine.max_num_batched_tokens,
+        block_size=flags.block_size or engine.block_size,
+        max_num_batched_tokens=flags.max_num_batched_tokens or engine.max_num_batched_tokens,
         engine=engine,
-        utilization=wishes.gpu_memory_utilization or engine.utilization,
-        weights_bytes=wishes.size("weights_memory"),
-        activation_bytes=wishes.size("activation_memory"),
-        overhead_bytes=wishes.size("overhead_memory"),
-        kv_cache_bytes=wishes.size("kv_cache_memory"),
+        utilization=flags.gpu_memory_utilization or engine.utilization,
+        weights_bytes=flags.size("weights_memory"),
+        activation_bytes=flags.size("activation_memory"),
+        overhead_bytes=flags.size("overhead_memory"),
+        kv_cache_bytes=flags.size("kv_cache_memory"),
     )
 
 
 def _ledger_of(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, setting: Setting, storage: Storage
+    subject: ModelSpec, device: Device, flags: PlanFlags, setting: Setting, storage: Storage
 ) -> LedgerOf:
     """Return what makes the ledger of a load and a division.
 
@@ -263,10 +259,10 @@ def _ledger_of(
     @cache
     def known_of(num_ranks: int) -> Known:
         if is_by_rank:
-            return known_on_gpu(subject, wishes, setting.engine, num_ranks)
+            return known_on_gpu(subject, flags, setting.engine, num_ranks)
         if setting.engine.name == OWN and device.kind == "cpu":
-            return known_on_cpu(subject, wishes, setting)
-        return known_of_file(subject, wishes)
+            return known_on_cpu(subject, flags, setting)
+        return known_of_file(subject, flags)
 
     def ledger_of(asked: Setting) -> Ledger:
         known = known_of(asked.tp if is_by_rank else 1)
@@ -306,22 +302,22 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _helps(
-    subject: ModelSpec, device: Device, wishes: PlanFlags, ledger_of: LedgerOf, setting: Setting,
+    subject: ModelSpec, device: Device, flags: PlanFlags, ledger_of: LedgerOf, setting: Setting,
     storage: Storage,
 ) -> Iterator[str]:  # fmt: skip
     """Yield flags, each of which alone would make it fit."""
 
     def in_format(name: str) -> Ledger:
         candidate = storage_of_dtype(name, subject.shape)
-        beside = Known(adapters=known_of_file(subject, wishes).adapters)
+        beside = Known(adapters=known_of_file(subject, flags).adapters)
         return make_ledger(subject.shape, candidate, beside, device.usable_bytes, setting)
 
     def in_gpu_format(name: str) -> Ledger:
-        wished = replace(wishes, dtype=name)
-        candidate = _storage(subject, wished, device, setting.engine)
-        asked = _setting(subject, device, wished, setting.engine, candidate)
+        other = replace(flags, dtype=name)
+        candidate = _storage(subject, other, device, setting.engine)
+        asked = _setting(subject, device, other, setting.engine, candidate)
         asked = replace(asked, tp=setting.tp, pp=setting.pp)
-        return _ledger_of(subject, device, wished, asked, candidate)(asked)
+        return _ledger_of(subject, device, other, asked, candidate)(asked)
 
     most_ranks = min(_MOST_RANKS, device.max_ranks)
     ranks = smallest_tp(ledger_of, replace(setting, tp=1), most_ranks)

@@ -1,8 +1,8 @@
 """A line of an audit log: how it is chained to the line before it, signed, and read again.
 
 A line is JSON. ``before`` is the SHA-256 of the line before it, and ``mac``, its last field, an
-HMAC-SHA256 of all that stands before it under the log's key. Who has no key can neither write a
-line nor change one, and who has it can see both. This module writes nothing but a new key.
+HMAC-SHA256 of all that stands before it under the log's key. Without the key
+nobody can write or change a line; with it both are noticed. This module writes only a new key.
 """
 
 from __future__ import annotations

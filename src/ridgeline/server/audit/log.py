@@ -1,7 +1,7 @@
 """The thread that writes an audit log.
 
-Who has a line to write puts it into a queue and goes on: neither the event loop nor the engine
-waits for a disk. The thread syncs the file at most once a second, or at once where a request waits
+A line to be written goes into a queue, so that neither the event loop nor the engine waits for a
+disk. The thread syncs the file at most once a second, or at once where a request waits
 until a line is on the disk (``--audit-strict``). It knows nothing of requests.
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("ridgeline.server")
 
 
 class _Waiting(NamedTuple):
-    """A line that waits to be written, and who is told whether it is on the disk."""
+    """A line that waits to be written, and the request that is told when it is on the disk."""
 
     fields: Fields
     more: More
@@ -72,7 +72,7 @@ class AuditLog:
         return await asyncio.wrap_future(told)
 
     def head(self) -> dict[str, Any]:
-        """Return where the log ends: who keeps this elsewhere can tell if its end is missing."""
+        """Return where the log ends: with a copy elsewhere, a missing end is noticed."""
         place = self._files.synced
         said = {"seq": place.seq, "head": place.digest, "lost": self.num_lost}
         return said | ({"trouble": self.trouble} if self.trouble else {})

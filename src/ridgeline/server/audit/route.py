@@ -1,4 +1,4 @@
-"""``GET /v1/audit/head``: where the audit log ends, for who keeps that elsewhere."""
+"""``GET /v1/audit/head``: where the audit log ends, to be kept elsewhere."""
 
 from __future__ import annotations
 

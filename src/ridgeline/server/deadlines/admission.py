@@ -24,7 +24,7 @@ from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
@@ -41,7 +41,7 @@ from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import FIRST_STEPS, PredictionMonitor
 from ridgeline.server.deadlines.field import Deadline, refusal, too_early
 from ridgeline.server.deadlines.promise import Promise, due_from, ranked, refuse_now
-from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import (
     ClientGone,
@@ -309,7 +309,7 @@ class Promises:
             expected = promise.expected
             promise.expected = PredictedTimes(expected.first_s + first_s, expected.end_s + end_s)
         accepted = []
-        for one, verdict, standings in zip(asking, verdicts, seen.asked, strict=True):
+        for one, verdict, snapshots in zip(asking, verdicts, seen.asked, strict=True):
             promise, future = one
             if future.done():  # it was refused, or had no time to wait
                 continue
@@ -321,7 +321,7 @@ class Promises:
             else:
                 accepted.append((promise, future, verdict))
                 if not promise.stream.is_over:
-                    self._accept(promise, verdict, standings, copy.now_s)
+                    self._accept(promise, verdict, snapshots, copy.now_s)
         if self._open:
             self._engine.permit(num_may_enter)
         if asking:
@@ -338,16 +338,16 @@ class Promises:
         self,
         promise: Promise,
         verdict: AdmissionVerdict,
-        standings: tuple[RequestSnapshot, ...],
+        snapshots: tuple[RequestSnapshot, ...],
         now_s: float,
     ) -> None:
-        promise.made_s, promise.standings = now_s, standings
+        promise.made_s, promise.snapshots = now_s, snapshots
         promise.is_protected = verdict.outlook == "promised"
         promise.is_made = promise.is_protected and self._margin.are_promises_made
         promise.foreseen = PredictedTimes(*(now_s + seconds for seconds in verdict.foreseen))
         promise.expected = promise.foreseen
-        promise.num_new = max(standing.num_new for standing in standings)
-        promise.stream.due_s = min(standing.due_s for standing in standings)
+        promise.num_new = max(snapshot.num_new for snapshot in snapshots)
+        promise.stream.due_s = min(snapshot.due_s for snapshot in snapshots)
         self._open.append(promise)
 
     def _decide(
@@ -365,19 +365,19 @@ class Promises:
         thread_s, now_s = time.thread_time(), seen.copy.now_s
         asked = [
             PromiseRequest(
-                tuple(ranked(one, promise, times) for one in standings), due_from(promise, now_s)
+                tuple(ranked(one, promise, times) for one in snapshots), due_from(promise, now_s)
             )
-            for promise, standings in zip(asking, seen.asked, strict=True)
+            for promise, snapshots in zip(asking, seen.asked, strict=True)
         ]
         for i, one in enumerate(asked):
-            seen.asked[i] = one.standings
+            seen.asked[i] = one.snapshots
         promised = {
             i: PromiseRequest(
-                standings,
+                snapshots,
                 Due(*(at_s - now_s for at_s in promise.left())),
                 promise.is_protected,
             )
-            for i, (promise, standings) in enumerate(seen.promised)
+            for i, (promise, snapshots) in enumerate(seen.promised)
         }
         book = AdmissionRound(
             seen.copy.state,
@@ -422,31 +422,31 @@ class Promises:
 
     def _seen(self, copy: EngineSnapshot, asking: list[Promise], lag_s: float) -> _RoundFacts:
         """Return what a round decides about."""
-        here = {standing.number: standing for standing in copy.state.requests}
+        here = {snapshot.number: snapshot for snapshot in copy.state.requests}
         known, coming = [], list[RequestSnapshot]()
         for promise in self._open:
-            standings = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
-            if not standings and not promise.begun and promise.stream not in copy.numbers:
-                standings = list(promise.standings)
-                coming += standings
-            if standings:
-                known.append((promise, tuple(standings)))
+            snapshots = [here[n] for n in copy.numbers.get(promise.stream, ()) if n in here]
+            if not snapshots and not promise.begun and promise.stream not in copy.numbers:
+                snapshots = list(promise.snapshots)
+                coming += snapshots
+            if snapshots:
+                known.append((promise, tuple(snapshots)))
         taken = len(coming) + max((one.number for one in coming), default=_OUTSIDE)
-        new = [self._standings(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
+        new = [self._snapshots(one, taken + (1 << 20) * i) for i, one in enumerate(asking, start=1)]
         queued = [
-            standing_of(self._engine, stream, index, taken + (1 << 32) + i)
+            snapshot_of(self._engine, stream, index, taken + (1 << 32) + i)
             for i, (stream, index) in enumerate(copy.waiting)
         ]
         return _RoundFacts(copy, lag_s, new, known, coming, queued)
 
-    def _standings(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
+    def _snapshots(self, promise: Promise, number: int) -> tuple[RequestSnapshot, ...]:
         """Return the lengths of a request that asks, and what the cache has of it."""
         stream, engine = promise.stream, self._engine
-        standings = []
+        snapshots = []
         for i in range(len(stream.prompts)):
-            one = standing_of(engine, stream, i, number + i)
+            one = snapshot_of(engine, stream, i, number + i)
             if promise.deadline.length == "expected":
                 num_new = self._lengths.expected(stream.tenant, one.num_new)
                 one = one._replace(num_new=num_new)
-            standings.append(with_cached(engine, stream, i, one))
-        return tuple(standings)
+            snapshots.append(with_cached(engine, stream, i, one))
+        return tuple(snapshots)

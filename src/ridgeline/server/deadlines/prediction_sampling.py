@@ -23,7 +23,7 @@ from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapsh
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import lower_priority
-from ridgeline.server.deadlines.request_snapshots import standing_of, with_cached
+from ridgeline.server.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
 
@@ -110,26 +110,26 @@ class Arrivals:
         """Let a forecast begin at a copy of the engine's state."""
         engine, stream = self._engine, sample.stream
         queued = [
-            standing_of(engine, one, index, _WAITING + i)
+            snapshot_of(engine, one, index, _WAITING + i)
             for i, (one, index) in enumerate(copy.waiting)
         ]
         place = next((i for i, (one, _) in enumerate(copy.waiting) if one is stream), None)
-        here = {standing.number: standing for standing in copy.state.requests}
+        here = {snapshot.number: snapshot for snapshot in copy.state.requests}
         if place is not None:
-            standing = queued[place] = with_cached(engine, stream, 0, queued[place])
+            snapshot = queued[place] = with_cached(engine, stream, 0, queued[place])
         elif found := [here[n] for n in copy.numbers.get(stream, ()) if n in here]:
-            standing = found[0]
+            snapshot = found[0]
         else:  # it was refused, or its client has left
             self._is_busy = False
             return
-        sample.num_new = standing.num_new
+        sample.num_new = snapshot.num_new
         times = self._score.calibration.times.scaled(self._score.factor)
 
         def work() -> None:
             began_s = time.thread_time()
             foreseen = None
             try:
-                foreseen = self._foresee(copy.state, times, standing.number, queued)
+                foreseen = self._foresee(copy.state, times, snapshot.number, queued)
             except BaseException:  # nobody reads what becomes of this call
                 _log.exception("a forecast failed")
             cost_s = time.thread_time() - began_s

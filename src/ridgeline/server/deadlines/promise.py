@@ -44,7 +44,7 @@ class Promise:
     made_s: float = 0.0
     num_new: int = 0
     is_put_off: bool = False
-    standings: tuple[RequestSnapshot, ...] = ()  # as long as it is not in the engine
+    snapshots: tuple[RequestSnapshot, ...] = ()  # as long as it is not in the engine
     begun: set[int] = field(default_factory=set)  # prompts with a first token
     records: list[RequestRecord] = field(default_factory=list)
 
@@ -88,9 +88,9 @@ def due_from(promise: Promise, now_s: float) -> Due:
     return Due(*(at_s - now_s for at_s in promise.due))
 
 
-def ranked(standing: RequestSnapshot, promise: Promise, times: StepTime) -> RequestSnapshot:
+def ranked(snapshot: RequestSnapshot, promise: Promise, times: StepTime) -> RequestSnapshot:
     """Give a request its place among those with a deadline."""
     now_s = promise.stream.arrived_s
     due = due_from(promise, now_s)
-    slack_s = latest_start_s(times, standing.num_prompt, standing.num_new, due)
-    return standing._replace(due_s=now_s + slack_s)
+    slack_s = latest_start_s(times, snapshot.num_prompt, snapshot.num_new, due)
+    return snapshot._replace(due_s=now_s + slack_s)

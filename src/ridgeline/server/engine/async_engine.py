@@ -48,7 +48,7 @@ from ridgeline.server.engine.view import view
 
 _log = logging.getLogger("ridgeline.server")
 _WATCH_S = 0.5  # between two looks whether the thread is well
-_QUIET_S = 0.5  # without a request, until the background goes on: who asked may ask again
+_QUIET_S = 0.5  # without a request, until the background goes on: a client may ask again
 
 
 class AsyncEngine(EngineClient):

@@ -32,5 +32,5 @@ async def between_steps(engine: EngineClient, work: Callable[[], Result]) -> Res
 
 
 def _settle(done: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if not done.done():  # else who waited has left
+    if not done.done():  # else the waiting request has left
         done.set_result(value) if error is None else done.set_exception(error)

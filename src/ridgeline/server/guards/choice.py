@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event, FinishReason

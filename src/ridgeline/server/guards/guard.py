@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.guards.choice import Asker, Ids, log_sum, logprobs_of
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
 
 class GuardFailed(Exception):
-    """A guard could not judge, and why, with the status and code for who asked it to."""
+    """A guard could not judge, and why, with the status and code for the client."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

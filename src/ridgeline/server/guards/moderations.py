@@ -11,7 +11,8 @@ from fastapi import FastAPI, Request
 from pydantic import Discriminator, Tag
 
 from ridgeline.server.dialects import fields
-from ridgeline.server.dialects.openai.documented import ERRORS, Shaped
+from ridgeline.server.dialects.documented import Shaped
+from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.dialects.openai.protocol import EACH
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left

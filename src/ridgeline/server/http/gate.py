@@ -181,7 +181,7 @@ class Gate:
             line |= {"method": scope["method"], "path": scope["path"][:256]}
             line |= {"status": status, **note}
             line |= {"total_ms": round(1e3 * (time.monotonic() - start_s), 1)}
-            scope["state"]["line"] = line  # for who stands around
+            scope["state"]["line"] = line  # for the middleware around this one
             self._log(line)
 
     def on_refused(self, status: int, reason: str, method: str, path: str) -> dict[str, Any]:

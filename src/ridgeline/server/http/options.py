@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ridgeline.api.text_side import REASONING_PARSERS
+from ridgeline.api.text_processor import REASONING_PARSERS
 from ridgeline.decoding.messages.tools import format_named
 from ridgeline.decoding.search import with_recommended
 from ridgeline.engine_setup.options import flag_field, parse_bytes

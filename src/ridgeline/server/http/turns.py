@@ -115,7 +115,7 @@ class Turns:
 
     async def _turn(self, caller: str) -> None:
         """Return when the caller's next piece of work may begin; ``_leave`` must follow."""
-        if self._is_free(caller):  # then nobody waits who could begin
+        if self._is_free(caller):  # then no work waits that could begin
             self._begin(caller)
             return
         waiting = self._waiting.setdefault(caller, deque())

@@ -180,8 +180,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _hosts(options: ServeOptions) -> frozenset[str] | None:
     """Return the names that a Host header may have; None allows any.
 
-    Who listens on this machine alone is called by its own names, or a web page has given its own
-    name our address.
+    A server that listens on this machine alone is called by the machine's own names. Any other name
+    is a web page's, which was given our address.
     """
     named = frozenset(name.lower() for name in options.allowed_host or ())
     if "*" in named:

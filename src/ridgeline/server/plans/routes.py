@@ -93,7 +93,7 @@ class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the
     picture: bool | None = None
     format: Literal["json", "csv", "markdown", "svg"] = "json"
 
-    def wishes(self) -> PlanFlags:
+    def plan_flags(self) -> PlanFlags:
         """Return what is asked. Raises ValueError, which names the flag, if that is nonsense."""
         return PlanFlags(**self._values_of(PlanFlags))
 
@@ -105,7 +105,7 @@ class PlanRequest(_Flags):  # type: ignore[misc]  # its fields are made from the
     def load(self) -> LoadFlags | None:
         """Return what load is asked for, if any.
 
-        Raises ApiError for a load that is too large for a server, ValueError as ``wishes`` does.
+        Raises ApiError for a load that a server does not plan, ValueError as ``plan_flags`` does.
         """
         values = self._values_of(LoadFlags)
         if not values:
@@ -221,11 +221,11 @@ def _key(body: PlanRequest) -> str:
 def _answer(body: PlanRequest, find: Find, kept: _Kept, alive: Alive = lambda: None) -> Response:
     """Return the answer to a request; in a thread, because a plan over all devices takes time."""
     try:
-        asked, wishes = body.load(), body.wishes()
+        asked, plan_flags = body.load(), body.plan_flags()
         subject = _subject(body, find)
         plan = kept.get(body)
         if plan is None:
-            plan = plan_for(subject, wishes, bool(body.compare_published), asked, alive=alive)
+            plan = plan_for(subject, plan_flags, bool(body.compare_published), asked, alive=alive)
             if asked is not None:
                 kept.put(body, plan)
         if body.format == "json":

@@ -70,7 +70,7 @@ class LocalAnswer:
 async def asked(
     app: ASGIApp, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> AsyncIterator[LocalAnswer]:
-    """Ask an application; the answer has begun. Who leaves the block has left the server."""
+    """Ask an application; the answer has begun. Leaving the block means hanging up."""
     answer, unread, has_left = LocalAnswer(), [body], asyncio.Event()
     pairs = {"host": "localhost", "content-type": "application/json"} | dict(headers)
     scope = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.server.dialects.openai.documented import Infilled
+from ridgeline.server.dialects.llamacpp.documented import Infilled
 from tests.server.serving import Served, serving
 from tests.text.test_infill import QWEN, with_tokens
 

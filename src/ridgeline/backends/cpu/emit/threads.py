@@ -71,7 +71,7 @@ def emit_threads(module: ir.Module, is_x86: bool, futex_number: int | None) -> N
     seen, alive = fn.var(fn.value(0, I32)), fn.var(fn.value(1, I32))
     with fn.loop_while(lambda: alive.get() > 0):
         wait.until_changed(fn, sync + _CALL, seen.get(), sync + _CALL_SLEEPERS, _CALL_SPINS)
-        # Who takes part cannot miss a call, as the others wait; who does not may.
+        # A thread that takes part cannot miss a call, as the others wait; one that rests may.
         seen.set(_read(fn, sync + _CALL))
         alive.set(1 - _read(fn, sync + _QUIT))
         with fn.when((alive.get() > 0) & ((seen.get() & MOST_THREADS) > thread.signed(I32))):

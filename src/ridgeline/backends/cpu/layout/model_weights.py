@@ -43,7 +43,7 @@ from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
-from ridgeline.machine import available_bytes, give_back
+from ridgeline.machine import available_bytes
 from ridgeline.models.tensors import Checkpoint
 
 Floats = NDArray[np.float32]
@@ -160,19 +160,10 @@ def load_weights(
     the model's file are packed, ``say`` that a file was damaged. Raises ValueError if they fit
     neither there nor into memory.
     """
-    arrays, contents = None, checkpoint.contents
-    if cache is not None and contents.files and checkpoint.nbytes >= _WORTH_KEEPING_BYTES:
-        place = weight_cache.place_of(checkpoint.path, dtype, checkpoint.part)
-
-        def name() -> str:
-            return weight_cache.file_name(place, contents.digest(cache))
-
-        # To read the model's files through is quicker than to pack them, and slower than neither.
-        if contents.known(cache) is not None or weight_cache.have(cache, place):
-            arrays = _kept(cache / name(), say)
-        if arrays is None:
-            path = weight_cache.write(cache, name, _pack_all(checkpoint, sizes, dtype, progress))
-            arrays = _kept(path, say) if path else None
+    arrays, packed = None, partial(_pack_all, checkpoint, sizes, dtype, progress)
+    is_worth_it = checkpoint.contents.files and checkpoint.nbytes >= _WORTH_KEEPING_BYTES
+    if cache is not None and is_worth_it:
+        arrays = weight_cache.mapped(cache, checkpoint, dtype, packed, say)
     is_mapped = arrays is not None
     if arrays is None:
         if checkpoint.nbytes > available_bytes():
@@ -181,22 +172,8 @@ def load_weights(
                 f"it needs {checkpoint.nbytes / 1e9:,.1f} GB and more; set RIDGELINE_HOME to a "
                 f"directory with room"
             )
-        parts = _pack_all(checkpoint, sizes, dtype, progress)
-        arrays = {name: PackedArray(kind, aligned_copy(data)) for name, (kind, data) in parts}
-    give_back()
+        arrays = {name: PackedArray(kind, aligned_copy(data)) for name, (kind, data) in packed()}
     return _assemble(arrays, checkpoint.arch, sizes, max_model_len, is_mapped=is_mapped)
-
-
-def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
-    """Return the arrays of a file; None if it is not there, or damaged, which is said."""
-    try:
-        return weight_cache.read(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        say(f"{path} cannot be used, so the weights are packed again: {why}")
-        return None
 
 
 def _pack_all(

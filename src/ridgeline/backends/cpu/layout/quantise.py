@@ -103,7 +103,7 @@ def to_eight_bits(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArr
     """Quantise to bytes with a scale for each 32: as Q8_0 does."""
     groups = weights.reshape(len(weights), -1, TILE)
     scale = (np.abs(groups).max(axis=2) / 127).astype(_HALF)
-    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-127, 127)
+    q = np.rint(groups / nonzero(scale)[:, :, None]).clip(-127, 127)
     return q.astype(np.int8).reshape(weights.shape), scale
 
 
@@ -145,7 +145,7 @@ def _rounded(
     """Return the steps of each weight, scale and offset as half floats, and the squared error."""
     half, least = scale.astype(_HALF), offset.astype(_HALF)
     wide = least.astype(np.float32)[:, :, None]
-    steps = np.rint((groups - wide) / _nonzero(half)[:, :, None]).clip(0, 15)
+    steps = np.rint((groups - wide) / nonzero(half)[:, :, None]).clip(0, 15)
     error = steps * half.astype(np.float32)[:, :, None] + wide - groups
     return steps, half, least, _sums(error * error)
 
@@ -165,21 +165,6 @@ def _sums(values: NDArray[np.float32]) -> NDArray[np.float32]:
         half = values.shape[2] // 2
         values = values[:, :, :half] + values[:, :, half:]
     return values[:, :, 0]
-
-
-def to_five_bits(weights: NDArray[np.float32]) -> tuple[Bytes, NDArray[np.float16]]:
-    """Quantise to 5 bits with a scale for each 32: as Q5_0 does, w = d (q - 16)."""
-    groups = weights.reshape(len(weights), -1, TILE)
-    place = np.abs(groups).argmax(axis=2)
-    largest = np.take_along_axis(groups, place[:, :, None], axis=2)[:, :, 0]
-    scale = (largest / -16).astype(_HALF)
-    q = np.rint(groups / _nonzero(scale)[:, :, None]).clip(-16, 15) + 16
-    return q.astype(np.uint8).reshape(weights.shape), scale
-
-
-def of_five_bits(q: Bytes, scale: NDArray[np.float16]) -> NDArray[np.float32]:
-    """Return the weights that ``to_five_bits`` packed."""
-    return (q.astype(np.float32) - 16) * np.repeat(scale.astype(np.float32), TILE, axis=1)
 
 
 def hadamard(weights: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -216,5 +201,6 @@ def to_bf16(weights: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def _nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
+def nonzero(scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Return scales to divide by: 1 in the place of 0, where all values are 0."""
     return np.where(scale == 0, np.float32(1), scale.astype(np.float32))

@@ -33,7 +33,8 @@ def tables_of_ropes(
         scales = np.zeros(0, np.float32)
         if rope:
             padding = ((0, 0), (0, half - rope.dim // 2))
-            cos, sin = (np.pad(table, padding) for table in rope_tables(rope, max_model_len))
+            cos, sin = rope_tables(rope, max_model_len)
+            cos, sin = np.pad(cos, padding), np.pad(sin, padding)
             if rope.query_growth:
                 scales = query_scales(rope, max_model_len)
         tables[key] = cos, sin, scales

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.machine import usable_cpus, write_whole
+from ridgeline.models.tensors import Checkpoint
 
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
@@ -69,9 +70,43 @@ def file_name(place: str, contents: str) -> str:
     return f"{place}.{digest.hexdigest()[:32]}.weights"
 
 
-def have(folder: Path, place: str) -> bool:
-    """Return whether anything that was packed from a place is in a folder."""
-    return any(True for _ in _packed_from(folder, place))
+def mapped(
+    folder: Path,
+    checkpoint: Checkpoint,
+    dtype: str,
+    packed: Callable[[], Iterable[tuple[str, PackedArray]]],
+    say: Callable[[str], None],
+) -> dict[str, PackedArray] | None:
+    """Return a model's packed weights, mapped from a file, which is made if need be.
+
+    ``packed`` packs them one after another, ``say`` is told that a file was damaged. None is
+    returned where no file can be kept.
+    """
+    place = place_of(checkpoint.path, dtype, checkpoint.part)
+
+    def name() -> str:
+        return file_name(place, checkpoint.contents.digest(folder))
+
+    # To read the model's files through is quicker than to pack them, and slower than neither.
+    arrays = None
+    if checkpoint.contents.known(folder) is not None or any(_packed_from(folder, place)):
+        arrays = _kept(folder / name(), say)
+    if arrays is None:
+        path = write(folder, name, packed())
+        arrays = _kept(path, say) if path else None
+    return arrays
+
+
+def _kept(path: Path, say: Callable[[str], None]) -> dict[str, PackedArray] | None:
+    """Return the arrays of a file; None if it is not there, or damaged, which is said."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        say(f"{path} cannot be used, so the weights are packed again: {why}")
+        return None
 
 
 def _packed_from(folder: Path, place: str) -> Iterator[Path]:
@@ -135,7 +170,7 @@ def _seal(path: Path, tail: bytes) -> bytes:
 
 
 def _check_blocks(descriptor: int, end: int, crcs: array[int]) -> None:
-    """Compare each block with its CRC; read, not mapped, since a bad sector kills who maps it.
+    """Compare each block with its CRC; read, not mapped: a bad sector kills a process that maps it.
 
     Raises OSError or ValueError at the first that cannot be read or has another.
     """

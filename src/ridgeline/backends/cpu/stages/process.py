@@ -116,7 +116,7 @@ def _serve(
         _compute(link, runner, is_first=first == 0)
     except (EOFError, OSError):
         raise
-    except Exception as error:  # who waits for this stage is told why
+    except Exception as error:  # the stage that waits for this one is told why
         link.send("failed", f"{error}".splitlines()[0] if str(error) else type(error).__name__)
         raise
 

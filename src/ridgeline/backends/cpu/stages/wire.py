@@ -1,6 +1,6 @@
 """What stages say to each other, over any socket: numbers in JSON, and rows as they lie in memory.
 
-Nothing is unpickled: who is at the other end may be wrong, but makes nothing run here. Both ends
+Nothing is unpickled: whatever the other end sends, it makes nothing run here. Both ends
 prove first that they know the same key; over a network what follows is not encrypted.
 """
 
@@ -58,7 +58,7 @@ class Link:
         return str(kind), what, bytes(body)
 
     def close(self) -> None:
-        """End the connection; who waits on it is let go."""
+        """End the connection; a thread that waits on it goes on."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -19,7 +19,7 @@ from ridgeline.backends.cuda.model.adapters import Adapt, AdaptedRows, adaptatio
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.experts import mixture
 from ridgeline.backends.cuda.model.latent import Places, latent_attention
-from ridgeline.backends.cuda.model.recurrent import Surroundings, mix
+from ridgeline.backends.cuda.model.recurrent import MixerContext, mix
 from ridgeline.backends.cuda.model.weights import Weights
 from ridgeline.backends.cuda.packed import Packed
 from ridgeline.backends.cuda.ranks.group import Ranks
@@ -217,11 +217,11 @@ class Model:
         if layer.recurrent is None or given.state_plan is None:
             assert attended is not None
             return attended
-        surroundings = Surroundings(
+        context = MixerContext(
             w.recurrent, self._states.by_layer[i], given.state_plan, self.ops, self._product,
             self.arch.norm_eps, self._ranks, self._state_sizes[i],
         )  # fmt: skip
-        out = mix(x, layer.recurrent, surroundings)
+        out = mix(x, layer.recurrent, context)
         out = out if attended is None else out + attended
         given.poison[: len(out)].masked_fill_(~torch.isfinite(out).all(1), 1)
         return out

@@ -24,7 +24,7 @@ F32 = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MixerContext:
     """What a mixer works with: its weights and states, the step's plan, and operations.
 
     ``product`` multiplies by a matrix of any format; ``eps`` is that of the model's norms.
@@ -52,7 +52,7 @@ class Surroundings:
         return made
 
 
-def mix(x: Tensor, mixer: Recurrent, given: Surroundings) -> Tensor:
+def mix(x: Tensor, mixer: Recurrent, given: MixerContext) -> Tensor:
     """Return what a recurrent mixer adds to normed rows ``[T, hidden]``, float32."""
     match mixer:
         case Conv():
@@ -63,13 +63,13 @@ def mix(x: Tensor, mixer: Recurrent, given: Surroundings) -> Tensor:
             return _state_space(x, mixer, given)
 
 
-def _short_convolution(x: Tensor, given: Surroundings) -> Tensor:
+def _short_convolution(x: Tensor, given: MixerContext) -> Tensor:
     before, behind, rows = given.linear(x, "in").chunk(3, 1)
     made = behind * given.convolved(before * rows)
     return given.linear(made.to(x.dtype), "out")
 
 
-def _delta_net(x: Tensor, mixer: Delta, given: Surroundings) -> Tensor:
+def _delta_net(x: Tensor, mixer: Delta, given: MixerContext) -> Tensor:
     w, heads = given.weights, mixer.num_value_heads
     sizes = [mixer.key_size, mixer.key_size, mixer.value_size]
     q, k, v = silu(given.convolved(given.linear(x, "qkv"))).split(sizes, 1)
@@ -86,7 +86,7 @@ def _delta_net(x: Tensor, mixer: Delta, given: Surroundings) -> Tensor:
     return given.linear(made.to(x.dtype), "out")
 
 
-def _unit(part: Tensor, mixer: Delta, given: Surroundings, scale: float) -> Tensor:
+def _unit(part: Tensor, mixer: Delta, given: MixerContext, scale: float) -> Tensor:
     """Return heads of length ``scale``, as a norm of another factor."""
     heads = part.reshape(len(part), -1, mixer.key_dim)
     factor = heads.new_full((mixer.key_dim,), scale * mixer.key_dim**-0.5)
@@ -94,7 +94,7 @@ def _unit(part: Tensor, mixer: Delta, given: Surroundings, scale: float) -> Tens
     return made
 
 
-def _state_space(x: Tensor, mixer: Ssm, given: Surroundings) -> Tensor:
+def _state_space(x: Tensor, mixer: Ssm, given: MixerContext) -> Tensor:
     w, inner, shared = given.weights, mixer.inner_size, mixer.num_groups * mixer.state_dim
     projected = given.linear(x if mixer.in_scale == 1.0 else x * mixer.in_scale, "in")
     sizes = (inner, inner, shared, shared, mixer.num_heads)

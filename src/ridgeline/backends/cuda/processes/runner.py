@@ -119,13 +119,13 @@ class RanksRunner:
         return self.first.profile(announce)
 
 
-def load_ranks(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContext) -> RanksRunner:
+def load_ranks(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> RanksRunner:
     """Load a model onto as many devices as ``setup`` says.
 
     Raises DeviceLost, which names the rank and says why, if one of them cannot load its share.
     """
     count = setup.tensor_parallel_size
-    keep_kernels(surroundings)
+    keep_kernels(context)
     plain = Setup(**{field.name: getattr(setup, field.name) for field in fields(Setup)})
     processes = Processes(checkpoint.path, plain)
 
@@ -137,7 +137,7 @@ def load_ranks(checkpoint: Checkpoint, setup: Setup, surroundings: BackendContex
         return ranks
 
     try:
-        first, ranks = load_rank(checkpoint, setup, surroundings, 0, meet)
+        first, ranks = load_rank(checkpoint, setup, context, 0, meet)
         runner = RanksRunner(checkpoint.arch, first, ranks, processes)
     except BaseException as error:
         processes.close()

@@ -37,7 +37,7 @@ _PLACES = {
 }
 
 
-class MessageShape:
+class AnthropicWriter:
     """Anthropic's message object."""
 
     stream_type, ping = SSE, b"event: ping\n" + sse({"type": "ping"})

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.decoding.lines import ENDED, LineRules, LineText
@@ -198,7 +198,7 @@ class InfillRequest(LlamaCppRequest):
         return prefix, self.input_suffix[:max_chars], files
 
 
-class LlamaCppShape:
+class LlamaCppWriter:
     """llama.cpp's objects. A stream ends with one that has everything but the text."""
 
     stream_type, ping = SSE, PING

@@ -12,21 +12,17 @@ from pydantic import Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
 from ridgeline import __version__
+from ridgeline.server.dialects.documented import documented
+from ridgeline.server.dialects.llamacpp.documented import INFILL_CHUNKS, Infilled
 from ridgeline.server.dialects.llamacpp.infill import (
     InfillRequest,
     LlamaCppRequest,
-    LlamaCppShape,
+    LlamaCppWriter,
     TemplateRequest,
 )
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.llamacpp.slots import LlamaCppSlots, SlotFile, slot
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    INFILL_CHUNKS,
-    Completion,
-    Infilled,
-    documented,
-)
+from ridgeline.server.dialects.openai.documented import ERRORS, Completion
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.engine.between_steps import between_steps
@@ -57,11 +53,11 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
     answered = ERRORS | documented(Infilled, INFILL_CHUNKS)
     slots = LlamaCppSlots(service.engine, service.kept, service.name)
 
-    def new_shape_of(
+    def new_writer_of(
         body: LlamaCppRequest, request: Request, prompts: Sequence[Ids]
-    ) -> partial[LlamaCppShape]:
+    ) -> partial[LlamaCppWriter]:
         remember = slots.remembering(request.state.tenant, body.id_slot)
-        return partial(LlamaCppShape, prompts=prompts, text=service.text, remember=remember)
+        return partial(LlamaCppWriter, prompts=prompts, text=service.text, remember=remember)
 
     @app.post("/infill", responses=answered)
     async def infill(body: InfillRequest, request: Request) -> Response:
@@ -69,10 +65,10 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         slots.check(body.id_slot)
         prompt, is_truncated = await service.prompts.of_cursor(body)
-        new_shape = partial(new_shape_of(body, request, [prompt]), is_truncated=is_truncated)
+        new_writer = partial(new_writer_of(body, request, [prompt]), is_truncated=is_truncated)
         param = "input_prefix"
         return await service.reply(
-            request, body, [prompt], param, is_middle=True, new_shape=new_shape
+            request, body, [prompt], param, is_middle=True, new_writer=new_writer
         )
 
     listed = ERRORS | documented(Infilled | list[Infilled], INFILL_CHUNKS)
@@ -84,8 +80,8 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         slots.check(body.id_slot)
         service.check_count(len(body.prompts))
         prompts = await service.prompts.of_pieces(body)
-        new_shape = new_shape_of(body, request, prompts)
-        return await service.reply(request, body, prompts, "prompt", new_shape=new_shape)
+        new_writer = new_writer_of(body, request, prompts)
+        return await service.reply(request, body, prompts, "prompt", new_writer=new_writer)
 
     @app.post("/completions", responses=ERRORS | documented(Completion | Infilled | list[Infilled]))
     async def either(body: EitherCompletion, request: Request) -> Response:

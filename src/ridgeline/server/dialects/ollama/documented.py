@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ridgeline.server.dialects.openai.documented import Shaped
+from ridgeline.server.dialects.documented import Shaped
 
 LINES = "Lines of JSON, each with a piece; the last has done: true, or error."
 

@@ -20,7 +20,7 @@ from ridgeline.server.http.errors import ApiError
 NS_PER_MS = 1_000_000
 
 
-class OllamaShape:
+class OllamaWriter:
     """Ollama's objects."""
 
     stream_type, ping = "application/x-ndjson", b""  # each line is an object: there is no ping

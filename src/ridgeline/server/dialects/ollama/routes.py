@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ridgeline.api.vectors import shaped
 from ridgeline.machine import memory_of
+from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.ollama import documented as answers
 from ridgeline.server.dialects.ollama import models
 from ridgeline.server.dialects.ollama.protocol import (
@@ -29,13 +30,12 @@ from ridgeline.server.dialects.ollama.request import (
     prompt_request,
     raw_request,
 )
-from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaShape, time_of
-from ridgeline.server.dialects.openai.documented import TEXT_ERRORS, documented
+from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaWriter, time_of
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.service import Service
 
-_LINES = partial(documented, stream=answers.LINES, media=OllamaShape.stream_type)
+_LINES = partial(documented, stream=answers.LINES, media=OllamaWriter.stream_type)
 
 
 def add_ollama(app: FastAPI, service: Service) -> None:
@@ -52,8 +52,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-        convert, shape = partial(chat_request, body), partial(OllamaShape, is_chat=True)
-        return await service.reply_in(OLLAMA, request, convert, shape)
+        convert, writer = partial(chat_request, body), partial(OllamaWriter, is_chat=True)
+        return await service.reply_in(OLLAMA, request, convert, writer)
 
     @app.post("/api/generate", responses=TEXT_ERRORS | _LINES(answers.GenerateAnswered))
     async def generate(body: GenerateAsked, request: Request) -> Response:
@@ -61,7 +61,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         service.check_open(body.model)
         if not body.prompt and not body.suffix:
             return _loaded(body, {"response": ""})
-        shape = partial(OllamaShape, is_chat=False)
+        writer = partial(OllamaWriter, is_chat=False)
         with OLLAMA.errors():
             asked: CompletionRequest | ChatRequest
             if body.suffix:
@@ -78,7 +78,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
                 [prompt],
                 "prompt",
                 is_middle=bool(body.suffix),
-                new_shape=shape,
+                new_writer=writer,
                 dialect=OLLAMA,
             )
 
@@ -130,7 +130,7 @@ def _loaded(body: Asked, answer: dict[str, Any]) -> Response:
     }
     if not body.is_streamed:
         return JSONResponse(end | answer)
-    return Response(json.dumps(end | answer) + "\n", media_type=OllamaShape.stream_type)
+    return Response(json.dumps(end | answer) + "\n", media_type=OllamaWriter.stream_type)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI document. Tests hold real answers against them.
+"""The shapes of OpenAI's answers, for the OpenAPI document.
 
 Answers themselves are plain dictionaries (``openai.response_builder``), because a step of 64
 streams makes 64 of them.
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Shaped(BaseModel):
-    """No other fields, and no coercion."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
+from ridgeline.server.dialects.documented import TEXT, InfillTimings, Shaped, errors_of
 
 
 class PromptTokensDetails(Shaped):
@@ -218,20 +214,6 @@ class CompletionChoice(_Choice):
     prompt_logprobs: _PromptLogprobs | None = None
 
 
-class InfillTimings(Shaped):
-    """Tokens, their times and both ratios, of prompt and answer, in llama.cpp's names."""
-
-    cache_n: int | None = None
-    prompt_n: int | None = None
-    prompt_ms: float | None = None
-    prompt_per_token_ms: float | None = None
-    prompt_per_second: float | None = None
-    predicted_n: int | None = None
-    predicted_ms: float | None = None
-    predicted_per_token_ms: float | None = None
-    predicted_per_second: float | None = None
-
-
 class _AnswerSchema(Shaped):
     id: str
     created: int
@@ -260,214 +242,7 @@ class Completion(_AnswerSchema):
     choices: list[CompletionChoice]
 
 
-def _some_fields(schema: dict[str, Any]) -> None:
-    """Leave out what holds only where a request has no ``response_fields``."""
-    del schema["required"]
-    schema["additionalProperties"] = {"description": "What stands at a path, as timings/prompt_n"}
-
-
-class Infilled(Shaped):
-    """What POST /infill returns, unless it streams; of this only ``response_fields``, if given."""
-
-    model_config = ConfigDict(json_schema_extra=_some_fields)
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: Literal[True]
-    id_slot: int
-    model: str
-    generation_settings: dict[str, Any]
-    prompt: str
-    has_new_line: bool
-    tokens_predicted: int
-    tokens_evaluated: int
-    tokens_cached: int
-    stop_type: Literal["eos", "limit", "word"]
-    stopping_word: str
-    truncated: bool
-    timings: InfillTimings
-    receipt: dict[str, Any] | None = None
-
-
-class InputTokensDetails(Shaped):
-    """Where the prompt's tokens came from."""
-
-    cache_write_tokens: Literal[0]
-    cached_tokens: int
-
-
-class OutputTokensDetails(Shaped):
-    """What the answer's tokens were for."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(Shaped):
-    """The count of tokens, in the Responses API's names."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class OutputText(Shaped):
-    """Text for the user."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[str] = Field(max_length=0)
-    logprobs: list[RankedTokenLogprob]
-
-
-class ReasoningText(Shaped):
-    """What the model thought."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class _OutputItem(Shaped):
-    id: str
-    status: Literal["completed", "incomplete"]
-
-
-class OutputMessage(_OutputItem):
-    """An item with text."""
-
-    type: Literal["message"]
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class OutputReasoning(_OutputItem):
-    """An item with reasoning, shown whole, so that nothing is summed up."""
-
-    type: Literal["reasoning"]
-    summary: list[str] = Field(max_length=0)
-    content: list[ReasoningText]
-
-
-class OutputCall(_OutputItem):
-    """An item that calls a function: ``arguments`` is a JSON object, as text."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class ResponseObject(Shaped):
-    """What POST /v1/responses returns, unless it streams."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    background: Literal[False]
-    error: None
-    incomplete_details: dict[str, str] | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, Any] | None
-    model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
-    parallel_tool_calls: bool
-    previous_response_id: None
-    reasoning: dict[str, str | None]
-    store: Literal[False]
-    temperature: float | None
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    top_logprobs: int | None
-    top_p: float | None
-    truncation: Literal["disabled"]
-    usage: ResponseUsage
-    user: str | None
-    receipt: dict[str, Any] | None = None
-
-
-class MessageUsage(Shaped):
-    """Anthropic's counts of tokens."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-
-
-class ContentBlock(Shaped):
-    """A block of a message: text, thinking or a call."""
-
-    type: Literal["text", "thinking", "tool_use"]
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-
-
-class MessageObject(Shaped):
-    """What POST /v1/messages returns, unless it streams."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[ContentBlock]
-    stop_reason: Literal[
-        "end_turn",
-        "max_tokens",
-        "model_context_window_exceeded",
-        "refusal",
-        "stop_sequence",
-        "tool_use",
-    ]
-    stop_sequence: str | None
-    usage: MessageUsage
-    receipt: dict[str, Any] | None = None
-
-
-_CHUNKS = "A chunk after each `data: `, with OpenAI's `delta` or `text`; the last is `[DONE]`."
-INFILL_CHUNKS = "After each `data: ` a piece as `content`; the last has `stop: true`, and no text."
-MESSAGE_EVENTS = "Anthropic's events, from `message_start` to `message_stop`."
-RESPONSE_EVENTS = "Events named `response.*` with a `sequence_number`; the last has the response."
-
-
-def documented(
-    answer: Any, stream: str = _CHUNKS, media: str = "text/event-stream"
-) -> dict[int | str, dict[str, Any]]:
-    """Return the entry of a route's successful response, a type, and what it streams."""
-    content = {media: {"schema": {"description": stream}}}
-    return {200: {"model": answer, "description": "The answer", "content": content}}
-
-
-_STATUSES = {
-    400: "The request is wrong",
-    401: "A key is needed",
-    404: "No such model",
-    413: "The body is too long",
-    415: "The body is not JSON",
-    422: "Never sent: what is invalid has status 400",
-    429: "Too much at once",
-    500: "The model failed",
-    503: "The server is stopping",
-}
-
-
-def errors_of(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the entries of a route's errors, whose bodies have this JSON schema."""
-    return {
-        status: {"description": text, "content": {"application/json": {"schema": schema}}}
-        for status, text in _STATUSES.items()
-    }
-
-
-TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR = {"message": TEXT, "type": TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
 _ERROR_SCHEMA = {
     "type": "object",
@@ -475,18 +250,3 @@ _ERROR_SCHEMA = {
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
 ERRORS = errors_of(_ERROR_SCHEMA)  # in OpenAI's form
-TEXT_ERRORS = errors_of({"type": "object", "required": ["error"], "properties": {"error": TEXT}})
-_MESSAGE_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": TEXT, "message": TEXT},
-        },
-        "request_id": TEXT,
-    },
-}
-MESSAGE_ERRORS = errors_of(_MESSAGE_ERROR_SCHEMA)  # in Anthropic's

@@ -24,13 +24,8 @@ from ridgeline.core.step import Event, FinishReason
 from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI
-from ridgeline.server.dialects.openai.documented import (
-    ERRORS,
-    EmbeddingList,
-    Reranked,
-    Scored,
-    documented,
-)
+from ridgeline.server.dialects.documented import documented
+from ridgeline.server.dialects.openai.documented import ERRORS, EmbeddingList, Reranked, Scored
 from ridgeline.server.dialects.openai.protocol import EACH, TextOrIds
 from ridgeline.server.dialects.openai.reply import RawBody, Reply
 from ridgeline.server.engine.request_stream import RequestStream, StreamError, StreamEvent
@@ -179,7 +174,7 @@ class Vectors:
         }
 
 
-class VectorShape:
+class VectorWriter:
     """An answer made of vectors, which comes whole."""
 
     stream_type, ping = "application/json", b""
@@ -399,9 +394,9 @@ async def _reply(
     if entry := service.entry(request):
         entry.take(body, service.name, service.fingerprint, params)
     vectors = Vectors(stream)
-    shape = VectorShape(vectors, answer)
+    writer = VectorWriter(vectors, answer)
     of_server = service.options, service.work.prompts
-    return Reply(service.engine, service.limits, stream, vectors, body, shape, OPENAI, *of_server)
+    return Reply(service.engine, service.limits, stream, vectors, body, writer, OPENAI, *of_server)
 
 
 def _packed(vector: list[float]) -> str:

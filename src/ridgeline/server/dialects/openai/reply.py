@@ -61,7 +61,7 @@ class RawBody(NamedTuple):
     headers: dict[str, str]
 
 
-class ReplyShape(Protocol):
+class ResponseWriter(Protocol):
     """How the objects of an answer are written.
 
     Attributes:
@@ -119,7 +119,7 @@ class Results(Protocol):
         """Return the engine's times, nothing if nothing came."""
 
 
-class OpenAiShape:
+class OpenAiWriter:
     """OpenAI's objects."""
 
     stream_type, ping = SSE, PING
@@ -216,14 +216,14 @@ class Reply(Response):
         stream: RequestStream,
         answers: Results,
         body: Strict,
-        shape: ReplyShape,
+        writer: ResponseWriter,
         dialect: Dialect,
         options: ServeOptions,
         turns: Turns,
         promising: Callable[[], Awaitable[Promise]] | None = None,
         note_lengths: Callable[[str, Sequence[RequestRecord]], None] = lambda tenant, records: None,
     ) -> None:
-        """Prepare to submit ``stream`` to ``engine`` and to show ``answers`` in their ``shape``.
+        """Prepare to submit ``stream`` to ``engine`` and to show ``answers`` in their ``writer``.
 
         A failure is told in the names of the ``dialect``. A long answer is written when its key has
         one of ``turns``. ``promising`` waits until the answer is promised to be in time, and raises
@@ -232,8 +232,8 @@ class Reply(Response):
         super().__init__()
         del self.headers["content-length"]  # of the body that is still to come
         self._engine, self._limits, self._stream = engine, limits, stream
-        self._answers, self._body, self._shape = answers, body, shape
-        self._of_stream = {"content-type": shape.stream_type, "cache-control": "no-cache"}
+        self._answers, self._body, self._writer = answers, body, writer
+        self._of_stream = {"content-type": writer.stream_type, "cache-control": "no-cache"}
         self._turns, self._log_content, self._content = turns, options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths
@@ -305,14 +305,14 @@ class Reply(Response):
         if journal.goes_on:
             await self._send(send, b"", self._of_stream)  # what goes wrong now is an event of it
         for i, one in enumerate(journal.begin(self._stream, self._fingerprint)):
-            self._shape.take(one)  # whose bytes are shown
+            self._writer.take(one)  # whose bytes are shown
             if i % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # otherwise a long journal would keep all others waiting
 
     def _frames(self, one: StreamEvent) -> list[bytes]:
         if self._journal is None:
-            return self._shape.take(one)
-        return self._journal.frames(one, self._shape.take)
+            return self._writer.take(one)
+        return self._journal.frames(one, self._writer.take)
 
     async def _watch(self, receive: Receive) -> None:
         await client_left(receive)
@@ -334,7 +334,7 @@ class Reply(Response):
         """Send a stream's head after a second, and pings in silence; end it if nobody reads."""
         longest_s = self._stall_timeout_s
         while True:
-            silence_s = _HEAD_S if not self._has_begun else _PING_S if self._shape.ping else inf
+            silence_s = _HEAD_S if not self._has_begun else _PING_S if self._writer.ping else inf
             left_s = longest_s if self._is_sending else silence_s
             left_s -= time.monotonic() - self._since_s
             if left_s > 0:
@@ -345,7 +345,7 @@ class Reply(Response):
 
     async def _signs(self, send: Send) -> bool:
         """Send what says that a stream lives; return whether it could be sent."""
-        sign = self._shape.ping if self._has_begun else b""
+        sign = self._writer.ping if self._has_begun else b""
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await self._send(send, sign, self._of_stream)
@@ -356,7 +356,7 @@ class Reply(Response):
     async def _send_whole(self, send: Send) -> None:
         while batch := await self._stream.events():
             for one in batch:
-                self._shape.take(one)
+                self._writer.take(one)
             if self._answers.is_cut:
                 break
         is_long = len(self._stream.prompts) > _MANY_PROMPTS or self._num_entries() > _MANY_ENTRIES
@@ -368,7 +368,7 @@ class Reply(Response):
 
     def _whole(self, encode: Callable[[Any], str]) -> RawBody:
         """Return the whole answer as it is sent."""
-        whole = self._shape.whole()
+        whole = self._writer.whole()
         return whole if isinstance(whole, RawBody) else RawBody(encode(whole).encode(), _JSON)
 
     def _num_entries(self) -> int:
@@ -390,7 +390,7 @@ class Reply(Response):
             if self._answers.is_cut:
                 break
         self._charge()
-        ending = self._shape.ending()
+        ending = self._writer.ending()
         await self._send(send, ending, self._of_stream, more_body=False, notes=self._notes())
 
     @property
@@ -416,7 +416,7 @@ class Reply(Response):
         if not self._has_begun:
             raise shown
         async with asyncio.timeout(self._stall_timeout_s):
-            failure = self._shape.failure(shown)
+            failure = self._writer.failure(shown)
             await self._send(send, failure, self._of_stream, more_body=False, notes=self._notes())
 
     async def _send(
@@ -428,7 +428,7 @@ class Reply(Response):
         more_body: bool = True,
         notes: bytes = b"",
     ) -> None:
-        if self._log_content and data != self._shape.ping:
+        if self._log_content and data != self._writer.ping:
             self._content += data
         self._is_sending, self._since_s = True, time.monotonic()
         if not self._has_begun:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.api.outputs import likeliest
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import (
@@ -140,14 +140,12 @@ class ResponseBuilder:
         if self._is_chat and not answer.has_role and (has_news or answer.finish_reason):
             answer.has_role = True
             delta = {"role": "assistant", "content": None}  # text, thoughts or calls may follow
-            told, answer.token_ids = answer.token_ids, None  # they come with their text
-            chunks.append(self._choice(answer, {"delta": delta}, None))
-            answer.token_ids = told
+            chunks.append(self._choice(answer, {"delta": delta}))
         if has_news:
             chunks += self._news(answer)
         if answer.finish_reason:
             form: Choice = {"delta": {}} if self._is_chat else {"text": ""}
-            chunks.append(self._ended(answer, self._choice(answer, form, None)))
+            chunks.append(self._ended(answer, self._choice(answer, form)))
         return chunks
 
     def _add_event(self, answer: ChoiceState, event: Event, prompt: int) -> None:
@@ -271,13 +269,12 @@ class ResponseBuilder:
 
     def _shown(self, answer: ChoiceState) -> Choice:
         """Return a choice with its new part, which then counts as shown."""
-        pieces, logprobs = answer.show(), self._logprobs(answer)
-        answer.logprobs = []
+        pieces = answer.show()
         form: Choice = {"text": "".join(text for _, text in pieces)}
         if self._is_chat:
             form = {"message": message_of(pieces, partial(self.new_id, "call_", answer.index))}
             answer.num_calls += sum(kind == "call" for kind, _ in pieces)
-        return self._choice(answer, form, logprobs)
+        return self._choice(answer, form) | self._of_tokens(answer)
 
     def _news(self, answer: ChoiceState) -> list[Choice]:
         """Return the new parts of a streamed answer, which then count as shown."""
@@ -288,18 +285,21 @@ class ResponseBuilder:
             answer.num_calls += piece.kind == "call"
             call_id = partial(self.new_id, "call_", answer.index)
             deltas.append(delta_of(piece, answer.num_calls - 1, call_id))
-        logprobs = self._logprobs(answer)
-        answer.logprobs = []
-        first, *later = deltas or [{}]
-        return [
-            self._choice(answer, {"delta": first}, logprobs),
-            *(self._choice(answer, {"delta": delta}, None) for delta in later),
-        ]
+        first, *later = (self._choice(answer, {"delta": delta}) for delta in deltas or [{}])
+        return [first | self._of_tokens(answer), *later]
 
-    def _choice(self, answer: ChoiceState, form: Choice, logprobs: Choice | None) -> Choice:
-        choice = {"index": answer.index, **form, "logprobs": logprobs, "finish_reason": None}
+    def _of_tokens(self, answer: ChoiceState) -> Choice:
+        """Return what is told of the tokens whose text is shown now; it then counts as told."""
+        said: Choice = {"logprobs": self._logprobs(answer)}
         if self._tells_ids:
-            choice["token_ids"], answer.token_ids = answer.token_ids, None
+            said["token_ids"] = answer.token_ids
+        answer.logprobs, answer.token_ids = [], None
+        return said
+
+    def _choice(self, answer: ChoiceState, form: Choice) -> Choice:
+        choice = {"index": answer.index, **form, "logprobs": None, "finish_reason": None}
+        if self._tells_ids:
+            choice["token_ids"] = None
         if self._tells_prompt and not self._is_chat:
             choice |= self.of_prompt(self.prompt_of(choice), is_told=answer.has_prompt_ids)
             answer.has_prompt_ids = True

@@ -31,7 +31,7 @@ _PLACES = {  # of texts, by the kind of an item and its attribute
 }
 
 
-class ResponseShape:
+class ResponsesWriter:
     """OpenAI's response object."""
 
     stream_type, ping = SSE, PING

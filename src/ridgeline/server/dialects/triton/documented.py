@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.dialects.openai.documented import Shaped
+from ridgeline.server.dialects.documented import Shaped
 
 EVENTS = "Server-sent events, each with a piece of the text; the last may be an error."
 

@@ -65,7 +65,7 @@ def packed(answer: dict[str, Any], wants_bytes: Callable[[str], bool]) -> dict[s
     return RawBody(head + behind, {"content-type": "application/octet-stream", **length})
 
 
-class TritonShape:
+class TritonWriter:
     """Answers, whole or as events."""
 
     stream_type, ping = SSE, PING

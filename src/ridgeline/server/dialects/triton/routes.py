@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ridgeline import __version__
 from ridgeline.api.vectors import shaped
-from ridgeline.server.dialects.openai.documented import TEXT_ERRORS, documented
+from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, vectors_of
 from ridgeline.server.dialects.openai.reply import RawBody
 from ridgeline.server.dialects.triton import documented as answers
@@ -22,7 +22,7 @@ from ridgeline.server.dialects.triton.response import (
     OUTPUTS,
     VERSION,
     Output,
-    TritonShape,
+    TritonWriter,
     generated,
     inferred,
     packed,
@@ -208,9 +208,9 @@ async def _reply(
 ) -> Response:
     """Return the reply to texts, which has the outputs of these names. Raises ApiError."""
     body.model = model
-    new_shape = partial(TritonShape, names=names, write=write, pack=pack)
+    new_writer = partial(TritonWriter, names=names, write=write, pack=pack)
     with TRITON.errors():
-        return await service.complete(body, request, new_shape=new_shape, dialect=TRITON)
+        return await service.complete(body, request, new_writer=new_writer, dialect=TRITON)
 
 
 async def _embed(

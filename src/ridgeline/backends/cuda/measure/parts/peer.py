@@ -57,7 +57,7 @@ def _workload(part: Part, transformers: Any, model: Any, kernel: str) -> None:
     count, num_in, num_out = TINY_WORKLOAD if part.is_tiny else WORKLOAD
     chosen, (shape,) = random.Random(3), models(part, "llama3-8b").values()
     prompts = [[chosen.randrange(shape.vocab) for _ in range(num_in)] for _ in range(count)]
-    wishes = transformers.GenerationConfig(
+    generation = transformers.GenerationConfig(
         max_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     # By itself it takes most of a machine's memory.
@@ -70,7 +70,7 @@ def _workload(part: Part, transformers: Any, model: Any, kernel: str) -> None:
         with torch.inference_mode(False), torch.no_grad():
             outputs = model.generate_batch(
                 inputs=prompts,
-                generation_config=wishes,
+                generation_config=generation,
                 continuous_batching_config=batching.ContinuousBatchingConfig(**limits),
             )
         took_s = time.perf_counter() - begin_s

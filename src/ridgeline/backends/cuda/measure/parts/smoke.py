@@ -42,7 +42,7 @@ _MEMORY_ERROR = 0.01
 _RANK, _ADAPTED = 24, (1, 2, 4)  # of adapters, and the requests that have one
 # In 16 bits rounding sends some tokens to other experts.
 _FORMATS = {"tiny": ("", "int4"), "latents and experts": ("f32",), "states": ("",)}
-_WISHES: tuple[dict[str, Any], ...] = (
+_PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.0, "top_k": 20, "n": 2},
@@ -150,10 +150,10 @@ def _answers(runner: CudaRunner) -> list[tuple[Any, ...]]:
         looks_ahead=runner.looks_ahead,
     )
     engine = Engine(scheduler, runner, itertools.count().__next__, max_model_len=_LONGEST)
-    for i, wish in enumerate(_WISHES):
+    for i, own in enumerate(_PARAMS):
         prompt = tuple(j * 31 % 800 + i for j in range(365 - 90 * i))
         adapter = Adapter(i, bytes([i])) if i in _ADAPTED else NO_ADAPTER
-        params = SamplingParams(seed=i, max_tokens=6 if i > 2 else 30, ignore_eos=True, **wish)
+        params = SamplingParams(seed=i, max_tokens=6 if i > 2 else 30, ignore_eos=True, **own)
         engine.add(prompt, params, adapter=adapter)
     found = []
     while engine.has_work():

@@ -86,7 +86,7 @@ class AskedServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class ClientFlags:
     """Whom to ask, and how; each field is a flag of the command line."""
 
     base_url: str = flag_field(

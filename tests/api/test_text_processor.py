@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.api.llm import LLM
-from ridgeline.api.text_side import TextProcessor
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.gguf.pre_tokenizers import names_no_pre_tokenizer
 from tests.api.test_llm import write_model
