@@ -41,7 +41,8 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "tiny f32 tokens, graphs True, ahead True" in told["smoke"]
     assert "states f32 graphs" in told["smoke"]
     assert "experts 40, second" in told["correct"]
-    assert "tiny attention, tokens 1299 to 1300 alone" in told["bits"]
+    for how in "window 33", "softcap 2.0", "has_sinks True window 70", "has_slopes True":
+        assert f"attend 4/2 x 16 {how}, tokens 1299 to 1300 alone" in told["bits"]
     assert "tiny int4 decode 4 x 32, graphs and ahead" in told["engine"]
     assert "qkv 192 x 128, 3 rows, int4" in told["products"]
     assert "decode tiny 2 x 64" in told["attention"]
