@@ -24,7 +24,7 @@ from ridgeline.backends.cuda.measure.parts import smoke
 from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
 from ridgeline.backends.cuda.step import graphs as graphs_
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
-from ridgeline.bench.gpu.parts import PARTS
+from ridgeline.bench.gpu.parts import LOST, PARTS
 from ridgeline.machine import DeviceLost
 
 
@@ -41,12 +41,52 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "tiny f32 tokens, graphs True, ahead True" in told["smoke"]
     assert "states f32 graphs" in told["smoke"]
     assert "experts 40, second" in told["correct"]
-    assert "tiny attention, tokens 1299 to 1300 alone" in told["bits"]
+    for how in "window 33", "softcap 2.0", "has_sinks True window 70", "has_slopes True":
+        assert f"attend 4/2 x 16 {how}, tokens 1299 to 1300 alone" in told["bits"]
     assert "tiny int4 decode 4 x 32, graphs and ahead" in told["engine"]
     assert "qkv 192 x 128, 3 rows, int4" in told["products"]
     assert "decode tiny 2 x 64" in told["attention"]
     assert "token back" in told["roof"]
     assert "skipped" in told["peer"] or any("warm" in what for what in told["peer"])
+
+
+def test_the_table_so_far_is_printed_after_sigterm(tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    command = [sys.executable, "-m", "ridgeline.bench.gpu", "--tiny", "--parts", "roof,peer"]
+    with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        assert json.loads(one.stdout.readline())["what"] == "machine"
+        one.terminate()
+        said = one.stdout.read()
+    assert one.returncode == 1
+    assert said.endswith("WRONG all: interrupted failed before its end\n1 wrong\n")
+    *_, last = out.read_text("utf-8").splitlines()
+    assert json.loads(last)["what"] == "interrupted"
+
+
+def test_a_process_whose_device_is_lost_ends_with_a_status_of_its_own() -> None:
+    lines = [
+        "import sys",
+        "from ridgeline.backends.cuda.measure import __main__ as part",
+        "from ridgeline.backends.cuda.measure.parts import roof",
+        "from ridgeline.machine import DeviceLost",
+        "def measure(part): print('said'); raise DeviceLost('an illegal memory access')",
+        "roof.measure = measure",
+        "sys.argv = ['measure', 'roof', '--seconds', '60', '--tiny']",
+        "part.main()",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (LOST, "said\n", "")
+
+
+def test_cases_for_which_no_time_is_left_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part("products", 0)
+    part.is_tiny = False  # on a CPU there is always time
+    part.run([("first", lambda: part.say("first")), ("second", lambda: part.say("second"))])
+    assert findings(capsys) == [
+        {"part": "products", "what": "left out", "cases": ["first", "second"]}
+    ]
 
 
 def test_every_operation_is_asked_whether_it_is_right_and_keeps_its_bits() -> None:

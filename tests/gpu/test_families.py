@@ -19,6 +19,11 @@ from tests.parity.tiny_configs import CONFIGS, NEWER
 
 PIECES = (0, 37), (37, 38), (38, 60)
 NAMES = [*CONFIGS, *NEWER]
+# Some of whose logits float32 does not determine to 5e-6: the reference's own are 6e-6 to 3e-5 from
+# those that it computes in float64, and ours as far (docs/log/gpu.md).
+ILL_CONDITIONED = {
+    "deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "qwen3-next", "qwen3.5-moe",
+}  # fmt: skip
 
 
 class Computed(NamedTuple):
@@ -67,14 +72,15 @@ def test_logits_are_the_references(
     mine.graphs.pads = True  # as on a GPU
     found.append(np.abs(logits_of(mine) - wanted).max())
     is_near = bool(max(found) < 5e-6 * greatest)
-    assert is_near or max(found) < 3 * moved(plain, wanted)
+    assert is_near or name in ILL_CONDITIONED
+    assert is_near or max(found) < moved(plain, wanted)
     computed[name] = Computed(is_near, any(isinstance(one.ffn, Experts) for one in arch.layers))
 
 
 def test_most_families_are_computed(computed: dict[str, Computed]) -> None:
     assert len(computed) >= 96
     assert sum(found.has_experts for found in computed.values()) >= 27
-    assert sum(found.is_near for found in computed.values()) >= 91
+    assert {name for name, found in computed.items() if not found.is_near} <= ILL_CONDITIONED
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("bf16", 0.999), ("int8", 0.995), ("int4", 0.85)])

@@ -25,6 +25,7 @@ def fit(
     return fit_kv_cache(
         available, weights, step, MIB, 16, wanted, model_len,
         lambda num_tokens: min(most_blocks, -(-num_tokens // 16)), num_seqs,
+        kept_bytes=available // 20,
     )  # fmt: skip
 
 
@@ -49,8 +50,11 @@ def test_one_full_sequence_may_take_more_than_half() -> None:
 
 def test_what_is_kept_beside_a_block_takes_its_part_of_the_room() -> None:
     sizes = (1000 * MIB, 300 * MIB, 50 * MIB, MIB, 16, None, 16_000, lambda n: -(-n // 16), 4)
-    assert fit_kv_cache(*sizes).num_blocks == 600
-    assert fit_kv_cache(*sizes, other_bytes_per_block=MIB // 2).num_blocks == 400
+    assert fit_kv_cache(*sizes).num_blocks == 650
+    assert fit_kv_cache(*sizes, kept_bytes=50 * MIB).num_blocks == 600
+    assert (
+        fit_kv_cache(*sizes, other_bytes_per_block=MIB // 2, kept_bytes=50 * MIB).num_blocks == 400
+    )
 
 
 def test_a_last_partial_block_is_counted() -> None:

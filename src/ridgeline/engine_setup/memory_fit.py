@@ -49,9 +49,16 @@ class Fitted(NamedTuple):
 
 
 def fit(
-    options: Options, backend: Backend, checkpoint: Checkpoint, setup: Setup, left_bytes: int
+    options: Options,
+    backend: Backend,
+    checkpoint: Checkpoint,
+    setup: Setup,
+    left_bytes: int,
+    kept_bytes: int,
 ) -> Fitted:
-    """Share out ``left_bytes``. Raises ValueError if not even a short sequence fits.
+    """Share out ``left_bytes``, of which ``kept_bytes`` stay untouched.
+
+    Raises ValueError if not even a short sequence fits.
 
     Weights that a backend maps from a file need not fit, and few rows of an embedding are ever
     read: the system drops what it has no room for, and reads it again. Where weights do not fit,
@@ -69,7 +76,7 @@ def fit(
     def one_sequence(num_tokens: int) -> int:
         return cache.most_blocks(min(num_tokens, setup.max_model_len), batched) * kv_bytes_per_block
 
-    room = left_bytes - left_bytes // 20 - footprint.step_bytes
+    room = left_bytes - kept_bytes - footprint.step_bytes
     least = held_bytes + one_sequence(_SHORT_TOKENS) + footprint.state_bytes_per_seq
     notes: tuple[str, ...] = ()
     if footprint.maps_weights and least > room > 0:
@@ -94,6 +101,7 @@ def fit(
         ),
         other_bytes_per_block=state_bytes_per_block if options.enable_contrastive_search else 0,
         takes_all=setup.fills_device,
+        kept_bytes=kept_bytes,
     )
     kv_bytes = plan.num_blocks * kv_bytes_per_block
     return Fitted(

@@ -20,6 +20,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.speculative import SpeculativeConfig
 from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.kv_plan import KEPT_PART
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
 # Where several keys share a processor: nobody's step keeps the others longer than on two cores
@@ -136,8 +137,8 @@ def _resolve(
     )
     room_bytes = backend.room_bytes(checkpoint, setup)
     setup = replace(setup, fills_device=room_bytes is not None and not options.kv_cache_memory)
-    left_bytes = _left_bytes(room_bytes, taken_bytes + lora_bytes, most_bytes)
-    fitted = fit(options, backend, checkpoint, setup, left_bytes)
+    left_bytes, kept_bytes = _left_bytes(room_bytes, taken_bytes + lora_bytes, most_bytes)
+    fitted = fit(options, backend, checkpoint, setup, left_bytes, kept_bytes)
     return EngineConfig(
         backend=name,
         dtype=setup.dtype,
@@ -185,10 +186,16 @@ def _check_processes(options: Options, name: str) -> None:
         raise ValueError("--kv-disk cannot be used with --stages yet: leave out one of them")
 
 
-def _left_bytes(room_bytes: int | None, taken_bytes: int, most_bytes: int | None) -> int:
-    """Return what a model may take of the memory that is there: a device's, or the machine's."""
+def _left_bytes(
+    room_bytes: int | None, taken_bytes: int, most_bytes: int | None
+) -> tuple[int, int]:
+    """Return the memory that a model may take, a device's or the machine's, and what it leaves.
+
+    A backend has subtracted what stays free of a device.
+    """
     left_bytes = (available_bytes() if room_bytes is None else room_bytes) - taken_bytes
-    return left_bytes if most_bytes is None else min(left_bytes, most_bytes)
+    left_bytes = left_bytes if most_bytes is None else min(left_bytes, most_bytes)
+    return left_bytes, left_bytes // KEPT_PART if room_bytes is None else 0
 
 
 def _model_len(options: Options, arch: ModelArch) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+KEPT_PART = 20  # of a machine's free memory one byte in twenty stays untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,16 @@ def fit_kv_cache(
     blocks_of: Callable[[int], int],
     max_num_seqs: int,
     other_bytes_per_block: int = 0,
+    kept_bytes: int = 0,
     takes_all: bool = False,
 ) -> KVPlan:
     """Size the KV cache from the memory that is there; make it smaller rather than refuse.
 
-    A twentieth of the available memory stays untouched. Unless a size is given, the cache holds
-    ``max_num_seqs`` sequences of full length but takes at most half of what the weights leave,
-    unless one single sequence needs more.
+    Unless a size is given, the cache holds ``max_num_seqs`` sequences of full length but takes at
+    most half of what the weights leave, unless one single sequence needs more.
 
     Args:
-        available_bytes: memory that can be had, before the weights are loaded.
+        available_bytes: memory that can be had, of which ``kept_bytes`` stay untouched.
         weights_bytes: weights as the backend holds them.
         step_bytes: activations and other working memory of the largest step.
         kv_bytes_per_block: keys and values of one block, all layers.
@@ -65,14 +66,14 @@ def fit_kv_cache(
     blocks_per_seq = blocks_of(wanted_model_len)
     min_blocks = min(blocks_of(2 * block_size), blocks_per_seq)
     least_tokens = min_blocks // blocks_of(1) * block_size
-    room_bytes = available_bytes - available_bytes // 20 - weights_bytes - step_bytes
+    room_bytes = available_bytes - kept_bytes - weights_bytes - step_bytes
     room_blocks = room_bytes // (kv_bytes_per_block + other_bytes_per_block)
     if room_blocks < min_blocks:
         raise ValueError(
             f"not enough memory: {gib(available_bytes)} is available, and the smallest start "
             f"needs {gib(weights_bytes)} for weights, {gib(step_bytes)} for a step, "
             f"{gib(min_blocks * kv_bytes_per_block)} for the KV cache of "
-            f"{least_tokens} tokens and a margin of 5 %; free some memory, raise the "
+            f"{least_tokens} tokens{_margin(kept_bytes)}; free some memory, raise the "
             "limit of the container, lower --max-num-batched-tokens, or take a smaller model"
         )
     if wanted_kv_bytes is None:
@@ -107,6 +108,10 @@ def fit_kv_cache(
         f"{reason} {' and '.join(flags)}"
     )
     return KVPlan(num_blocks, max_model_len, (note,))
+
+
+def _margin(kept_bytes: int) -> str:
+    return f" and a margin of {100 / KEPT_PART:g} %" if kept_bytes else ""
 
 
 def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) -> int:

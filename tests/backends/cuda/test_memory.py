@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ridgeline.api.memory import MemoryLine, ProcessMemory
+from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import rest_of_device
+from ridgeline.engine_setup.resolve import _left_bytes
+from ridgeline.planner.memory.ledger import ENGINES
+from ridgeline.planner.memory.own_engine import OWN, on_gpu
 
 
 def test_what_has_no_name_has_a_line() -> None:
@@ -28,3 +34,11 @@ def test_a_devices_memory_is_not_the_processs() -> None:
     assert [line.get("device") for line in memory.as_dict()["lines"]] == ["cuda:0"] * 2 + [None] * 2
     assert any("Of the memory of cuda:0" in note for note in memory.notes)
     assert not any("as its blocks are first used" in note for note in memory.notes)
+
+
+def test_a_margin_is_kept_once() -> None:
+    """Of the machine's memory a twentieth; a GPU's room is counted without what it keeps."""
+    assert _left_bytes(1000, 100, None) == (900, 0)
+    assert _left_bytes(None, 0, 1000) == (1000, 50)
+    assert ENGINES[OWN].utilization == pytest.approx(1 - 50 / 1000)
+    assert on_gpu(ENGINES[OWN]).utilization == 1 - cuda.KEPT_SHARE

@@ -17,7 +17,11 @@ EXPERTS = Experts(4, 2, 64)
 
 @pytest.mark.parametrize("arch", ENCODERS.values(), ids=list(ENCODERS))
 def test_encoders(arch: ModelArch) -> None:
-    assert "encoders" in str(missing(arch))
+    line = (
+        r"^--backend cuda has no models that read texts whole \(encoders\) yet: use --backend cpu$"
+    )
+    with pytest.raises(ValueError, match=line):
+        cuda.settle(new_setup(), arch)
 
 
 @pytest.mark.parametrize("arch", LATENT.values(), ids=list(LATENT))

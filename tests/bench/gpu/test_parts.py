@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ridgeline.bench.gpu import parts
-from ridgeline.bench.gpu.parts import _Process, run
+from ridgeline.bench.gpu.parts import _Process, _Team, _work, run
 
 _FINDING = {"part": "smoke", "what": "logits", "ok": True}
 
@@ -124,6 +124,15 @@ def test_who_is_interrupted_leaves_nobody_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         run("smoke", command, 60.0, os.environ, interrupt, workers=2)
     assert not any("time.sleep(86398)" in "".join(words) for words in command_lines())
+
+
+def test_nothing_is_started_once_all_are_told_to_stop() -> None:
+    """A worker's process is lost while another worker is interrupted."""
+    team, found = _Team(), list[Any]()
+    team.stop()
+    command = [sys.executable, "-c", _PART, "{}"]
+    ended = _work(team, "smoke", command, time.monotonic() + 600, os.environ, found.append, 60, 0)
+    assert (ended.code, ended.known, found) == (None, [], [])
 
 
 def python(*lines: str) -> list[str]:

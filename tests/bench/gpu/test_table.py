@@ -86,6 +86,10 @@ DECIDED = {
         [product("o", 9.0, 0.95, "ours"), product("o", 10.0, 0.9, "int4")],
         "int4 is slower than bf16 at 64 rows",
     ),
+    "fast int4": (
+        [product("o", 9.0, 0.95, "ours"), product("o", 8.0, 1.1, "int4")],
+        "int4 is as fast as bf16 at 64 rows",
+    ),
     "attention": (
         [
             {"part": "roof", "what": "copy", "tb_per_s": 4.0},
@@ -94,6 +98,13 @@ DECIDED = {
         ],
         "attention of single tokens at 70% of the fastest copy or read: NO in 1: try other rows "
         "and warps for it: decode a",
+    ),
+    "fast attention": (
+        [
+            {"part": "roof", "what": "copy", "tb_per_s": 4.0},
+            {"part": "attention", "what": "decode a", "tb_per_s": 3.0, "num_bytes": 1 << 30},
+        ],
+        "attention of single tokens at 70% of the fastest copy or read: yes, in all 1 of 64 MiB",
     ),
     "peer": (
         [
@@ -151,15 +162,17 @@ def test_what_is_wrong_stands_at_the_very_end() -> None:
         product("o", 9.5, 1.0, "torch"),
         product("o", 9.0, 1.05, "ours"),
         {"part": "engine", **END, "code": None, "seconds": 150.0},
+        {"part": "roof", **END, "code": -6, "tail": ["a warning", "Aborted"]},
         {"part": "peer", "what": "skipped", "why": "transformers is not installed"},
         {"part": "peer", "what": "flash", "failed": "ImportError: flash_attn"},
         {"part": "bits", "what": "left out", "cases": ["qkv", "o"]},
     ]
     lines = table(findings, CARD).splitlines()
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "WRONG smoke: tokens failed RuntimeError: no kernel image",
         "WRONG engine: ended at its deadline after 150 s ",
-        "2 wrong",
+        "WRONG roof: ended with -6 after 12 s: Aborted",
+        "3 wrong",
     ]
     assert "smoke: 1 of 2 checks right, 12 s" in lines
     assert "peer: skipped, transformers is not installed" in lines

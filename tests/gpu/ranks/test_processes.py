@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,6 +25,9 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import ORDERED, TWINS
+from ridgeline.backends.cuda.processes import runner as runner_
+from ridgeline.backends.cuda.processes import watch
+from ridgeline.backends.cuda.ranks import group
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Sampling, Step, Work
@@ -161,6 +165,39 @@ def test_a_rank_that_is_killed_ends_the_engine_and_an_error_of_all_does_not(tmp_
                 answers(engine_over(runner, setup), REQUESTS)
 
 
+@pytest.mark.parametrize("when", ["before it has read all", "when all meet"])
+def test_a_rank_that_stops_while_it_loads_ends_the_engine(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, setup = tiny_model(tmp_path, "qwen2", tensor_parallel_size=2)
+    pids = list[int]()
+
+    def stop() -> None:
+        if not pids:
+            pids.extend(ranks_of(os.getpid()))
+            os.kill(pids[0], signal.SIGSTOP)
+            monkeypatch.setattr(watch, "LOADING_TIMEOUT_S", 1.5)
+
+    def connect(*given: Any) -> Any:
+        stop()
+        return group.connect(*given)
+
+    told = NOWHERE
+    if when == "when all meet":
+        monkeypatch.setattr(runner_, "connect", connect)
+    else:
+        told = NOWHERE._replace(progress=lambda done, total: stop())
+    with pytest.raises(DeviceLost) as caught:
+        cuda.new_runner(checkpoint, setup, told)
+    which = rf"rank 1 of 2 \(process {pids[0]}\)"
+    if when == "when all meet":  # it may have begun to
+        which = rf"({which}|the ranks)"
+    line = f"loading has stood still for 1.5 s: {which} did not go on"
+    assert re.fullmatch(line, str(caught.value))
+    while is_alive(pids[0]):
+        time.sleep(0.01)
+
+
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """Serve a model on two ranks; yield the process, its address, and the second rank's process."""
@@ -174,20 +211,17 @@ def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert "is ready at" in line, process.stderr and process.stderr.read()
-            (rank,) = [pid for pid in children(process.pid) if "processes.rank" in command_of(pid)]
+            (rank,) = ranks_of(process.pid)
             yield process, line.split(" at ")[1].split()[0], rank
         finally:
             process.kill()
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes that this one has started."""
+def ranks_of(pid: int) -> list[int]:
+    """Return the processes of ranks that this one has started."""
     lists = (task / "children" for task in Path(f"/proc/{pid}/task").iterdir())
-    return [int(one) for found in lists for one in found.read_text().split()]
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    started = [int(one) for found in lists for one in found.read_text().split()]
+    return [one for one in started if "processes.rank" in Path(f"/proc/{one}/cmdline").read_text()]
 
 
 def test_a_server_ends_with_one_line_if_a_rank_does(model: Path) -> None:  # noqa: F811

@@ -64,8 +64,8 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
             if file is not None:
                 print(line, file=file, flush=True)
 
-        take({"part": "all", "what": "machine", **machine})
         try:
+            take({"part": "all", "what": "machine", **machine})
             _measure(parts, end_s, is_tiny=is_tiny, take=take)
         except KeyboardInterrupt:
             take({"part": "all", "what": "interrupted", "failed": "before its end", "ok": False})

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ridgeline.physics.format_bytes import Storage
+from ridgeline.physics.kv_plan import KEPT_PART
 from ridgeline.physics.shapes import GROUPS, LayerCache, Matrix, ModelShape, check_ranks
 
 _GIB = 1 << 30
@@ -88,7 +89,8 @@ _STATES = "state of sequences"  # the name of a line
 _ALLOCATOR_SHARE = 0.03  # of weights and activations: what an allocator cannot use
 ENGINES: Mapping[str, EngineOverheads] = {
     "ridgeline": EngineOverheads(  # on processors: see ``own_engine`` for GPUs
-        "ridgeline", utilization=0.95, context_bytes=_GIB // 8, graphs_bytes=0, bytes_per_logit=5,
+        "ridgeline", utilization=1 - 1 / KEPT_PART, context_bytes=_GIB // 8, graphs_bytes=0,
+        bytes_per_logit=5,
     ),
     "vllm": EngineOverheads("vllm", in_margin=True),
     "sglang": EngineOverheads(

@@ -56,16 +56,19 @@ def _serve(pipe: Connection, start: Start) -> None:
     from ridgeline.backends.written_steps import Receiver
     from ridgeline.models.checkpoint import load_checkpoint
 
-    count, progress = start.setup.tensor_parallel_size, None
+    count = start.setup.tensor_parallel_size
+    progress = map_progress(start.folder, count)
+
+    def advance(done: int, total: int) -> None:
+        progress[start.rank] += 1
 
     def meet(device: Any) -> Ranks:
-        nonlocal progress
         pipe.send(Loaded())
         pipe.recv()
-        progress = map_progress(start.folder, count)
+        progress[start.rank] += 1
         return connect(start.folder, start.rank, count, device, progress)
 
-    nowhere = BackendContext(lambda: Path("/nonexistent"))
+    nowhere = BackendContext(lambda: Path("/nonexistent"), progress=advance)
     checkpoint = load_checkpoint(start.model)
     runner, ranks = load_rank(checkpoint, start.setup, nowhere, start.rank, meet)
     pipe.send(Ready(dict(runner.memory())))

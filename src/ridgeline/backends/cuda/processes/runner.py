@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.loading import keep_kernels, load_rank
-from ridgeline.backends.cuda.processes.watch import (
-    Loaded,
-    NewAdapter,
-    OldAdapter,
-    Processes,
-    Ready,
-)
+from ridgeline.backends.cuda.processes.watch import Loaded, NewAdapter, OldAdapter, Processes
 from ridgeline.backends.cuda.ranks.group import Ranks, connect
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import (
@@ -60,7 +54,7 @@ class RanksRunner:
         self.arch, self.first, self.processes, self._ranks = arch, first, processes, ranks
         self.num_blocks, self.looks_ahead = first.num_blocks, first.looks_ahead
         self._sender, self._old = Sender(), deque[int]()
-        self._memory = {rank: ready.memory for rank, ready in processes.expect(Ready).items()}
+        self._memory = processes.end_loading()
         weakref.finalize(self, processes.close)
 
     @property
@@ -122,26 +116,34 @@ class RanksRunner:
 def load_ranks(checkpoint: Checkpoint, setup: Setup, context: BackendContext) -> RanksRunner:
     """Load a model onto as many devices as ``setup`` says.
 
-    Raises DeviceLost, which names the rank and says why, if one of them cannot load its share.
+    Raises DeviceLost, which names the rank and says why, if one of them cannot load its share, or
+    does not go on.
     """
     count = setup.tensor_parallel_size
     keep_kernels(context)
     plain = Setup(**{field.name: getattr(setup, field.name) for field in fields(Setup)})
     processes = Processes(checkpoint.path, plain)
 
+    def told(done: int, total: int) -> None:
+        processes.progress[0] += 1
+        context.progress(done, total)
+
     def meet(device: torch.device) -> Ranks:
         processes.expect(Loaded)
+        processes.progress[:] = 0  # from here on all ranks do the same
         processes.tell("meet")
-        ranks = connect(processes.folder, 0, count, device, processes.progress)
+        processes.progress[0] += 1
+        ranks = processes.connected(
+            lambda: connect(processes.folder, 0, count, device, processes.progress)
+        )
         processes.on_lost = ranks.abort
         return ranks
 
     try:
-        first, ranks = load_rank(checkpoint, setup, context, 0, meet)
-        runner = RanksRunner(checkpoint.arch, first, ranks, processes)
+        heard = context._replace(progress=told)
+        first, ranks = load_rank(checkpoint, setup, heard, 0, meet)
+        return RanksRunner(checkpoint.arch, first, ranks, processes)
     except BaseException as error:
         processes.close()
         processes.raise_lost(error)
         raise
-    processes.forget_folder()
-    return runner

@@ -1,8 +1,8 @@
 """The processes of all ranks but the first: started, told what to do, watched, and ended.
 
 A thread of the first rank's process starts them, and Linux ends them with it. The thread reads what
-they say. If one of them ends, or a step is not done in time, it ends all of them and says in one
-line which one it was; whatever waits for a rank is woken.
+they say. If one of them ends, a step is not done in time, or loading stands still, it ends all of
+them and says in one line which one it was; whatever waits for a rank is woken.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,8 +32,12 @@ from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 
 STEP_TIMEOUT_S = 60.0
+# Of loading, in which no rank comes any further: one that reads a large tensor from a slow disk, or
+# compiles a kernel, is only slow.
+LOADING_TIMEOUT_S = 300.0
 _LOOK_S = 0.25  # between two looks at the clock
 _EXIT_S = 5.0  # that a process whose pipe has closed may take to end
+_Found = TypeVar("_Found")
 
 
 class Start(NamedTuple):
@@ -88,7 +93,7 @@ class Processes:
 
     Attributes:
         folder: by which ranks find each other; ``forget_folder`` removes it.
-        progress: of all ranks, in memory that they share: how far each has come in a step.
+        progress: of all ranks, in memory that they share: how far each has come.
         step_timeout_s: after which a step is given up.
         lost: why no step can run any more.
         on_lost: called once, in the watching thread, when a rank is lost.
@@ -97,6 +102,7 @@ class Processes:
     def __init__(self, model: Path, setup: Setup) -> None:
         """Start them."""
         self.count, self.step_timeout_s = setup.tensor_parallel_size, STEP_TIMEOUT_S
+        self._is_loading = True
         self.lost: str | None = None
         self.on_lost: Callable[[], None] = lambda: None
         self.folder = Path(tempfile.mkdtemp(prefix="ridgeline-ranks-"))
@@ -106,7 +112,8 @@ class Processes:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, list[Any]] = {rank: [] for rank in range(1, self.count)}
         self._number = self._running = 0  # of calls: the last one, and that under way
-        self._waited_s, self._looked_s, self._waited_for = 0.0, time.monotonic(), 0
+        self._waited_s, self._looked_s = 0.0, time.monotonic()
+        self._waited_for: object = 0
         self._is_closed = self._is_started = False
         self._thread = threading.Thread(
             target=self._run, args=(model, setup), name="ranks", daemon=True
@@ -162,6 +169,34 @@ class Processes:
         finally:
             self._running = 0
         self.raise_lost()
+
+    def connected(self, connect: Callable[[], _Found]) -> _Found:
+        """Return what ``connect`` does, which waits for all ranks. Raises DeviceLost.
+
+        It may wait for a rank that is lost, and nothing wakes it then: a thread of its own stays.
+        """
+        found = Future[_Found]()
+
+        def run() -> None:
+            try:
+                found.set_result(connect())
+            except BaseException as error:
+                found.set_exception(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=run, name="connect", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost is not None or found.done())
+            self.raise_lost()
+        return found.result()
+
+    def end_loading(self) -> dict[int, dict[str, Held]]:
+        """Wait until all ranks are ready, and return what each keeps. Raises DeviceLost."""
+        memory = {rank: ready.memory for rank, ready in self.expect(Ready).items()}
+        self._is_loading = False
+        self.forget_folder()
+        return memory
 
     def close(self) -> None:
         """Let all of them end."""
@@ -239,16 +274,26 @@ class Processes:
                 self._said[rank].append(message)
                 self._changed.notify_all()
         if self._has_waited():
-            self._lose(self._who_stalls())
+            self._lose(f"{self._what_took_long()}: {self._who_stalls()} did not go on")
 
     def _has_waited(self) -> bool:
-        """Whether a step takes too long. Time counts only while this process itself runs."""
+        """Whether a step takes too long, or loading stands still.
+
+        Time counts only while this process itself runs.
+        """
         passed_s = min(time.monotonic() - self._looked_s, 2 * _LOOK_S)
-        self._looked_s, running = time.monotonic(), self._running
-        if running != self._waited_for:
-            self._waited_for, self._waited_s = running, 0.0
+        self._looked_s, loads, running = time.monotonic(), self._is_loading, self._running
+        waits_for = self.progress.tolist() if loads else running
+        if waits_for != self._waited_for:
+            self._waited_for, self._waited_s = waits_for, 0.0
         self._waited_s += passed_s
-        return running > 0 and self._waited_s > self.step_timeout_s
+        most_s = LOADING_TIMEOUT_S if loads else self.step_timeout_s
+        return (loads or running > 0) and self._waited_s > most_s
+
+    def _what_took_long(self) -> str:
+        if self._is_loading:
+            return f"loading has stood still for {LOADING_TIMEOUT_S:g} s"
+        return f"a step has taken {self.step_timeout_s:g} s"
 
     def _lose(self, line: str) -> None:
         """End all ranks, and wake those who wait for one."""
@@ -291,11 +336,10 @@ class Processes:
         return f"has ended with status {status}"
 
     def _who_stalls(self) -> str:
-        """Return the rank that has come least far in a step that takes too long."""
+        """Return the names of the ranks that have come least far."""
         far = self.progress.tolist()
         late = [rank for rank in range(1, self.count) if far[rank] == min(far)]
-        names = " and ".join(map(self._name, late)) if min(far) < far[0] else "the ranks"
-        return f"a step has taken {self.step_timeout_s:g} s: {names} did not go on"
+        return " and ".join(map(self._name, late)) if min(far) < far[0] else "the ranks"
 
 
 def map_progress(folder: Path, count: int) -> Any:

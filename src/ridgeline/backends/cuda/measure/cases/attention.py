@@ -59,12 +59,17 @@ def attends(part: Part) -> Iterator[Case]:
     longer = 0 if part.is_tiny else _LONGER
     mixed = [(a + longer, b + longer) if i == 1 else (a, b) for i, (a, b) in enumerate(MIXED)]
     singles = [(a + longer, b + longer) if not i else (a, b) for i, (a, b) in enumerate(_SINGLES)]
-    for heads, how in SMALL if part.is_tiny else _OF_MODELS:
-        named = " ".join([f"{name} {value}" for name, value in how.items()])
-        what = f"attend {named_heads(heads)} {named}".rstrip()
+    for what, heads, how in kinds_of_heads(part):
         for of, pieces in (("mixed", mixed), ("single tokens", singles)):
             name = f"{what}, {of}"
             yield name, partial(_attend, part, name, heads, pieces, how)
+
+
+def kinds_of_heads(part: Part) -> Iterator[tuple[str, Heads, dict[str, Any]]]:
+    """Yield a name, heads, and what is beside them (arguments of ``texts``)."""
+    for heads, how in SMALL if part.is_tiny else _OF_MODELS:
+        named = " ".join([f"{name} {value}" for name, value in how.items()])
+        yield f"attend {named_heads(heads)} {named}".rstrip(), heads, how
 
 
 def named_heads(heads: Heads) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.backends.cuda.layer_spec import HeadSpec
-from ridgeline.backends.cuda.measure.cases.attention import named_heads
+from ridgeline.backends.cuda.measure.cases.attention import Heads, kinds_of_heads
 from ridgeline.backends.cuda.measure.cases.layers import ACTIVATIONS
 from ridgeline.backends.cuda.measure.inputs.adapters import adapters, plan_of
 from ridgeline.backends.cuda.measure.inputs.attention import heads_inputs, texts
@@ -32,7 +32,6 @@ from ridgeline.backends.cuda.packed import pack
 from ridgeline.backends.cuda.step.graphs import SIZES
 
 _CUTS = ((1299, 1300), (1290, 1300), (600, 1300), (37, 1101), (0, 3))
-_LATENT = ((16, 1, 576), 64), ((128, 1, 576), 64)
 F32 = torch.float32
 
 
@@ -47,20 +46,17 @@ def _cases(part: Part) -> Iterator[Case]:
 
 
 def _attentions(part: Part) -> Iterator[Case]:
-    for name, shape in models(part).items():
-        yield f"{name} attention", partial(_attention, part, name, shape.of_heads, 0)
-    for heads, value_at in (((4, 1, 24), 8),) if part.is_tiny else _LATENT:
-        name = f"latents {named_heads(heads)}"
-        yield name, partial(_attention, part, name, heads, value_at)
+    for name, heads, how in kinds_of_heads(part):
+        yield name, partial(_attention, part, name, heads, how)
 
 
-def _attention(part: Part, name: str, heads: tuple[int, int, int], value_at: int) -> None:
-    whole = texts(part, heads, [(0, 1300)], value_at=value_at)
+def _attention(part: Part, name: str, heads: Heads, how: dict[str, Any]) -> None:
+    whole = texts(part, heads, [(0, 1300)], **how)
     wanted = part.ops.attend(*whole.given())
     for start, end in _CUTS:
         found = part.ops.attend(*whole.piece(start, end).given())
         is_same = torch.equal(found, wanted[start:end])
-        part.same_bits(f"{name} attention, tokens {start} to {end} alone", is_same)
+        part.same_bits(f"{name}, tokens {start} to {end} alone", is_same)
 
 
 def _by_matrix(part: Part, claim: Callable[..., None]) -> Iterator[Case]:
