@@ -401,6 +401,7 @@ def test_warnings_and_assumptions_name_what_may_mislead() -> None:
     assert "a100-80-sxm has no fp8 units" in text
     found = plan(PUBLISHED["qwen3-235b-a22b"]["config"], on="b200-sxm", tensor_parallel_size="8")
     assert any("8 ranks share 4 key and value heads: 2 of them" in a for a in found.assumptions)
+    found = plan(PUBLISHED["llama-3.1-8b"]["config"], on="gaudi3")
     assert any("label in decimal GB" in warning for warning in found.warnings)
     lpu = plan(PUBLISHED["mistral-7b-v0.1"]["config"], on="groq-lpu-v1")
     chips = -(-(lpu.best.ledger.weights_bytes + lpu.best.ledger.kv_bytes) // 230_000_000)

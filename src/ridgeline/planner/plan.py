@@ -355,8 +355,13 @@ def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iter
 
 def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
-    if not device.is_measured:
+    if device.memory_known == "label":
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
+    if device.memory_known == "estimated":
+        yield (
+            f"{device.id}: its capacity is estimated, within 1 %: what its driver reports, less "
+            f"what drivers keep"
+        )
     if device.confidence == "low":
         yield f"{device.id}: facts of low confidence ({device.source})"
     if form == "fp8" and cannot_compute(device, form):
