@@ -321,6 +321,12 @@ def row_of(placement: Placement) -> dict[str, Any]:
 def _assumptions(subject: ModelSpec, wishes: PlanFlags, best: Placement) -> Iterator[str]:
     shape, setting, engine = subject.shape, best.setting, best.setting.engine
     yield from shape.assumptions
+    if subject.stored is None and wishes.weights_memory is None:
+        for tower in shape.towers:
+            yield (
+                f"only the half that reads text is counted, not the one of {tower}: "
+                f"--weights-memory says the size of both"
+            )
     if wishes.context is None:
         yield f"sequences of {setting.context:,} tokens: --context says otherwise"
     is_ours = is_on_gpu(engine, best.device)
