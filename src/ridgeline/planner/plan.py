@@ -126,9 +126,11 @@ def plan_for(
     shape = subject.shape
     subject = replace(subject, adapters=adapter_room(wishes, subject.checkpoint))
     wishes, asked, clients = _clients(wishes, asked)
-    load = load_of(asked) if asked is not None and asked.is_given else None
+    load, cut = load_of(asked) if asked is not None and asked.is_given else None, ""
     if load is not None:
         longest = min(wishes.context or shape.max_position, shape.max_position) or load.longest
+        if load.longest > longest:
+            cut = f"requests of more than {longest:,} tokens end there, as the context does"
         load = load.cut(longest)
         wishes = replace(wishes, context=wishes.context or load.longest)
     usual = HERE if subject.checkpoint is not None else ALL
@@ -156,7 +158,7 @@ def plan_for(
         if compare_published
         else None
     )
-    taken_for += clients
+    taken_for += [*clients, *([cut] if cut else [])]
     assumptions = [*taken_for, *_assumptions(subject, wishes, best)]
     warnings = [*left_out, *_warnings(subject, best)]
     choices: tuple[CapacityOption, ...] = ()
@@ -195,8 +197,14 @@ def _clients(
             f"--concurrency {wishes.concurrency} is about memory alone: with --buy, --users says "
             "how many people ask at the same time"
         )
-    if any((asked.request_rate, asked.max_concurrency, asked.trace_file)):
-        return wishes, asked, []  # then it says how many must fit at once
+    if asked.request_rate or asked.trace_file or asked.max_concurrency:
+        if asked.max_concurrency == wishes.concurrency:
+            return wishes, asked, []
+        raise ValueError(
+            f"--concurrency {wishes.concurrency} is about memory alone, and the load says how many "
+            "requests are served at once: give --max-concurrency for a number of clients, or "
+            "--max-num-seqs for the most sequences that the engine runs"
+        )
     said = f"--concurrency {wishes.concurrency}: clients that each ask again (--max-concurrency)"
     asked = replace(asked, max_concurrency=wishes.concurrency)
     return replace(wishes, concurrency=None), asked, [said]
