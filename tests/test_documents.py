@@ -24,8 +24,6 @@ from tests.documents import (
 from tests.physics.published import PUBLISHED
 
 PAGES = pages()
-QUICK = [path for path in PAGES if read_page(path).tolerance is not None]
-MEASURED = [path for path in PAGES if path not in QUICK]
 
 
 def check_page(path: Path, folder: Path) -> None:
@@ -39,14 +37,9 @@ def check_page(path: Path, folder: Path) -> None:
         assert differences(shown, drawn, page.tolerance) == []
 
 
-@pytest.mark.parametrize("path", QUICK, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_shows_what_its_command_prints_and_draws(path: Path, tmp_path: Path) -> None:
-    check_page(path, tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
-def test_a_page_shows_what_its_command_measures(path: Path, tmp_path: Path) -> None:
+    """Also of the two pages that measure: each takes less than a minute of a quiet machine."""
     check_page(path, tmp_path)
 
 

@@ -44,7 +44,22 @@ def shape_of(model: str) -> ModelShape:
         ("llama-3.1-8b", "q5_k_m", 5.33),
         ("llama-3.1-8b", "q6_k", 6.14),
         ("llama-3.1-8b", "q8_0", 7.96),
+        # The quantiser's page, of Llama 3.1 8B.
+        ("llama-3.1-8b", "iq1_s", 1.87),
+        ("llama-3.1-8b", "iq1_m", 2.01),
+        ("llama-3.1-8b", "iq2_xxs", 2.23),
+        ("llama-3.1-8b", "iq2_xs", 2.42),
+        ("llama-3.1-8b", "iq2_s", 2.56),
+        ("llama-3.1-8b", "iq2_m", 2.74),
+        ("llama-3.1-8b", "IQ3_XXS", 3.04),
+        ("llama-3.1-8b", "iq3_xs", 3.27),
+        ("llama-3.1-8b", "iq3_s", 3.42),
+        ("llama-3.1-8b", "iq3_m", 3.52),
+        ("llama-3.1-8b", "iq4_xs", 4.17),
+        ("llama-3.1-8b", "iq4_nl", 4.38),
+        ("llama-3.1-8b", "q2_k_s", 2.78),
         # llama-bench's tables.
+        ("gpt-oss-20b", "mxfp4_moe", 11.27),
         ("llama-3.1-70b", "q4_k_m", 39.59),
         ("llama-3.1-70b", "q8_0", 69.82),
         ("llama-2-7b", "q4_0", 3.56),
@@ -112,6 +127,20 @@ LISTED: dict[str, dict[str, dict[str, list[int]]]] = {
         "down_proj": {"q5_k": [0, 1, 2], "q4_k": [*range(3, 48)]},
     },
     "q6_k": {},
+    "iq1_s": {
+        "qkv": {"q4_k": [i for i in range(48) if i % 4 != 3]},
+        "v_proj": {"q4_k": [*range(3, 48, 4)]},
+        "o_proj": {"iq2_xxs": [*range(3, 48, 4)]},
+        "down_proj": {"q2_k": [0, 1, 2]},  # each with a shared expert: six tensors
+    },
+    "iq3_xs": {
+        "qkv": {"q4_k": [i for i in range(48) if i % 4 != 3]},
+        "q_proj": {"iq3_xxs": [*range(3, 48, 4)]},
+        "k_proj": {"iq3_xxs": [*range(3, 48, 4)]},
+        "v_proj": {"q4_k": [*range(3, 48, 4)]},
+        "gate_proj": {"iq3_xxs": [*range(6, 42)]},
+        "up_proj": {"iq3_xxs": [*range(6, 42)]},
+    },
 }  # fmt: skip
 
 
@@ -160,6 +189,40 @@ def test_beside_8_experts_some_mixes_widen_what_leads_out_of_attention(
     mix = Mix(name, 32, per_key=4, num_experts=8)
     assert mix.format_of("out", 5, 4096) == expected
     assert {mix.format_of("key", 5, 4096), mix.format_of("value", 5, 4096)} == {"q8_0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("iq1_s", ["q4_k", "q4_k", "q5_k", "iq1_s"]), ("iq2_m", ["q4_k", "q4_k", "q5_k", "iq2_s"]),
+     ("iq3_xxs", ["q8_0", "q8_0", "q5_k", "iq2_s"]), ("iq3_m", ["q8_0", "q8_0", "q5_k", "iq3_s"])],
+)  # fmt: skip
+def test_mixes_of_few_bits_beside_8_experts(name: str, expected: list[str]) -> None:
+    mix = Mix(name, 32, per_key=4, num_experts=8)
+    found = [mix.format_of(role, 16, 4096) for role in ("key", "value", "out", "query")]
+    assert found == expected
+    assert mix.format_of("down", 12, 4096) == ("q4_k" if name == "iq3_m" else MIXES[name])
+
+
+def test_embedding_head_and_values_of_mixes_of_few_bits() -> None:
+    mix = Mix("iq2_m", 80, per_key=8)
+    found = [mix.format_of(role, 40, 8192) for role in ("embedding", "head", "value")]
+    assert found == ["iq3_s", "q5_k", "q4_k"]  # the 70B of other mixes has values in q5_k
+    assert Mix("iq2_xs", 32).format_of("value", 40, 4096) == "q2_k"
+    tied = Mix("iq1_s", 32, is_tied=True)
+    assert [tied.format_of("embedding", 0, columns) for columns in (4096, 576)] == ["q5_k", "q8_0"]
+    assert tied.format_of("down", 20, 576) == "iq4_nl"
+
+
+def test_only_experts_of_mxfp4_moe_are_in_mxfp4() -> None:
+    up = Matrix("mlp.experts.up_proj", "experts", 512, 2048, copies=512)
+    where = "model.layers.3.mlp.experts.up_proj"
+    assert format_in("qwen3-next-80b-a3b", "mxfp4_moe", where, up) == "mxfp4"
+    shared = Matrix("mlp.shared_experts.up_proj", "experts", 512, 2048)
+    where = "model.layers.3.mlp.shared_experts.up_proj"
+    assert format_in("qwen3-next-80b-a3b", "mxfp4_moe", where, shared) == "q8_0"
+    for part in ("embed_tokens", "lm_head"):
+        matrix = Matrix(part, "embedding", 1000, 2048, linear=part == "lm_head")
+        assert format_in("qwen3-next-80b-a3b", "mxfp4_moe", f"model.{part}", matrix) == "q8_0"
 
 
 @pytest.mark.parametrize(

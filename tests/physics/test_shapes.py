@@ -11,6 +11,7 @@ import pytest
 from ridgeline.arch.model import ModelArch
 from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config
+from ridgeline.models.tensors import ModelFileError
 from ridgeline.physics import costs
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import ModelShape, active_params, mtp_params, weight_params
@@ -208,8 +209,38 @@ def test_the_text_of_a_model_with_pictures_says_what_is_not_counted() -> None:
     text = {**CONFIG, "model_type": "llama"}
     outer = {"model_type": "llava", "text_config": text, "vision_config": {"hidden_size": 1152}}
     shape = shape_of_config(outer)
-    assert shape.not_counted == ("vision_config",)
+    assert (shape.towers, shape.not_counted) == (("vision_config",), ())
     assert weight_params(shape) == weight_params(shape_of_config(text))
+
+
+# GLM-5: "744B parameters (40B active)". What else its config says is DeepSeek-V3's.
+GLM_5: dict[str, Any] = PUBLISHED["deepseek-v3"]["config"] | {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "head_dim": 64,
+    "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048,
+    "indexer_rope_interleave": True, "intermediate_size": 12288, "kv_lora_rank": 512, "n_group": 1,
+    "num_attention_heads": 64, "num_hidden_layers": 78, "num_key_value_heads": 64,
+    "q_lora_rank": 2048, "qk_head_dim": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "topk_group": 1, "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
+
+
+def test_an_indexer_of_sparse_attention_is_counted() -> None:
+    shape = shape_of_config(GLM_5)
+    assert weight_params(shape) == pytest.approx(744e9, rel=5e-4)
+    assert active_params(shape) == pytest.approx(40e9, rel=0.05)
+    assert shape.layers[0].cache.values_per_token() == 512 + 64 + 128  # and the indexer's key
+    assert any("index_topk" in line for line in shape.assumptions)
+    shared = ["full", "full", *["shared"] * 76]
+    fewer = shape_of_config(GLM_5 | {"indexer_types": shared})
+    of_one = 32 * 128 * 2048 + (128 + 32) * 6144 + 2 * 128
+    assert weight_params(shape) - weight_params(fewer) == 76 * of_one
+    assert fewer.layers[2].cache.values_per_token() == 512 + 64
+    v3 = PUBLISHED["deepseek-v3"]["config"]
+    indexer = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+    with pytest.raises(ModelFileError, match="index_head_dim"):
+        shape_of_config(v3 | indexer)
+    v32 = v3 | indexer | {"architectures": ["DeepseekV32ForCausalLM"]}
+    assert weight_params(shape_of_config(v32)) > weight_params(shape_of_config(v3))
 
 
 GEMMA_4: dict[str, Any] = {
@@ -229,11 +260,8 @@ def test_gemma_4_has_the_shape_of_the_model_that_the_engine_runs(name: str) -> N
     assert [layer.mlp_values for layer in shape.layers] == [
         layer.mlp_values for layer in same.layers
     ]
-    assert set(shape.not_counted) <= {
-        "vision_config",
-        "audio_config",
-        "vision_soft_tokens_per_image",
-    }
+    assert shape.not_counted == ()
+    assert set(shape.towers) <= {"vision_config", "audio_config"}
 
 
 def test_shared_keys_and_values_halve_what_a_cache_holds() -> None:

@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from ridgeline.models.facts import Facts
@@ -33,16 +34,20 @@ from ridgeline.models.families.table import Family, const
 from ridgeline.models.families.understood import insist
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import ModelShape
+from ridgeline.physics.shapes import Matrix, ModelShape
 
 _MOST_LETTERS = 80  # of a family's name
-# Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
-_WEIGHTS_ALONE = (
-    "vision_config", "audio_config", "laurel_rank", "hidden_size_per_layer_input",
-    "vocab_size_per_layer_input", "altup_num_inputs", "altup_active_idx",
-    "activation_sparsity_pattern", "image_token_index", "mm_tokens_per_image", "vision_soft_tokens",
-    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
+_TOWERS = ("vision_config", "audio_config")
+_OF_TOWERS = (
+    "image_token_index", "mm_tokens_per_image", "vision_soft_tokens", "audio_soft_tokens_per_image",
+    "vision_soft_tokens_per_image",
 )  # fmt: skip
+# Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
+_NOT_COUNTED = (
+    "laurel_rank", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "altup_num_inputs",
+    "altup_active_idx", "activation_sparsity_pattern",
+)  # fmt: skip
+_WEIGHTS_ALONE = (*_TOWERS, *_OF_TOWERS, *_NOT_COUNTED)
 # Facts that change no size, but for the same names of a layer.
 _ARITHMETIC = frozenset((
     "activation", "embed_scale", "gate_scale", "in_scale", "jitter", "key_scale", "logit_scale",
@@ -50,6 +55,7 @@ _ARITHMETIC = frozenset((
     "residual_scale", "router", "scale", "slopes", "softcap",
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
+_OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size depends on it.
 _OF_ROPE = (
@@ -122,10 +128,15 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
         )
     shape = _counted(values, family, name, where)
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
-    left = [key for key in _WEIGHTS_ALONE if values.get(key)]
+    left = [key for key in _NOT_COUNTED if values.get(key)]
     if "layer.input_size" in family.facts:
         left = [key for key in left if key not in counted]
-    return replace(shape, not_counted=tuple(left), assumptions=assumptions)
+    return replace(
+        shape,
+        not_counted=tuple(left),
+        towers=tuple(key for key in _TOWERS if values.get(key)),
+        assumptions=(*assumptions, *shape.assumptions),
+    )
 
 
 def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> ModelShape:
@@ -142,8 +153,42 @@ def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -
         of_sizes = replace(of_sizes, facts=facts, outer=outer)
     layers, _ = layers_from_config(config, of_sizes)
     arch = model_of(config, of_sizes, layers, {}, max_position=context)
+    shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
+    if _OF_INDEXER in family.unused:
+        shape = _with_indexer(shape, config)
     _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
-    return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
+    return shape
+
+
+def _with_indexer(shape: ModelShape, config: Facts) -> ModelShape:
+    """Return a model with what chooses the tokens that its attention reads, and the keys of that.
+
+    Each rank has all of it. In some models several layers share a choice.
+    """
+    heads, dim = config.integer("index_n_heads"), config.integer("index_head_dim")
+    q_rank, hidden = config.integer("q_lora_rank"), shape.hidden_size
+    kinds = config.values.get("indexer_types") or []
+    matrices = (
+        Matrix("self_attn.indexer.wq_b", "attention", heads * dim, q_rank),
+        Matrix("self_attn.indexer.wk", "attention", dim, hidden),
+        Matrix("self_attn.indexer.k_norm", "norms", 2 * dim, linear=False),
+        Matrix("self_attn.indexer.weights_proj", "attention", heads, hidden),
+    )
+    layers = tuple(
+        replace(
+            layer,
+            matrices=(*layer.matrices, *matrices),
+            cache=replace(layer.cache, values_per_head=layer.cache.values_per_head + dim),
+        )
+        if kind != "shared"
+        else layer
+        for layer, kind in zip_longest(shape.layers, kinds[: len(shape.layers)])
+    )
+    said = (
+        "an indexer's keys are counted in the type of the cache, where some engines keep 8 bits",
+        f"attention is timed as if it read every token: the choice of {_OF_INDEXER} is not",
+    )
+    return replace(shape, layers=layers, assumptions=said)
 
 
 def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:

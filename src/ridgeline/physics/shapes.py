@@ -109,6 +109,7 @@ class ModelShape:
         fused_qkv: files have queries, keys and values of a layer in one matrix, not three.
         mtp: weights for predicting several tokens, apart: only speculative decoding loads them.
         not_counted: fields whose weights are not in here.
+        towers: the same, of halves that see or hear: the half that reads text runs without them.
         assumptions: what was taken for granted, each a sentence.
     """
 
@@ -125,6 +126,7 @@ class ModelShape:
     fused_qkv: bool = False
     mtp: tuple[Matrix, ...] = ()
     not_counted: tuple[str, ...] = ()
+    towers: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:

@@ -153,7 +153,7 @@ def this_machine() -> Device:
         name="this machine",
         kind="cpu",
         usable_bytes=available_bytes(),
-        is_measured=True,
+        memory_known="seen",
         memory="RAM",
         read_bytes_per_s=0.0 if roof is None else roof.read_bytes_per_s(),
         peak_ops_per_s={},
@@ -182,7 +182,7 @@ def cards_here() -> list[Device]:
             here[device.id] = replace(
                 device,
                 usable_bytes=card.free_bytes,
-                is_measured=True,
+                memory_known="seen",
                 has_passed=gate is not None and gate.is_open,
                 max_ranks=sum(other.name == card.name for other in cards),
             )

@@ -35,7 +35,7 @@ def _mine(num_bytes: int, gb_per_s: float | None, tflops: float | None) -> Devic
         name="device of yours",
         kind="gpu",
         usable_bytes=num_bytes,
-        is_measured=True,
+        memory_known="seen",
         memory="",
         read_bytes_per_s=(gb_per_s or 0.0) * 1e9,
         peak_ops_per_s=peaks,

@@ -126,9 +126,11 @@ def plan_for(
     shape = subject.shape
     subject = replace(subject, adapters=adapter_room(flags, subject.checkpoint))
     flags, asked, clients = _clients(flags, asked)
-    load = load_of(asked) if asked is not None and asked.is_given else None
+    load, cut = load_of(asked) if asked is not None and asked.is_given else None, ""
     if load is not None:
         longest = min(flags.context or shape.max_position, shape.max_position) or load.longest
+        if load.longest > longest:
+            cut = f"requests of more than {longest:,} tokens end there, as the context does"
         load = load.cut(longest)
         flags = replace(flags, context=flags.context or load.longest)
     usual = HERE if subject.checkpoint is not None else ALL
@@ -156,7 +158,7 @@ def plan_for(
         if compare_published
         else None
     )
-    taken_for += clients
+    taken_for += [*clients, *([cut] if cut else [])]
     assumptions = [*taken_for, *_assumptions(subject, flags, best)]
     warnings = [*left_out, *_warnings(subject, best)]
     choices: tuple[CapacityOption, ...] = ()
@@ -195,8 +197,14 @@ def _clients(
             f"--concurrency {flags.concurrency} is about memory alone: with --buy, --users says "
             "how many people ask at the same time"
         )
-    if any((asked.request_rate, asked.max_concurrency, asked.trace_file)):
-        return flags, asked, []  # then it says how many must fit at once
+    if asked.request_rate or asked.trace_file or asked.max_concurrency:
+        if asked.max_concurrency == flags.concurrency:
+            return flags, asked, []
+        raise ValueError(
+            f"--concurrency {flags.concurrency} is about memory alone, and the load says how many "
+            "requests are served at once: give --max-concurrency for a number of clients, or "
+            "--max-num-seqs for the most sequences that the engine runs"
+        )
     said = f"--concurrency {flags.concurrency}: clients that each ask again (--max-concurrency)"
     asked = replace(asked, max_concurrency=flags.concurrency)
     return replace(flags, concurrency=None), asked, [said]
@@ -321,6 +329,12 @@ def row_of(placement: Placement) -> dict[str, Any]:
 def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Iterator[str]:
     shape, setting, engine = subject.shape, best.setting, best.setting.engine
     yield from shape.assumptions
+    if subject.stored is None and flags.weights_memory is None:
+        for tower in shape.towers:
+            yield (
+                f"only the half that reads text is counted, not the one of {tower}: "
+                f"--weights-memory says the size of both"
+            )
     if flags.context is None:
         yield f"sequences of {setting.context:,} tokens: --context says otherwise"
     is_ours = is_on_gpu(engine, best.device)
@@ -355,8 +369,13 @@ def _assumptions(subject: ModelSpec, flags: PlanFlags, best: Placement) -> Itera
 
 def _warnings(subject: ModelSpec, best: Placement) -> Iterator[str]:
     device, form = best.device, best.storage.linear.name.partition(" ")[0]
-    if not device.is_measured:
+    if device.memory_known == "label":
         yield f"{device.id}: its capacity is its label in decimal GB, and not measured"
+    if device.memory_known == "estimated":
+        yield (
+            f"{device.id}: its capacity is estimated, within 1 %: what its driver reports, less "
+            f"what drivers keep"
+        )
     if device.confidence == "low":
         yield f"{device.id}: facts of low confidence ({device.source})"
     if form == "fp8" and cannot_compute(device, form):

@@ -324,6 +324,8 @@ def test_drafts_are_a_part_of_the_question(model: Path) -> None:  # noqa: F811
     flags = (str(model), "--max-concurrency", "1", *SHORT[:2], "--max-tokens", "40", *FEW)
     plain, drafted = document(run(*flags)), document(run(*flags, "--drafts", "4:1"))
     assert drafted["flags"]["drafts"] == "4:1"
+    assert any("smaller model that guesses are not counted" in one for one in drafted["warnings"])
+    assert not any("guesses" in one for one in plain["warnings"])
     assert drafted["total_output_tokens"] == plain["total_output_tokens"]
     assert drafted["duration_s"] < 0.5 * plain["duration_s"]
     wrong = run(*flags, "--drafts", "4")

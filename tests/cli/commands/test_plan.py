@@ -12,7 +12,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from ridgeline.cli.main import app
 from ridgeline.engine_setup.locate import stores
 from ridgeline.planner.memory.known_estimator import published_formula
 from ridgeline.planner.memory.model_spec import subject_of
@@ -196,3 +198,19 @@ def test_a_load_that_makes_no_sense_is_one_line(config: str, tmp_path: Path) -> 
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "'tomorrow'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--port", "9000"), "give --web"),
+        (("--web", "--context", "100"), "beside --web give no others"),
+        (("--web", "--list-devices"), "beside --web give no others"),
+        (("--list-devices", "--format", "json"), "give nothing else"),
+        (("--list-devices", "config.json"), "give nothing else"),
+    ],
+)
+def test_flags_that_would_be_ignored_are_refused(flags: tuple[str, ...], reason: str) -> None:
+    done = CliRunner().invoke(app, ["plan", *flags])
+    assert done.exit_code
+    assert reason in str(done.exception)

@@ -454,6 +454,6 @@ def test_concurrency_beside_lengths_is_the_load() -> None:
     speed = asked.choices[0].tokens_per_s[1]
     assert f" ({speed:,.0f} (" in asked.answer  # what such clients get together
     assert "tokens/s" in asked.answer
-    both = plan(LLAMA, **load, max_concurrency=24, concurrency=2)  # then it is memory
+    both = plan(LLAMA, **load, max_concurrency=24, concurrency=24)  # and room for all of them
     assert both.load is not None
-    assert (both.load.concurrency, both.best.setting.concurrency) == (24, 2)
+    assert (both.load.concurrency, both.best.setting.concurrency) == (24, 24)

@@ -418,6 +418,10 @@ def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> li
         "the client's side is not in these numbers: HTTP, templates, tokenising (--edge)": (
             made.case.edge is None
         ),
+        "guessing takes no time and no memory in these numbers, as looking tokens up takes next to "
+        "none: steps and weights of a smaller model that guesses are not counted": (
+            made.case.drafts is not None
+        ),
     }
     return [text for text, applies in texts.items() if applies]
 

@@ -30,6 +30,7 @@ from ridgeline.planner.memory.placement import Placement
 from ridgeline.planner.purchase_picture import choices_svg
 
 _BAR_CELLS = 40
+_PORT = 8000
 # Shades tell the parts apart where there is no colour.
 _SHADES = {
     "weights": "\u2588", "KV cache": "\u2593", "activations": "\u2592", "framework": "\u2591",
@@ -69,7 +70,7 @@ def plan_command(
     form: Annotated[PlanFormat, typer.Option("--format", help="Output format.")] = PlanFormat.table,
     out: Annotated[Path | None, typer.Option(help="Also draw the plan to this .svg file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a web page for plans instead.")] = False,
-    port: Annotated[int, typer.Option(help="Port of that page; 0 chooses a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port of that page; 0 chooses a free one.")] = _PORT,
     list_devices: Annotated[
         bool, typer.Option("--list-devices", help="List the known devices instead.")
     ] = False,
@@ -81,10 +82,18 @@ def plan_command(
 
     Any config.json will do: of models that this engine does not run as well. No weight is loaded.
     """
+    is_asked = compare_published or out or form is not PlanFormat.table
+    is_asked = is_asked or (plan_flags, asked) != (PlanFlags(), LoadFlags())
+    if port != _PORT and not web:
+        raise UsageError("--port is about the page for plans: give --web")
     if web:
+        if is_asked or list_devices:
+            raise UsageError("the page asks for a plan's flags itself: beside --web give no others")
         _serve(model, port)
         return
     if list_devices:
+        if is_asked or model is not None:
+            raise UsageError("--list-devices lists the catalogue: give nothing else")
         print(devices_table())
         return
     if model is None:

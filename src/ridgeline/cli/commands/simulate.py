@@ -172,16 +172,9 @@ def simulate_command(
         if plan_flags.names_device:
             raise UsageError("--replay serves the requests of its trace here: give no --on")
         of_loads = (like_result, prompt_tokens, new_tokens, answer_tokens, goodput, sweep, csv, out)
-        if any(
-            (
-                *of_loads,
-                edge,
-                drafts,
-                replicas != 1,
-                kills_per_minute != "0",
-                calibration != "newest",
-            )
-        ):
+        given = (endpoint, objective, router, load_per_server, back_after, calibration, replicas)
+        usual = ("chat", "throughput", "least-tokens", False, 10.0, "newest", 1)
+        if any((*of_loads, edge, drafts, kills_per_minute != "0", given != usual)):
             raise UsageError("--replay serves the requests of its trace: give no other load")
         serve_again(replay, model, changes or [], options, diff=diff, timeline_file=timeline)
         return
@@ -196,7 +189,7 @@ def simulate_command(
     question = replace(question, is_load_per_server=load_per_server)
     edges = read_edge(edge) if edge else None
     question = replace(question, edge=edges, calibration=calibration, plan_flags=plan_flags)
-    _check(question, csv, out, is_sweep=bool(sweep))
+    _check(question, options, objective, csv, out, is_sweep=bool(sweep))
     if sweep:
         sweep_loads(question, options, sweep, objective, csv, out)
     elif not simulate_load(question, replace(options, trace=None), _path(options.trace)):
@@ -246,11 +239,14 @@ def _question(
             endpoint = others.get("endpoint", endpoint)
             limits = limits or tuple(others.get("goodput") or ())
         if new_tokens is not None:
+            if like_result is None and load.max_tokens not in (None, new_tokens):
+                raise ValueError("--new-tokens and --max-tokens both say how long answers are")
             load = replace(load, max_tokens=new_tokens)
-        if lengths["prompt_tokens"] is not None and (
-            load.prompts or load.trace_file or load.lengths_from
-        ):
-            raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
+        if lengths["prompt_tokens"] is not None:
+            if load.prompts or load.trace_file or load.lengths_from:
+                raise ValueError("--prompt-tokens makes prompts itself: give no file of others")
+            if like_result is None and load.prompt_words is not None:
+                raise ValueError("--prompt-tokens and --prompt-words both say how long prompts are")
     except ValueError as error:
         raise UsageError(error) from error
     return Scenario(
@@ -263,7 +259,18 @@ def _question(
     )
 
 
-def _check(question: Scenario, csv: Path | None, out: Path | None, *, is_sweep: bool) -> None:
+def _check(
+    question: Scenario,
+    options: Options,
+    objective: str,
+    csv: Path | None,
+    out: Path | None,
+    *,
+    is_sweep: bool,
+) -> None:
+    """Raise UsageError for what makes no sense, or would say nothing without another flag."""
+    if options.speculative_config not in (None, "off"):
+        raise UsageError("a simulation has no texts to guess from: say with --drafts what is right")
     try:
         check_fleet(
             question.replicas, question.router, question.drafts, question.kills_per_minute,
@@ -271,10 +278,28 @@ def _check(question: Scenario, csv: Path | None, out: Path | None, *, is_sweep: 
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(error) from error
-    if (csv or out) and not is_sweep:
-        raise UsageError("--csv and --out are about a table: give --sweep")
+    if not is_sweep:
+        if csv or out:
+            raise UsageError("--csv and --out are about a table: give --sweep")
+        if objective != "throughput":
+            raise UsageError("--objective chooses among the rows of a table: give --sweep")
+        _check_alone(question)
     if out is not None and out.suffix.lower() != ".svg":
         raise UsageError(f"--out {out}: the picture is SVG, so its name ends in .svg")
+
+
+def _check_alone(question: Scenario) -> None:
+    """Raise UsageError for what says nothing of one simulation, without another flag."""
+    usual = Scenario(model=question.model, load=question.load)
+    if question.replicas == 1 and question.router != usual.router:
+        raise UsageError("--router chooses among servers: give --replicas")
+    if question.replicas == 1 and question.is_load_per_server:
+        raise UsageError("--load-per-server is about several: give --replicas")
+    never_fail = question.kills_per_minute == usual.kills_per_minute
+    if never_fail and question.back_after_s != usual.back_after_s:
+        raise UsageError("--back-after is about servers that fail: give --kills-per-minute")
+    if question.load.think_s and question.load.turns == 1:
+        raise UsageError("--think-s stands between the turns of a session: give --turns")
 
 
 def _path(trace: str | Path | None) -> Path | None:

@@ -91,6 +91,10 @@ class Workload:
                 "say how requests arrive: --request-rate or --trace-file (open loop), or "
                 "--max-concurrency (closed loop); both at once would hide the waiting"
             )
+        if self.burstiness != 1 and (self.request_rate is None or self.trace_file is not None):
+            raise ValueError(
+                "--burstiness is about requests at a rate: give --request-rate, and no trace"
+            )
         for name in ("request_rate", "burstiness"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
@@ -111,6 +115,9 @@ class Workload:
             raise ValueError(
                 f"--trace-file already has its sessions, so it cannot be used with {flag}"
             )
+        if self.prompts is not None and (self.prompt_words is not None or self.prefix_share):
+            flag = "--prompt-words" if self.prompt_words is not None else "--prefix-share"
+            raise ValueError(f"--prompts says what is asked: {flag} is about random words")
         is_bound = self.trace_file is not None or self.lengths_from is not None
         for name in ("prompt_words", "max_tokens"):
             if parse_length(getattr(self, name) or "1", name)[1] and is_bound:

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from ridgeline.physics.formats.gguf_mixes import Mix, Role
 from ridgeline.physics.shapes import Matrix, ModelShape
 
-# Last steps of names. What is not here is of no role: queries, gates, routers and so on.
+# Last steps of names. What is not here is of no role: routers, projections of states and so on.
 _ROLES: dict[str, Role] = {
     "embed_tokens": "embedding",
     "embed_tokens_per_layer": "embedding",
     "lm_head": "head",
+    "q_proj": "query",
     "k_proj": "key",
     "v_proj": "value",
     "kv_b_proj": "value",
     "qkv": "value",
+    "up_proj": "up",
+    "gate_proj": "up",
     "down_proj": "down",
     "o_proj": "out",
 }
@@ -46,7 +49,7 @@ class MixedModules:
         if steps[-1] == _KEPT:
             return "bf16"
         layer = int(steps[steps.index("layers") + 1]) if "layers" in steps else 0
-        return self.mix.format_of(role, layer, matrix.columns)
+        return self.mix.format_of(role, layer, matrix.columns, is_expert=matrix.copies > 1)
 
 
 def mixed_modules(name: str, shape: ModelShape) -> MixedModules:
@@ -57,10 +60,15 @@ def mixed_modules(name: str, shape: ModelShape) -> MixedModules:
 def mix_of(name: str, shape: ModelShape) -> Mix:
     """Return a mix of ``MIXES`` for a model."""
     copies = (matrix.copies for layer in shape.layers for matrix in layer.matrices)
+    downs = (
+        sum(matrix.name.endswith(".down_proj") for matrix in layer.matrices)
+        for layer in shape.layers
+    )
     return Mix(
         name,
         num_layers=len(shape.layers),
         per_key=shape.num_heads // max(1, shape.num_kv_heads),
         num_experts=max(copies, default=1),
         is_tied=shape.is_tied,
+        num_down=max(1, *downs),
     )

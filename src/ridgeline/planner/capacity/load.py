@@ -161,12 +161,28 @@ class LoadFlags:
             raise ValueError(f"--replicas is {self.replicas!r}: it must be a whole number or auto")
         for text in self.slo:
             parse_slo(text)
+        self._check_alone()
         if self.is_given and self.trace_file is None and not (
             self.prompt_tokens and self.new_tokens
         ):  # fmt: skip
             raise ValueError(
                 "a plan for a load needs lengths: --prompt-tokens and --new-tokens, or --trace-file"
             )
+
+    def _check_alone(self) -> None:
+        """Raise ValueError for a flag that says nothing without another one."""
+        if self.burstiness != 1 and (self.request_rate is None or self.trace_file is not None):
+            raise ValueError(
+                "--burstiness is about requests at a rate: give --request-rate, and no trace"
+            )
+        needs = {"spot": ("evictions_per_hour", "notice"),
+                 "buy": ("usd_per_kwh", "years", "hours_per_day")}  # fmt: skip
+        for flag in fields(self):
+            for needed, names in needs.items():
+                if flag.name not in names or getattr(self, needed):
+                    continue
+                if getattr(self, flag.name) != flag.default:
+                    raise ValueError(f"{_flag(flag.name)} needs --{needed}")
 
     def _complete_buying(self) -> None:
         """Fill in what a purchase is planned for unless more is said; raise ValueError as above."""

@@ -38,6 +38,15 @@ ROWS = (
         runs=False,
         defaults={"num_key_value_heads": None},
     ),
+    row(  # an indexer is counted beside it (counting)
+        "deepseek_v32",
+        like="deepseek_v3",
+        types="deepseek_v32 glm_moe_dsa",
+        hf="DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM",
+        runs=False,
+        unused="head_dim index_topk index_topk_freq index_skip_topk_offset layer_types "
+        "index_share_for_mtp_iteration indexer_types mlp_layer_types num_experts",
+    ),
     row(
         "gptj",
         hf="GPTJForCausalLM",
