@@ -204,9 +204,10 @@ def t46(model: Path, count: int, rng: Random) -> str:
 
 
 def t47(model: Path, count: int, rng: Random) -> str:
-    return used(("packed", "calibration", "trace", "stores"), count, rng)
+    return used(_KEPT, count, rng)
 
 
+_KEPT = ("packed", "kernels", "kv_disk", "digest", "calibration", "trace", "stores")
 DAMAGED = (t45, t46, t47)
 
 if __name__ == "__main__":

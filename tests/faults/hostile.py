@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import json
 import math
+import os
 import random
 import time
 from pathlib import Path
@@ -115,6 +116,11 @@ def t06(model: Path, count: int, rng: random.Random) -> str:
     return f"{count}/{count} refused or hung up on ({', '.join(sorted(statuses))})"
 
 
+# Who asks is in the same interpreter; B01 has the loop's silence of a server alone. Beside other
+# tests the loop waits for a processor too.
+_MOST_LATE_S = 0.5 if "PYTEST_VERSION" in os.environ else 0.1
+
+
 class Lag:
     """How late the event loop is, looked at every 2 ms."""
 
@@ -142,13 +148,17 @@ def t08(model: Path, count: int, rng: random.Random) -> str:
     statuses: dict[int, int] = {}
     times: list[tuple[int, float]] = []
     with watched(model, growth_mib=64 + count // 128) as watch:
-        lag = Lag(watch.served.loop)
+        late_s: list[float] = []
         for _, text in texts:
-            for path, body in ((COMPLETE, {"prompt": text}), ("/tokenize", {"prompt": text})):
-                status, _ = watch.ask(body, path)
+            data = json.dumps({"prompt": text}).encode()  # which holds the interpreter
+            lag = Lag(watch.served.loop)
+            for path in (COMPLETE, "/tokenize"):
+                status, _ = watch.send(path, data)
                 assert status in (200, 400, 413)
                 statuses[status] = statuses.get(status, 0) + 1
-        lag.stop()
+            lag.stop()
+            late_s += lag.late_s
+        assert p99(late_s) < _MOST_LATE_S, p99(late_s)
         encode = watch.served.llm.tokenizer.encode
         longest = watch.served.running.service.prompts.max_bytes
         for n in (longest * 8, longest * 64):
@@ -166,7 +176,7 @@ def t08(model: Path, count: int, rng: random.Random) -> str:
     assert max(exponents) < 1.6, exponents  # what is not linear is quadratic; caches cost a little
     return (
         f"{len(texts)} prompts up to {texts[-1][0]} characters: {statuses}; tokenising grows with "
-        f"exponent {max(exponents):.2f} at most; loop late by {1e3 * p99(lag.late_s):.0f} ms (p99)"
+        f"exponent {max(exponents):.2f} at most; loop late by {1e3 * p99(late_s):.0f} ms (p99)"
     )
 
 

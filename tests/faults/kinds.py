@@ -5,7 +5,9 @@ They are used as the program uses them; what comes of it ``tests.faults.files`` 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +21,7 @@ import typer
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.kept import all_of, save_calibration
+from ridgeline.backends.cpu.emit.compile import _kept
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
@@ -27,6 +30,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.hub.find import NotPulledError, find_model
 from ridgeline.hub.places import Stores
+from ridgeline.models.identity import contents
 from ridgeline.models.identity.contents import Contents
 from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
@@ -34,6 +38,7 @@ from tests.api.test_llm import HELLO, write_model
 from tests.faults import damage
 from tests.foresight.runs import recorded
 from tests.foresight.step_time.test_monitor import heard, known, served
+from tests.kv_disk import test_segments
 from tests.models import tiny
 from tests.models.encoders import write_encoder
 from tests.tiny import PLAIN, checkpoint
@@ -226,6 +231,58 @@ def _packed(folder: Path, seed: int) -> Use:
     return use
 
 
+def _kernels(folder: Path, seed: int) -> Use:
+    """What is read is the code that was written, or nothing: no other is run."""
+    path, code = folder / "k.o", _random(seed, -1).randbytes(3000)
+    good = hashlib.sha256(code).digest() + code
+
+    def use(number: int) -> None:
+        content = damage.damaged_bytes(good, _random(seed, number))
+        path.write_bytes(content)
+        assert _kept(path) == (code if content == good else None)
+
+    return use
+
+
+def _kv_disk(folder: Path, seed: int) -> Use:
+    """Each block is read as it was written, or not at all; and new ones are written and read."""
+    path = test_segments.filled(folder, 8)
+    good = path.read_bytes()
+
+    def use(number: int) -> None:
+        shutil.rmtree(path.parent)
+        path.parent.mkdir()
+        path.write_bytes(damage.damaged_bytes(good, _random(seed, number)))
+        segments = test_segments.opened(folder)
+        try:
+            test_segments.found(segments, 8)
+            segments.append(test_segments.record(9))
+            assert test_segments.read(segments, 9) == test_segments.record(9)
+        finally:
+            segments.close()
+
+    return use
+
+
+def _digest(folder: Path, seed: int) -> Use:
+    """A model's digest is that of its file, whatever became of what was kept of it."""
+    model, kept = folder / "m.gguf", folder / "kept"
+    kept.mkdir()
+    model.write_bytes(_random(seed, -1).randbytes(3000))
+    contents._WORTH_KEEPING_BYTES = 1
+    wanted = Contents({"m": model}).digest(kept)
+    (path,) = kept.iterdir()
+    good = path.read_bytes()
+
+    def use(number: int) -> None:
+        rng = _random(seed, number)
+        content = damage.as_json(damage.damaged_value(json.loads(good), rng), rng)
+        path.write_bytes(damage.damaged_bytes(good, rng) if rng.random() < 0.5 else content)
+        assert Contents({"m": model}).digest(kept) == wanted
+
+    return use
+
+
 def _calibration(folder: Path, seed: int) -> Use:
     score = heard(PredictionMonitor(known(source="served")), served())
     path = save_calibration(folder, score.calibration)
@@ -330,6 +387,9 @@ KINDS: dict[str, Callable[[Path, int], Use]] = {
     "template": _template,
     "adapter": _adapter,
     "packed": _packed,
+    "kernels": _kernels,
+    "kv_disk": _kv_disk,
+    "digest": _digest,
     "calibration": _calibration,
     "trace": _trace,
     "stores": _stores,

@@ -1,10 +1,14 @@
-"""Random schemas, and texts beside them that fit or just miss: the same for the same seed."""
+"""Random schemas, and texts beside them that fit or just miss: the same for the same seed.
+
+Their numbers are of every size: JSON sets none, programs read doubles.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import random
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any
 
 NAMES = ("a", "b", "c", "ab", "x_a", "x_1", "é", 'q"', "t\t", "n\n", "\\", "1", "", "日本")
@@ -18,13 +22,27 @@ NUMBERS: tuple[int | float, ...] = (
     2**31, 2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, 2**64, 10**19, 10**20,
     1e16, 1e21, 123456.789,
 )  # fmt: skip
+_BEYOND = 1e999  # what ``as_json`` spells 1E400, which no double holds
+EXTREMES: tuple[int | float, ...] = (
+    -0.0, 5e-324, 1e-320, -1e-320, 1e-300, 1e-100, -1e-30, 1e-18, 1e22, 1e30, 1e100, 1e300, -1e308,
+    1e308, 1.7976931348623157e308, 2**1023, 2**1024, 2**1024 - 2**970, 10**30, 10**399,
+    10**400 - 1, -(10**400) + 1, 10**400, _BEYOND, -_BEYOND,
+)  # fmt: skip
+SPELLINGS = ("-0", "-0.0", "0e0", "1E400", "-1E400", "1e-400", "1e308", "9e308", "1E+27", "1e279",
+             "1e280", "1" + "0" * 399, "9" * 400, "0." + "0" * 320 + "1")  # fmt: skip
 PATTERNS = (
     "^a", "b$", "^[a-c]{1,3}$", "x|^y", "^x_", "^\\d+$", "\\w", "^\\S+$", "[^a]", "^(a|b)+$", "^$",
     ".", "^(?!ab)[ab]*$", "^[-+.]?\\d*\\.?\\d+$", "a{2}", "^x_[1a]$", "é", "\\W", "\\D",
 )  # fmt: skip
 FORMATS = ("date", "time", "ipv4", "ipv6", "email", "uuid", "password", "int32", "uri-reference")
 STEPS = (1, 2, 3, 5, 7, 10, 0.5, 0.25, 0.1, 0.01, 100)
+EXTREME_STEPS = (1e-320, 1e-100, 1e-20, 1e-9, 2**53 + 1, 10**30, 1e100, 1e308, 10**399, _BEYOND)
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+def as_json(value: Any) -> str:
+    """A schema as its text, whose numbers may be ones that Python's floats do not hold."""
+    return json.dumps(value).replace("Infinity", "1E400")
 
 
 class Maker:
@@ -86,13 +104,17 @@ class Maker:
             return self.of_lists(depth - 1)
         return self.of_objects(depth - 1) if kind == "object" else {}
 
+    def number(self) -> int | float:
+        found: int | float = self.pick(EXTREMES if self.maybe(0.15) else NUMBERS)
+        return found
+
     def of_numbers(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             if self.maybe(0.25):
-                found[word] = self.pick(NUMBERS)
+                found[word] = self.number()
         if self.maybe(0.2):
-            found["multipleOf"] = self.pick(STEPS)
+            found["multipleOf"] = self.pick(EXTREME_STEPS if self.maybe(0.1) else STEPS)
         return found
 
     def of_strings(self) -> dict[str, Any]:
@@ -168,7 +190,7 @@ class Maker:
         if kind == "object":
             return {self.pick(NAMES): self.value(depth - 1) for _ in range(self.pick((0, 1, 2)))}
         if kind in ("integer", "number"):
-            return self.pick(NUMBERS)
+            return self.number()
         return {"null": None, "boolean": self.maybe(0.5)}.get(kind, self.pick(TEXTS))
 
     def near(self, schema: Any, root: Any, depth: int = 4) -> Any:
@@ -207,14 +229,15 @@ class Maker:
 
     def near_number(self, schema: dict[str, Any], kind: str) -> Any:
         words = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-        said = [schema[word] for word in words if word in schema]
-        base = Decimal(str(self.pick(said or NUMBERS)))
-        base += self.pick((0, 0, 1, -1, Decimal("0.1"), Decimal("1e-9"), 10))
-        if "multipleOf" in schema:
-            step = Decimal(str(schema["multipleOf"]))
-            base = (base // step) * step
-        if kind == "integer" or base == base.to_integral_value():
-            return int(base)
+        said = [schema[word] for word in words if word in schema and abs(schema[word]) < math.inf]
+        base = Decimal(repr(self.pick(said) if said else self.pick(NUMBERS)))
+        with localcontext(prec=2_000):
+            base += self.pick((0, 0, 1, -1, Decimal("0.1"), Decimal("1e-9"), 10))
+            if schema.get("multipleOf", math.inf) < math.inf:
+                step = Decimal(repr(schema["multipleOf"]))
+                base = (base // step) * step
+            if kind == "integer" or base == base.to_integral_value():
+                return int(base)
         return float(base)
 
     def near_list(self, schema: dict[str, Any], root: Any, depth: int) -> list[Any]:
@@ -245,7 +268,8 @@ class Maker:
         """A value as JSON, mostly as it is usual."""
         if self.maybe(0.6):
             separators = self.pick(((", ", ": "), (",", ":")))
-            return json.dumps(value, ensure_ascii=False, separators=separators)
+            text = json.dumps(value, ensure_ascii=False, separators=separators)
+            return text.replace("Infinity", "1E400")
         return self.odd(value)
 
     def odd(self, value: Any) -> str:
@@ -260,7 +284,7 @@ class Maker:
             return self.odd_text(value)
         if isinstance(value, bool) or value is None:
             return json.dumps(value)
-        text = json.dumps(value)
+        text = self.pick(SPELLINGS) if self.maybe(0.1) else as_json(value)
         if self.maybe(0.3):
             text += self.pick((".0", "e0", ".5", "0", "e2", "E-1", ".00000000000000001"))
         return self.pick(("-", "")) + text if self.maybe(0.1) else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import functools
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -19,9 +19,10 @@ from ridgeline.models.gguf.tokenizer import tokenizer_json
 from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.bounded import Apart, is_bounded
 from ridgeline.text.tokenizers.spellings import Spellings
-from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked
 from tests.models.vocabularies import VOCABULARIES, any_spec, byte_level, mixed, ours, vocabulary
+from tests.text.bombs import cost_of
 
 Spec = dict[str, Any]
 
@@ -115,28 +116,60 @@ def test_ids_are_the_same_in_a_process_apart(make: Callable[[], Spec]) -> None:
     same()
 
 
-@pytest.mark.parametrize("name", ["an unknown pattern", "a map that is longer than it is"])
-def test_a_bomb_ends_in_one_line(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(UNBOUNDED[name]))
-    with refused():
-        load_tokenizer(path).encode("a" * 40 + "!")
-    assert capfd.readouterr().err == ""
-
-
 def bomb(letter: str) -> Spec:
     return changed(normalizer=sequence(*[replaced(letter, 2 * letter)] * 40))
 
 
+BOMBS = {
+    "doubles as it is built": bomb("a"),
+    "doubles at the first text": bomb("z"),
+    "a pattern that takes for ever": split("(a|a)*$"),
+    "a map that is longer than it is": UNBOUNDED["a map that is longer than it is"],
+}
+MORE_BOMBS = {
+    **{f"the pattern {pattern}": split(pattern)
+       for pattern in (r"(?:(a+)\1+)+$", "(?=(a+)+$)a", "(?:a{1,1000}){1,1000}b",
+                       "(" * 10_000 + "a" + ")" * 10_000)},
+    "the pattern of a normalizer": UNBOUNDED["an unknown pattern of a normalizer"],
+    "puts a novel between all letters": changed(normalizer=replaced("", "a" * 1_000_000)),
+    "puts a novel before a text, eight times": changed(
+        normalizer=sequence(*[{"type": "Prepend", "prepend": "a" * 1_000_000}] * 8)
+    ),
+    "sequences in sequences": changed(
+        normalizer=functools.reduce(lambda steps, _: sequence(steps), range(100), {"type": "NFC"})
+    ),
+}  # fmt: skip
+
+
+FULL = [pytest.param(spec, marks=pytest.mark.full) for spec in MORE_BOMBS.values()]
+
+
+@pytest.mark.parametrize(
+    "spec", [*BOMBS.values(), *FULL], ids=[name[:40] for name in (*BOMBS, *MORE_BOMBS)]
+)
+def test_a_bomb_ends_in_one_line_in_ten_seconds(spec: Spec, tmp_path: Path) -> None:
+    """And with little more memory than the process has before: its limit grows with the file."""
+    cost = cost_of(spec, "hello z " + "a" * 40 + "!", tmp_path)
+    assert "the tokenizer" in cost.error
+    assert "\n" not in cost.error
+    assert cost.cpu_s < 10
+    size = (tmp_path / "tokenizer.json").stat().st_size
+    assert cost.peak_bytes < (120 << 20) + 24 * size
+
+
+def test_a_panic_within_the_limit_says_what_the_library_says(tmp_path: Path) -> None:
+    """With a backtrace it would take more memory than is left, and then wait for ever."""
+    pattern = BOMBS["a pattern that takes for ever"]
+    assert "retry-limit" in cost_of(pattern, "a" * 40 + "!", tmp_path).error
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("letter", ["a", "z"], ids=["as it is built", "at the first text"])
-def test_a_bomb_in_a_normalizer_ends_in_one_line(letter: str, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(bomb(letter)))
-    with refused():
-        load_tokenizer(path).encode("hello z")
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabularies_of_models_have_room_in_a_process_apart(name: str) -> None:
+    tokenizer = Tokenizer(tokenizer_json(vocabulary(name)[0]))
+    apart = Apart(*tokenizer._parts)
+    text = "!?.,;" * 40_000
+    assert apart.ids_of(text) == tokenizer._library()(text)
 
 
 @contextmanager

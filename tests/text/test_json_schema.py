@@ -43,6 +43,12 @@ CASES: list[tuple[Any, str, str]] = [  # a schema, texts that it takes and texts
     ({"type": "object", "required": ["b"]}, '{"b":null}', '{} {"c":1}'),
     (A | {"minProperties": 2}, '{"a":1,"b":2}', '{} {"a":1}'),
     ({"allOf": [A, {"properties": {"b": {"const": 1}}}]}, '{"a":1,"b":1} {"b":1}', '{"c":1}'),
+    (A | {"additionalProperties": True, "maxProperties": 1}, '{"a":1} {"b":1}', '{"a":1,"b":1}'),
+    # numbers of any size
+    ({"type": "integer", "maximum": -0.0}, "0 -1", "-0 1"),
+    ({"exclusiveMaximum": -1e30}, f"-1{'1' * 30}", f"-1{'0' * 30} 1"),
+    ({"minimum": -(10**40) + 1}, f"-{'9' * 40} 0", f"-1{'0' * 40}"),
+    ({"minimum": 1e30}, f"1{'0' * 15}1{'0' * 14}", f"1{'0' * 30}"),
     # one name, one spelling
     (A | {"additionalProperties": True}, '{"a":1}', '{"\\u0061":"x"} {"\\u0061":1}'),
     (OVERLAPPING, '{"a":1} {"a":1,"bb":2}', '{"a":10} {"a":1,"a":2} {"a":1,'),

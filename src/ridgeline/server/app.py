@@ -41,13 +41,14 @@ from ridgeline.server.dialects.responses.response import ResponsesWriter
 from ridgeline.server.dialects.triton.routes import add_triton
 from ridgeline.server.guards.moderations import add_moderations
 from ridgeline.server.http.error_handlers import add_errors
-from ridgeline.server.http.errors import LEAVING, STOPPING
+from ridgeline.server.http.errors import LEAVING, STOPPING, ApiError
 from ridgeline.server.http.gate import check_operator, own_view
 from ridgeline.server.http.json_body import BodyRoute
 from ridgeline.server.http.static import FILES
 from ridgeline.server.lora import add_lora
 from ridgeline.server.model_list import add_models
 from ridgeline.server.observe.explain_route import add_explain
+from ridgeline.server.observe.live import MOST_READERS
 from ridgeline.server.plans.routes import add_plans
 from ridgeline.server.prompts import Ids
 from ridgeline.server.receipts.route import add_receipts
@@ -226,7 +227,10 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
         A key sees its own sequences alone, unless it is an operator's.
         """
-        events = service.live.events(own_view(request.state))
+        if service.live.is_full(request.state.tenant):
+            message = f"this key reads {MOST_READERS} live views already: close one"
+            raise ApiError(429, message, code="too_many_views", headers={"retry-after": "5"})
+        events = service.live.events(request.state.tenant, own_view(request.state))
         headers = {"cache-control": "no-cache"}
         return StreamingResponse(events, 200, headers, "text/event-stream")
 

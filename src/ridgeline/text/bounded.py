@@ -19,7 +19,7 @@ from ridgeline.models.tensors import ModelFileError
 from ridgeline.text.child import Child
 
 _PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"
-_MAX_BUILDING_S, _MAX_ENCODING_S = 30.0, 10.0  # that pass; of computing, 6 s
+_MAX_BUILDING_S, _MAX_ENCODING_S = 30.0, 10.0  # that pass; of computing, 10 and 6 s
 # How many characters of text one character may become: the most of what real ones do is some 60.
 _MOST_GROWTH = 256
 _MOST_DEPTH = 4

@@ -19,13 +19,37 @@ except ImportError:  # Windows: the parent's limit on time is all there is
     resource = None  # type: ignore[assignment]
 
 
-def begin(max_bytes: int) -> None:
-    """Leave Ctrl-C to the parent, which got it too; take at most this memory."""
+_USUAL_BYTES = 256 << 20  # of addresses, where the system does not say: twice what Linux gives
+
+
+def begin(max_bytes: int | None = None) -> None:
+    """Leave Ctrl-C to the parent, which got it too; take at most this memory for good."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A library in Rust that writes where it panicked takes 50 MiB for it, and where they are not
+    # to be had waits for itself for ever.
+    os.environ["RUST_BACKTRACE"] = "0"
     if resource:
-        with suppress(ValueError, OSError):  # not every system has it
-            resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+        if max_bytes:
+            with suppress(ValueError, OSError):  # not every system has it
+                resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def bound_growth(max_bytes: int) -> None:
+    """Take at most this memory from now on; a later bound replaces this one."""
+    if resource is None:
+        return
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            size_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        size_bytes = _USUAL_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = size_bytes + max_bytes
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def bound_cpu(seconds: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.http.keys import Keys
+from ridgeline.server.observe.live import MOST_READERS
 from tests.server.http.test_gate import bearer
 from tests.server.serving import Served, eventually, serving
 
@@ -70,6 +71,25 @@ def watch(served: Served, key: str) -> Iterator[dict[str, Any]]:
             assert response.readline() == b"\n"
             yield json.loads(line.removeprefix(b"data: "))
         response.close()
+
+
+def test_a_key_reads_so_many_views_at_once_and_others_are_not_in_its_way(shared: Served) -> None:
+    views = [watch(shared, "a-key") for _ in range(MOST_READERS)]
+    for one in views:
+        next(one)
+    status, error, headers = shared.call("/v1/live", **bearer("a-key"))
+    assert (status, error["error"]["code"]) == (429, "too_many_views")
+    assert headers["retry-after"] == "5"
+    with closing(watch(shared, "b-key")) as other:
+        assert next(other)["num_running"] == 0
+    views.pop().close()
+
+    def is_let_in() -> bool:
+        return shared.call("/v1/live", None, "HEAD", **bearer("a-key"))[0] == 200
+
+    eventually(is_let_in)
+    for one in views:
+        one.close()
 
 
 def test_a_key_sees_its_own_sequences_live(shared: Served) -> None:

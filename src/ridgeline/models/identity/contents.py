@@ -99,7 +99,7 @@ def _kept(path: Path, folder: Path) -> str | None:
     try:
         record = json.loads(_place(path, folder).read_bytes())
         digest = record["sha256"]
-    except (OSError, ValueError, LookupError, TypeError):  # not there, or damaged
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # not there, or damaged
         return None
     return digest if record == _record(facts, digest) else None
 

@@ -16,6 +16,7 @@ from ridgeline.core.records import Record, StepRecord
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.server.engine.interface import EngineClient
 
+MOST_READERS = 32  # of one key: pages, in some tabs and on some machines
 _PERIOD_S = 0.25  # from a change to the next view
 
 
@@ -25,6 +26,7 @@ class Live:
     def __init__(self, engine: EngineClient, score: PredictionMonitor) -> None:
         self._engine, self._score = engine, score
         self._watchers: Counter[str | None] = Counter()  # by whose requests they see
+        self._readers = Counter[str]()  # by who reads
         self._views: dict[str | None, bytes] = {}
         self._news = asyncio.Event()
         self._is_closed = self._is_due = False
@@ -32,11 +34,22 @@ class Live:
         # that were predicted; None if the step says nothing of time.
         self._steps: list[tuple[float, int, int, float | None]] = []
 
-    async def events(self, owner: str | None = None) -> AsyncIterator[bytes]:
-        """Yield a view now, and the latest whenever there is a new one.
+    def is_full(self, reader: str) -> bool:
+        """Return whether a key reads as many views as it may."""
+        return self._readers[reader] >= MOST_READERS
+
+    async def events(self, reader: str, owner: str | None = None) -> AsyncIterator[bytes]:
+        """Yield a view now, and the latest whenever there is a new one; nothing if it ``is_full``.
 
         It is of all requests, or of those with this owner.
+
+        Args:
+            reader: the label of the key that reads.
+            owner: whose requests it sees; None for all.
         """
+        if self.is_full(reader):  # others began since it was asked
+            return
+        self._readers[reader] += 1
         if not self._watchers:
             self._engine.listeners.append(self._on_record)
         self._watchers[owner] += 1
@@ -51,6 +64,7 @@ class Live:
                 sent = view
                 yield b"data: %b\n\n" % sent
         finally:
+            self._readers[reader] -= 1
             self._watchers[owner] -= 1
             if not self._watchers[owner]:
                 del self._watchers[owner]

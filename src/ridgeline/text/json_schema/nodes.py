@@ -340,9 +340,10 @@ class SchemaReader:
         found = node.keywords.get(keyword)
         if found is None:
             return None
-        is_number = type(found) is int or (type(found) is float and math.isfinite(found))
-        if not is_number:
+        if type(found) not in (int, float):
             raise self.wrong(node, keyword, "it must be a number")
+        if type(found) is float and not math.isfinite(found):
+            raise self.wrong(node, keyword, "it must be a number that floating point holds")
         return found  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,7 @@ bounds as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import NamedTuple
@@ -81,8 +81,25 @@ class WrittenNumber(NamedTuple):
 
 
 def decimal(number: Number) -> Decimal:
-    """Return a number of a schema exactly as its shortest spelling says it."""
+    """Return a number of a schema exactly as its shortest spelling says it; 0 for -0.0."""
+    if not number:
+        return Decimal(0)
     return Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
+
+
+def bound(number: Number, stricter: Callable[[Decimal, Decimal], Decimal]) -> Decimal:
+    """Return a bound that holds as it is spelled, and as the double that programs read of it.
+
+    They compare whole numbers with that exactly: 10**30 is less than what 1e30 is read as.
+
+    Args:
+        number: what a schema says.
+        stricter: max of lower bounds, min of upper ones.
+    """
+    spelled = decimal(number)
+    if isinstance(number, float) and _WHOLE_FROM <= abs(number) < math.inf:
+        return stricter(spelled, Decimal(number))
+    return spelled
 
 
 def written(numbers: Range) -> WrittenNumber:
@@ -190,8 +207,9 @@ def _range(low: Decimal | None, high: Decimal | None, num_behind: int) -> str:
         parts.append(_positive(max(low or Decimal(0), Decimal(0)), high, num_behind))
     if low is None or low < 0:
         least = Decimal(1) if not num_behind else Decimal(0)  # no -0 among whole numbers
-        least = least if high is None or high >= 0 else -high
-        parts.append(f'"-" ({_positive(least, None if low is None else -low, num_behind)})')
+        least = least if high is None or high >= 0 else high.copy_negate()
+        most = None if low is None else low.copy_negate()  # a minus would round to 28 digits
+        parts.append(f'"-" ({_positive(least, most, num_behind)})')
     return " | ".join(parts)
 
 
@@ -261,7 +279,7 @@ def _excluding(terminal: str, numbers: Iterable[Decimal]) -> str:
     """Return a terminal without any spelling of some numbers."""
     spellings = []
     for one in numbers:
-        whole, behind = _digits(abs(one))
+        whole, behind = _digits(one.copy_abs())
         sign = "-" if one < 0 else "-?" if not one else ""
         zeros = rf"\.{behind}0*" if behind else r"(?:\.0*)?"
         spellings.append(f"{sign}{whole}{zeros}")
@@ -296,7 +314,7 @@ def _by_library(
     low: Decimal | None, high: Decimal | None, step: int, not_in: Iterable[Decimal]
 ) -> dict[str, object]:
     most = 10**_LIBRARY_DIGITS
-    if step >= 1 << 32 or any(not one % step for one in not_in):
+    if step >= 1 << 32 or any(not Fraction(one) % step for one in not_in):
         raise NoNumbers(f"no grammar knows the multiples of {step}")
     least = -most if low is None else max(-most, int(low))
     greatest = most if high is None else min(most, int(high))

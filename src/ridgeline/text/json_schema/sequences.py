@@ -74,8 +74,11 @@ class SequenceNode:
         high = "" if room is None else room
         if count:
             return f'("," ({self._others})){{{missing},{high}}}'
-        high = "" if room is None else room - 1
-        whole = f'({self._others}) ("," ({self._others})){{0,{high}}}'
+        if room == 1:  # a grammar has no {0,0}
+            whole = f"({self._others})"
+        else:
+            high = "" if room is None else room - 1
+            whole = f'({self._others}) ("," ({self._others})){{0,{high}}}'
         return whole if missing else f"({whole})?"
 
     def _shared(self, text: str) -> str:

@@ -148,8 +148,8 @@ def _narrowed(found: Range, reader: SchemaReader, node: Node) -> Range:
     said = node.keywords.get("type")
     types = said if isinstance(said, list) else [said]
     is_integer = found.is_integer or ("integer" in types and "number" not in types)
-    low, above = _bound(reader, node, "minimum", "exclusiveMinimum")
-    high, below = _bound(reader, node, "maximum", "exclusiveMaximum")
+    low, above = _bound(reader, node, "minimum", "exclusiveMinimum", max)
+    high, below = _bound(reader, node, "maximum", "exclusiveMaximum", min)
     multiples = found.multiples
     step = reader.number(node, "multipleOf")
     if step is not None:
@@ -163,7 +163,7 @@ def _narrowed(found: Range, reader: SchemaReader, node: Node) -> Range:
 
 
 def _bound(
-    reader: SchemaReader, node: Node, plain: str, exclusive: str
+    reader: SchemaReader, node: Node, plain: str, exclusive: str, stricter: Any
 ) -> tuple[Decimal | None, Decimal | None]:
     """Return a bound, and one that a number must be beyond; draft 4 says so with true."""
     value, beyond = reader.number(node, plain), node.keywords.get(exclusive)
@@ -172,8 +172,8 @@ def _bound(
     else:
         beyond = reader.number(node, exclusive)
     return (
-        None if value is None else numbers.decimal(value),
-        None if beyond is None else numbers.decimal(beyond),
+        None if value is None else numbers.bound(value, stricter),
+        None if beyond is None else numbers.bound(beyond, stricter),
     )
 
 

@@ -13,24 +13,34 @@ from typing import Any
 from ridgeline.text import limited
 from ridgeline.text.tokenizers.library import first_line, ids_of, new_library
 
-_MAX_BYTES, _MAX_TIMES = 1 << 30, 4  # of memory: the library, and for each byte of the tokenizer
-_MAX_CPU_S = 6
+# Of memory, beyond what the process has before: what real ones take (docs/adr/0028), and a quarter.
+_SPARE_BYTES = 64 << 20
+_BUILDING_TIMES, _TEXT_TIMES = 24, 750  # for each byte of the tokenizer, and of a text
+_MOST_TEXT_BYTES = 1 << 30
+_MAX_BUILDING_CPU_S = 9  # and 1, with the start of Python
+_MAX_TEXT_CPU_S = 6
 
 
 def main() -> None:
     """Take a tokenizer's parts, say that they are there, and answer each text with its ids."""
+    limited.begin()
+    limited.bound_cpu(_MAX_BUILDING_CPU_S)
     lines = limited.lines()
     line = next(lines)
-    limited.begin(_MAX_BYTES + _MAX_TIMES * len(line))
+    limited.bound_growth(_SPARE_BYTES + _BUILDING_TIMES * len(line))
     parts, library = json.loads(line), None
+    del line
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library writes of its panics
     limited.answer({})
     for line in lines:
-        limited.bound_cpu(_MAX_CPU_S)
         answer: dict[str, Any]
         try:
-            library = library or new_library(*parts)
-            parts = None
+            if library is None:
+                library = new_library(*parts)
+                parts = None
+            else:
+                limited.bound_cpu(_MAX_TEXT_CPU_S)
+            limited.bound_growth(min(_SPARE_BYTES + _TEXT_TIMES * len(line), _MOST_TEXT_BYTES))
             answer = {"ids": ids_of(library, json.loads(line))}
         except Exception as error:
             answer = {"error": first_line(error)}
