@@ -27,7 +27,7 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionReq
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.http.gate import own_view
-from ridgeline.server.http.json_body import read
+from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.request_model import bad_value
 from ridgeline.server.prompts import Ids
 from ridgeline.server.service import Service
@@ -106,7 +106,8 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
     @app.post("/slots/{id_slot}", include_in_schema=False)
     async def act(id_slot: str, request: Request, action: str = "") -> dict[str, Any]:
         """Save a slot's prompt and answer in files, have them cached again, or forget them."""
-        file: SlotFile = read(_SLOT_FILE, await request.body() or b"{}")
+        data = await request.body() or b"{}"
+        file: SlotFile = await in_turn(request.app.state.work, _SLOT_FILE, data)
         service.check_open(file.model)
         if not re.fullmatch("-?[0-9]{1,9}", id_slot):
             raise bad_value("id_slot", "it must be a number")
