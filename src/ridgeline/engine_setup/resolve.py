@@ -23,8 +23,8 @@ from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.kv_plan import KEPT_PART
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
-# Where several keys share a processor: nobody's step keeps the others longer than on two cores
-# 256 tokens of a small model's prompts, 0.1 s. 64 answers are as fast as 256 (docs/adr/0027).
+# Where several keys share a processor, a step should not keep another key waiting for long: 256
+# tokens of a small model's prompts take 0.1 s on two cores. 64 answers are as fast as 256.
 _SHARED_SEQS, _SHARED_STEP = 64, 256
 
 

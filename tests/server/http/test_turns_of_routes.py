@@ -113,6 +113,17 @@ def test_who_waits_for_work_of_one_key_is_that_key(served: Served, kind: str) ->
     assert kind == "loads" or own.result()[0] == 200
 
 
+def test_a_long_body_for_a_slot_is_read_in_turn(served: Served) -> None:
+    bodies = served.running.service.work.bodies
+    with ThreadPoolExecutor(1) as threads, flooded(served, bodies):
+        num_waiting = len(bodies._waiting["key1"])
+        body = {"filename": "x" * 20_000}
+        own = threads.submit(served.refused, "/slots/0?action=save", body, **A)
+        eventually(lambda: len(bodies._waiting["key1"]) > num_waiting or own.done())
+        assert not own.done()
+    assert own.result()[1]["code"] == "not_supported"
+
+
 def test_what_is_kept_and_what_is_compiled_pass_a_grammar_that_takes_long(served: Served) -> None:
     grammars = served.llm.text._grammars
     assert grammars is not None

@@ -82,17 +82,18 @@ class Turns:
         """
         caller = CALLER.get()
         await self._turn(caller)
-        begin_s, loop, computed_s = time.monotonic(), asyncio.get_running_loop(), [0.0]
+        begin_s, loop, computed_s = time.monotonic(), asyncio.get_running_loop(), 0.0
 
         def timed() -> Result:
+            nonlocal computed_s
             before_s = time.thread_time()
             try:
                 return work()
             finally:
-                computed_s[0] = time.thread_time() - before_s
+                computed_s = time.thread_time() - before_s
 
         def leave(_: object) -> None:
-            self._pace.note_work(caller, computed_s[0])
+            self._pace.note_work(caller, computed_s)
             self._leave(caller, time.monotonic() - begin_s)
 
         done = loop.run_in_executor(self._threads, carried(timed))
