@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.foresight.step_time.features import StepTime, of_record, of_step, windows_of
+from ridgeline.foresight.step_time.features import (
+    StepTime,
+    in_the_mean,
+    of_items,
+    of_record,
+    of_step,
+    windows_of,
+)
 from ridgeline.foresight.typed import typed
 from ridgeline.physics import costs
 from ridgeline.physics.costs import Features
@@ -132,6 +139,16 @@ def test_positions_and_pairs_are_those_of_the_formulas(name: str, start: int, co
     assert found.num_pairs * flops_per_pair == pytest.approx(
         costs.attention_flops(arch, start, count)
     )
+
+
+def test_a_mean_step_of_whole_numbers_is_that_step() -> None:
+    windows = ((16, 0.5),)
+    answer, prompt = (99, 1, 1), (0, 40, 1)
+    parts = [(3.0, of_items([answer], windows)), (1.0, of_items([prompt], windows))]
+    assert in_the_mean(parts) == of_items([answer] * 3 + [prompt], windows)
+    half = in_the_mean([(1.5, of_items([answer], windows)), (0.5, of_items([prompt], windows))])
+    assert half.num_pairs == in_the_mean(parts).num_pairs / 2
+    assert in_the_mean([(0.0, of_items([prompt]))]) == Features(1, 1, 1, 0, 0)
 
 
 def _record(*work: tuple[tuple[int, int], int, int]) -> StepRecord:

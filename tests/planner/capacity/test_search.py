@@ -145,6 +145,16 @@ def test_a_replica_is_slower_under_more_load(one: float, other: float) -> None:
     assert steady(times, load(), BOUNDS, 1.05 * most) is None
 
 
+def test_a_replica_of_a_model_with_windows_bears_more_long_prompts() -> None:
+    times = times_of("gpt-oss-20b", "h100-sxm", "bf16", engine="vllm")
+    assert times.windows == ((128, 0.5),)
+    whole = replace(times, work=replace(times.work, windows=()))
+    room, long = replace(BOUNDS, num_blocks=20_000), load(prompt_tokens="30000")
+    assert knee(times, long, room) > 1.2 * knee(whole, long, room)
+    short = load(prompt_tokens="64")
+    assert knee(times, short, room) < 1.1 * knee(whole, short, room)
+
+
 def test_clients_of_a_closed_loop_share_a_replica() -> None:
     times = times_of("llama-3.1-8b", "l4", "bf16", engine="vllm")
     one, ten = (steady_closed(times, load(None, max_concurrency=n), BOUNDS, n) for n in (1, 10))

@@ -77,6 +77,18 @@ def of_items(items: Sequence[tuple[int, int, int]], windows: Windows = ()) -> Fe
     return Features(tokens, seqs, rows, seen, looked)
 
 
+def in_the_mean(parts: Sequence[tuple[float, Features]]) -> Features:
+    """Return the features of a mean step: of each part as many as its number, whole or not, says.
+
+    What is counted in whole numbers is rounded, and is at least 1.
+    """
+    tokens, seqs, rows, positions, pairs = (
+        sum(number * part[i] for number, part in parts) for i in range(len(Features._fields))
+    )
+    tokens, seqs, rows = (max(1, round(count)) for count in (tokens, seqs, rows))
+    return Features(tokens, seqs, rows, positions, pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step, and from its end to the next one.

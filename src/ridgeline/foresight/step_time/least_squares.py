@@ -98,9 +98,8 @@ def _assumed(knots: Sequence[int]) -> list[Features]:
     for num in knots:
         for context in (64, 1024):
             steps.append(of_items([(context, num, 1)]))
-            seqs, pairs = min(num, 64), num * context
-            seen = context * seqs + num
-            steps.append(Features(num, seqs, seqs, num_positions=seen, num_pairs=pairs))
+            seqs = min(num, 64)
+            steps.append(of_items([(context, num // seqs, 1)] * seqs))
     return steps
 
 

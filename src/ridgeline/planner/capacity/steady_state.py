@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.foresight.simulator.run import TimeModel
+from ridgeline.foresight.step_time.features import in_the_mean, of_items
 from ridgeline.physics.costs import Features
 from ridgeline.planner.capacity.load import OfferedLoad
 
@@ -53,9 +54,11 @@ class Bounds:
 def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: float) -> Steady | None:
     """Return where a replica settles that gets this many requests per second; None if nowhere."""
     prompt, new, most = load.mean_prompt, load.mean_new, bounds.most_seqs(load)
+    reading = _reading(load, times)
+    answering = of_items([(max(0, round(prompt + new / 2) - 1), 1, 1)], times.windows)
 
     def step_of(seqs: float, arriving: float) -> Features:
-        return _step(seqs, arriving, prompt, prompt + new / 2)
+        return in_the_mean([(seqs, answering), (arriving, reading)])
 
     def seconds(step: Features) -> float:
         return times.seconds(step) + times.after(step.num_rows, 0)
@@ -82,17 +85,6 @@ def steady(times: TimeModel, load: OfferedLoad, bounds: Bounds, rate_per_s: floa
             return Steady(rate_per_s, first_s + wait_s, longer_s, seqs, step)
         step_s = longer_s
     return None
-
-
-def _step(seqs: float, arriving: float, prompt: float, context: float) -> Features:
-    """Return the features of a step: its sequences that answer, and prompts that are read."""
-    return Features(
-        num_tokens=max(1, round(seqs + arriving * prompt)),
-        num_seqs=max(1, round(seqs + arriving)),
-        num_rows=max(1, round(seqs + arriving)),
-        num_positions=seqs * context + arriving * prompt,
-        num_pairs=seqs * context + arriving * prompt * (prompt + 1) / 2,
-    )
 
 
 def knee(times: TimeModel, load: OfferedLoad, bounds: Bounds) -> float:
@@ -130,8 +122,13 @@ def steady_closed(
 def queue_s(times: TimeModel, load: OfferedLoad, bounds: Bounds, num_clients: float) -> float:
     """Return the seconds that a prompt waits, in the mean, if all clients begin at once."""
     together = min(num_clients, max(1.0, bounds.max_num_batched_tokens / load.mean_prompt))
-    step_s = times.seconds(_step(0.0, together, load.mean_prompt, 0.0))
+    step_s = times.seconds(in_the_mean([(together, _reading(load, times))]))
     return max(0.0, num_clients - 1) / 2 * step_s / together
+
+
+def _reading(load: OfferedLoad, times: TimeModel) -> Features:
+    """Return what it takes to read a prompt of the mean length."""
+    return of_items([(0, max(1, round(load.mean_prompt)), 1)], times.windows)
 
 
 def _held(settled: Steady, load: OfferedLoad) -> float:
