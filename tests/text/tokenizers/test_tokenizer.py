@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -387,3 +392,44 @@ def test_words_of_a_bert_have_spaces_between_them() -> None:
     assert tokenizer.decode(ids) == "the cat, the dog?"
     assert tokenizer.decode(ids, skip_special=False) == "the cat, the dog? <|end|>"
     assert tokenizer.token_bytes(ids[-1]) == b"<|end|>"
+
+
+def test_other_threads_run_while_a_text_becomes_ids() -> None:
+    """An event loop is one: half a MB of text would stop a server for as long as its ids take."""
+    tokenizer, num_beats, is_over = ours(byte_level), 0, threading.Event()
+
+    def beat() -> None:
+        nonlocal num_beats
+        while not is_over.is_set():
+            num_beats += 1
+            time.sleep(0.001)
+
+    text = "the quick brown fox \n" * 40_000
+    ids_of, beating = tokenizer._library(), threading.Thread(target=beat)
+    beating.start()
+    before = num_beats
+    ids = ids_of(text)
+    between = num_beats - before
+    is_over.set()
+    beating.join()
+    assert len(ids) > 40_000
+    assert between > 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process's threads are counted")
+def test_the_library_starts_no_threads(tmp_path: Path) -> None:
+    """They would compute uncounted, and complain of each fork. Here those that trained run."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(byte_level()))
+    program = """
+import os, sys
+from pathlib import Path
+from ridgeline.text.tokenizers.tokenizer import load_tokenizer
+
+tokenizer = load_tokenizer(Path(sys.argv[1]))
+before = len(os.listdir("/proc/self/task"))
+assert tokenizer.encode("the quick brown fox")
+assert len(os.listdir("/proc/self/task")) == before
+"""
+    others = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    command = [sys.executable, "-c", program, str(tmp_path / "tokenizer.json")]
+    subprocess.run(command, env=others, check=True)

@@ -6,6 +6,7 @@ Building one takes a third of a start, so it waits for the first text. Knows not
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import tokenizers
 
 from ridgeline.models.tensors import ModelFileError
+
+# Texts come one at a time: for one the library would start its threads, and complain of each fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # What the models of a tokenizer.json say, besides vocabulary, merges and unknown token. Sampling
@@ -146,9 +150,12 @@ def new_library(
 
 
 def ids_of(library: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text. Raises ValueError if the library fails."""
+    """Return the ids of a text; other threads run meanwhile. Raises ValueError if it fails."""
     try:
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        # ``encode`` notes where each token stood, which takes as long as the ids themselves, and
+        # keeps the interpreter until it has them all.
+        (encoding,) = library.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are not Exceptions
