@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import TypeAdapter
 
+from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.json_body import BodyRoute, read
+from tests.lines_run import at_most_lines
 from tests.server.serving import JSON, serving
 from tests.server.test_main import cpu_s, process
 
@@ -122,6 +124,23 @@ def test_a_number_counts_by_its_digits_too() -> None:
     assert read(adapter, b'{"x": [' + b"9" * 4000 + b"]}")["x"] == [10**4000 - 1]
     with pytest.raises(ApiError, match="x has too many values"):
         read(adapter, b'{"x": [' + b",".join([b"9" * 4000] * 200) + b"]}")
+
+
+def test_a_message_that_has_nothing_to_drop_costs_little_beside_its_fields() -> None:
+    """A body may have 8,000, and what they dropped is looked for on the event loop."""
+    adapter, num = TypeAdapter[ChatRequest](ChatRequest), 1000
+    data = json.dumps({"messages": [{"role": "user", "content": "a"}] * num}).encode()
+    with at_most_lines(65 * num):
+        body: ChatRequest = read(adapter, data)
+    with at_most_lines(50 * num):
+        assert body.ignored() == []
+
+
+def test_what_each_message_drops_is_named_once() -> None:
+    said: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a", "odd": 1}]}
+    messages = [{"role": "user", "content": "a"}, said | {"strange": 1}, said]
+    body = read(TypeAdapter[ChatRequest](ChatRequest), json.dumps({"messages": messages}).encode())
+    assert body.ignored() == ["messages.strange", "messages.content.odd"]
 
 
 def lists_in(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -173,6 +174,29 @@ def test_bos_is_added_once() -> None:
 )
 def test_what_templates_expect_of_hugging_face(source: str, expected: str) -> None:
     assert text(source) == expected
+
+
+def test_each_text_of_a_conversation_is_shielded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is half of what a prompt of many messages costs beside its ids."""
+    shielded, shield = Counter[str](), Tokenizer.shield
+
+    def counted(self: Tokenizer, text: str, *, special_only: bool = False) -> str:
+        shielded[text] += 1
+        return shield(self, text, special_only=special_only)
+
+    monkeypatch.setattr(Tokenizer, "shield", counted)
+    words = {"user": "one", "assistant": "two", "tool": "three"}
+    messages = [{"role": role, "content": word, "name": f"n{word}"} for role, word in words.items()]
+    assert "two" in text(CHATML, messages)
+    names = (f"n{word}" for word in words.values())
+    assert shielded == Counter([*words.values(), *names])
+
+
+def test_the_fields_of_a_message_keep_their_order() -> None:
+    one = {"content": "<|end|>", "name": "n", "role": "user"}
+    assert text("{{ messages[0] | tojson }}", [one]) == json.dumps(
+        {"content": "<|end|>", "name": "n", "role": "user"}
+    )
 
 
 def test_a_template_tells_the_time_that_it_is_given_and_has_no_clock() -> None:

@@ -247,10 +247,17 @@ class ChatTemplate:
             calls and content
         ):  # both before calls is an error there
             others["thinking"] = others.get("reasoning_content")
+        shielded = self._tokenizer.shield(content, special_only=own_words)
+        has_text = isinstance(others.get("content"), str)  # parts are shielded to be checked
         return {
-            **{name: self._shield(value, f"{where}.{name}") for name, value in others.items()},
+            **{
+                name: shielded
+                if name == "content" and has_text
+                else self._shield(value, f"{where}.{name}")
+                for name, value in others.items()
+            },
             "role": role,
-            "content": self._tokenizer.shield(content, special_only=own_words),
+            "content": shielded,
         }
 
     def _shield(self, value: Any, where: str) -> Any:
