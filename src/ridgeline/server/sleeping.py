@@ -22,7 +22,7 @@ from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator
-from ridgeline.server.http.json_body import read
+from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.request_model import Strict
 
 _LOOK_S = 0.05  # from one look whether requests have ended to the next
@@ -151,17 +151,14 @@ def add_sleep(app: FastAPI, naps: Naps) -> None:
 
 async def _asked(request: Request) -> SleepRequest:
     """Return what a request asks for, in its body or, as vLLM's, in its query."""
-    if body := await request.body():
-        return _read(body)
-    query: dict[str, Any] = dict(request.query_params)
-    for name in {"level", "wait"} & {*query}:
-        with suppress(ValueError, RecursionError):  # as it is then, it is refused by its name
-            query[name] = json.loads(query[name])
-    return _read(json.dumps(query).encode())
-
-
-def _read(body: bytes) -> SleepRequest:
-    asked: SleepRequest = read(_BODY, body)
+    body = await request.body()
+    if not body:
+        query: dict[str, Any] = dict(request.query_params)
+        for name in {"level", "wait"} & {*query}:
+            with suppress(ValueError, RecursionError):  # as it is then, it is refused by its name
+                query[name] = json.loads(query[name])
+        body = json.dumps(query).encode()
+    asked: SleepRequest = await in_turn(request.app.state.work, _BODY, body)
     return asked
 
 

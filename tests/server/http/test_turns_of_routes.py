@@ -79,17 +79,17 @@ def served(model: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def flooded(served: Served, turns: Turns) -> Iterator[threading.Event]:
-    """Have all threads that the first key may have stand still, and more of its work wait."""
+def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threading.Event]:
+    """Have all threads that a key may have stand still, the first one's, and more wait."""
     go_on = threading.Event()
 
     async def flood() -> None:
-        CALLER.set("key1")
+        CALLER.set(key)
         await asyncio.gather(*(turns.run(lambda: go_on.wait(60)) for _ in range(20)))
 
     flooding = asyncio.run_coroutine_threadsafe(flood(), served.loop)
     try:
-        eventually(lambda: len(turns._waiting.get("key1", ())) >= 17)
+        eventually(lambda: len(turns._waiting.get(key, ())) >= 17)
         yield go_on
     finally:
         go_on.set()
@@ -113,15 +113,24 @@ def test_who_waits_for_work_of_one_key_is_that_key(served: Served, kind: str) ->
     assert kind == "loads" or own.result()[0] == 200
 
 
-def test_a_long_body_for_a_slot_is_read_in_turn(served: Served) -> None:
-    bodies = served.running.service.work.bodies
-    with ThreadPoolExecutor(1) as threads, flooded(served, bodies):
-        num_waiting = len(bodies._waiting["key1"])
-        body = {"filename": "x" * 20_000}
-        own = threads.submit(served.refused, "/slots/0?action=save", body, **A)
-        eventually(lambda: len(bodies._waiting["key1"]) > num_waiting or own.done())
+@pytest.mark.parametrize(
+    ("path", "body", "key", "code"),
+    [
+        ("/slots/0?action=save", {"filename": "x" * 20_000}, A, "not_supported"),
+        ("/v1/sleep", {"x" * 20_000: 1}, V, "unknown_parameter"),  # an operator's route
+        ("/sleep", {"x" * 20_000: 1}, V, "unknown_parameter"),
+    ],
+)
+def test_a_long_body_for_an_operator_or_a_slot_is_read_in_turn(
+    served: Served, path: str, body: Any, key: dict[str, str], code: str
+) -> None:
+    bodies, label = served.running.service.work.bodies, "key1" if key is A else "admin1"
+    with ThreadPoolExecutor(1) as threads, flooded(served, bodies, label):
+        num_waiting = len(bodies._waiting[label])
+        own = threads.submit(served.refused, path, body, **key)
+        eventually(lambda: len(bodies._waiting[label]) > num_waiting or own.done())
         assert not own.done()
-    assert own.result()[1]["code"] == "not_supported"
+    assert own.result()[1]["code"] == code
 
 
 def test_what_is_kept_and_what_is_compiled_pass_a_grammar_that_takes_long(served: Served) -> None:
