@@ -11,7 +11,10 @@ import pytest
 
 from ridgeline.core.step import Step
 from ridgeline.foresight.explain.explain import CAUSES
-from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer
+from ridgeline.foresight.simulator.replay_times import asked_in
+from ridgeline.foresight.trace.reader import Recorded
+from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer, _stood_in
+from tests.lines_run import at_most_lines
 from tests.server.serving import Served, StepClock, eventually, serving
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -150,6 +153,27 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
     assert status == 404
     assert f"s and has {len(kept)}" in answer["error"]["message"]
     async_engine.listeners.remove(history._on_record)
+
+
+def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -> None:
+    """And says the same: a request of 900 texts is 900 records, among thousands of others."""
+    num, body = 300, {"input": [f"{i} one two" for i in range(300)]}
+    status, _, headers = keyed.call(
+        "/v1/embeddings", body, authorization="Bearer key-of-ann", x_request_id="texts"
+    )
+    assert status == 200
+    assert headers["x-request-id"] == "texts"
+    history = keyed.running.service.history
+    with at_most_lines(40 * len(history._lines)):
+        own, request = history._find("texts", "ann")
+    lines = [history._engine_line, *history._lines]
+    checked = Recorded("the same", enumerate(lines), lines.__getitem__)
+    assert (own.engine, own.requests) == (checked.engine, checked.requests)
+    beside = own.around(request, 4000)
+    assert beside == checked.around(checked.get("texts"), 4000)
+    asked = asked_in(map(_stood_in, beside))
+    assert len({id(one.params) for one in asked.values() if one.name == "texts"}) == 1
+    assert sum(one.name == "texts" for one in asked.values()) == num
 
 
 def _is_known(history: TraceBuffer, name: str) -> bool:

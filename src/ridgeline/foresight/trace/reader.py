@@ -53,13 +53,20 @@ class Recorded:
     """
 
     def __init__(
-        self, source: str, lines: Iterable[tuple[int, bytes]], fetch: Callable[[int], bytes]
+        self,
+        source: str,
+        lines: Iterable[tuple[int, bytes]],
+        fetch: Callable[[int], bytes],
+        *,
+        is_own: bool = False,
     ) -> None:
         """Read ``lines``, each with the place where ``fetch`` finds it again.
 
-        Raises ValueError, with ``source`` and the line, if they are not a trace.
+        Those that ``is_own``, written by this very process, are not checked: it takes eight times
+        as long as to parse them. Raises ValueError, with ``source`` and the line, if they are not a
+        trace.
         """
-        self._source, self._fetch = source, fetch
+        self._source, self._fetch, self._is_own = source, fetch, is_own
         self.engine: Json = {}
         self.requests: list[Json] = []
         self._starts_s = array("d")  # of steps, and their lines
@@ -77,7 +84,7 @@ class Recorded:
     def _note(self, number: int, place: int, line: bytes) -> None:
         if b'"request"' in line[:30]:
             line = _PROMPT.sub(_count, line, count=1)
-        record = _parse(self._source, number, line)
+        record = self._parsed(number, line)
         if record is None:
             return
         kind = record.get("type")
@@ -96,6 +103,10 @@ class Recorded:
             self._of_requests.append(place)
         elif kind == "step":
             self._note_step(number, place, record["start_s"])
+
+    def _parsed(self, number: int, line: bytes) -> Json | None:
+        """Return a line's record, as ``_parse``."""
+        return parse(line.decode()) if self._is_own else _parse(self._source, number, line)
 
     def _note_step(self, number: int, place: int, start_s: float) -> None:
         if not self.engine:
@@ -141,7 +152,7 @@ class Recorded:
         before = known[max(nearest, _last_idle(known[: here + 1])) : here]
         behind = [pair for pair in known[here + 1 :] if pair[0]["arrival_s"] <= request["finish_s"]]
         chosen = [*before, known[here], *behind[: _fitting(behind, most_tokens)]]
-        records = [_parse(self._source, 0, self._fetch(place)) for _, place in chosen]
+        records = [self._parsed(0, self._fetch(place)) for _, place in chosen]
         first = bisect_left(self._starts_s, chosen[0][0]["arrival_s"]) - 1
         last = bisect_right(self._starts_s, request["finish_s"]) + 1
         steps = self._steps(max(0, min(first, last - _LEAST_STEPS)), last)
@@ -156,7 +167,7 @@ class Recorded:
     def _steps(self, first: int, last: int) -> Iterator[Json]:
         pairs = zip(self._numbers[first:last], self._places[first:last], strict=True)
         for number, place in pairs:
-            if record := _parse(self._source, number, self._fetch(place)):
+            if record := self._parsed(number, self._fetch(place)):
                 yield record
 
     def find(self, wanted: str, is_allowed: Callable[[Json], bool] = lambda _: True) -> Json | None:

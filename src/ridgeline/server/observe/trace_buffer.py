@@ -111,7 +111,7 @@ class TraceBuffer:
         """Return what is remembered, and a request of a key in it; raises Forgotten."""
         with self._lock:
             lines, has_forgotten = [self._engine_line, *self._lines], self._has_forgotten
-        recorded = Recorded("the history", enumerate(lines), lines.__getitem__)
+        recorded = Recorded("the history", enumerate(lines), lines.__getitem__, is_own=True)
         begin_s = recorded.start_s if has_forgotten else None
 
         def is_allowed(one: Json) -> bool:
