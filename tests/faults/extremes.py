@@ -121,6 +121,14 @@ FULL = {  # what fills a body, with how its field begins and ends
     "objects": ("[", '{"a":1},', "{}]"),
     "keys": ("{", '"k":1,', '"k":1}'),
 }
+TENSORS = {  # behind a body's JSON: type, what they are full of, and how many there are
+    "empty texts": ("BYTES", bytes(4), 1),
+    "short texts": ("BYTES", b"\1\0\0\0a", 1),
+    "one text": ("BYTES", (_FULL - 4).to_bytes(4, "little") + b"a" * (_FULL - 4), 1),
+    "small numbers": ("UINT8", b"\7", 1),
+    "long numbers": ("FP64", b"\7" * 8, 1),
+    "many tensors": ("INT8", b"\7", 200),
+}
 # Seconds, MiB and seconds of the loop's silence. Beside other tests a processor does less in its
 # time: what fails there takes ten times too long.
 LIMITS = (3.0, 100.0, 0.5) if "PYTEST_VERSION" in os.environ else (0.3, 100.0, 0.05)
@@ -140,6 +148,7 @@ class Asked:
     method: str = "POST"
     kind: str = JSON["content-type"]
     coding: str = "identity"
+    head: str | None = None  # where the JSON of a body ends, if tensors stand behind it
 
 
 class Cost:
@@ -160,6 +169,8 @@ class Cost:
         self.silence.longest_s = 0.0
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         headers = {"content-type": asked.kind, "content-encoding": asked.coding}
+        if asked.head:
+            headers["inference-header-content-length"] = asked.head
         connection.request(asked.method, path, asked.body, headers if asked.body else {})
         response = connection.getresponse()
         text = response.read()
@@ -207,6 +218,16 @@ def full_body(path: str, how: str) -> bytes:
     return f'{start}, "x": {begin}{inside * (_FULL // len(inside))}{end}}}'.encode()
 
 
+def with_tensors(how: str) -> Asked:
+    """Return a request that is as long as a body may be by the tensors behind its JSON."""
+    datatype, inside, num_tensors = TENSORS[how]
+    data = inside * (_FULL // num_tensors // len(inside))
+    one = {"name": "text_input", "datatype": datatype, "shape": [len(data)]}
+    one |= {"parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [one] * num_tensors}).encode()
+    return Asked(INFER, "tensors", how, head + data * num_tensors, head=str(len(head)))
+
+
 def _all_asked(port: int, count: int, rng: random.Random) -> Iterator[Asked]:
     """Yield so many requests: of nine, four have a field at its extremes, three one inside."""
     fields = _fields(_document(port))
@@ -220,6 +241,7 @@ def _all_asked(port: int, count: int, rng: random.Random) -> Iterator[Asked]:
     rng.shuffle(queries)
     odd = chain(
         [Asked(INFER, "", "nothing", pressed_nothing(_FULL // 4), coding="deflate")],
+        (with_tensors(how) for how in TENSORS),
         (Asked(UPLOADS, name, "", form(name, _FULL), kind=FORM) for name in FORMS),
     )
     wholes, written = cycle(full), cycle(queries)

@@ -19,6 +19,8 @@ from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
 from ridgeline.server.triton_grpc.port import check_grpc_port
+from ridgeline.server.triton_grpc.translate import infer_request
+from tests.lines_run import at_most_lines
 from tests.server.serving import Served, eventually, hold, serving
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -78,7 +80,7 @@ def infer(*, stream: bool = False, is_raw: bool = True, **parameters: Any) -> An
 
 
 def text(response: Any) -> str:
-    [found] = unpack("BYTES", response.raw_output_contents[0])
+    [found] = unpack("BYTES", response.raw_output_contents[0], 1)
     return str(found)
 
 
@@ -252,3 +254,23 @@ def test_calls_have_lines_in_the_audit_log(model: Path, tmp_path: Path) -> None:
     asked = [line for line in lines if line["event"] == "request"]
     assert {line["status"] for line in asked} == {200}
     assert sum(line.get("completion_tokens", 0) for line in asked) == 2 * GREEDY["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("inputs", [{"name": "a"}] * 257, "at most 256 inputs"),
+        ("outputs", [{"name": "a"}] * 257, "at most 256 inputs, and as many outputs"),
+        ("inputs", [{"shape": [1] * 33}], "at most 32 dimensions"),
+        ("inputs", [{"contents": {"int_contents": [1] * 131_073}}] * 2, "at most 262144 elements"),
+        ("inputs", [{"contents": {"bytes_contents": [b""] * 65_537}}], "at most 65536 are texts"),
+        ("parameters", {str(i): {"int64_param": 1} for i in range(65_537)}, "at most 65536 are"),
+    ],
+)
+def test_a_message_of_too_much_is_refused_before_it_is_read(
+    field: str, value: Any, said: str
+) -> None:
+    """Eight MB of tensors of three bytes each took the event loop for 8 s."""
+    request = CLASSES["ModelInferRequest"](model_name="m", **{field: value})
+    with at_most_lines(10_000), pytest.raises(ValueError, match=said):
+        infer_request(request)

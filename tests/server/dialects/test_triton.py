@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from ridgeline.server.dialects.triton import documented
-from ridgeline.server.dialects.triton.protocol import TritonRequest
+from ridgeline.server.dialects.triton.protocol import InferRequest, TritonRequest
+from ridgeline.server.dialects.triton.request import request_of
 from ridgeline.server.dialects.triton.tensors import FORMATS, pack, unpack
+from ridgeline.server.http.errors import ApiError
 from tests.server.forms import pressed_nothing
 from tests.server.serving import Served, serving
 
@@ -116,10 +118,33 @@ def test_tensors_behind_the_json(served: Served) -> None:
         length = int(headers["inference-header-content-length"])
         [output] = json.loads(data[:length])["outputs"]
         assert (status, output["parameters"]["binary_data_size"]) == (200, len(data) - length)
-        assert unpack("BYTES", data[length:]) == [completion(served, max_tokens=5)]
+        assert unpack("BYTES", data[length:], 1) == [completion(served, max_tokens=5)]
     for length in ("9999", "-1", "x", "10"):
         form["inference_header_content_length"] = length
         assert refused(served, f"{MODEL}/infer", body, **form)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("kinds", "num_bytes", "most"),
+    [
+        (["BYTES"], 4 << 17, 1 << 16),  # empty texts: their lengths alone
+        (["UINT8"], (1 << 18) + 1, 1 << 18),
+        (["FP64"], (8 << 18) + 8, 1 << 18),
+        (["INT8", "INT8"], (1 << 18) - 1, 1),  # the second has what the first has left
+    ],
+)
+def test_tensors_have_no_more_elements_than_a_body_has_values(
+    kinds: list[str], num_bytes: int, most: int
+) -> None:
+    """Eight MB of them would be made into objects for half a second, on the event loop."""
+    size = {"binary_data_size": num_bytes}
+    inputs = [
+        {"name": "top_k", "datatype": kind, "shape": [num_bytes], "parameters": size}
+        for kind in kinds
+    ]
+    body = InferRequest.model_validate({"inputs": inputs})
+    with pytest.raises(ApiError, match=f"more than the {most} elements that there is room for"):
+        request_of(body, bytes(num_bytes * len(kinds)), is_strict=False)
 
 
 @pytest.mark.parametrize("pressed", [gzip.compress, zlib.compress])
@@ -249,18 +274,18 @@ def test_elements_are_the_same_after_packing(data: st.DataObject) -> None:
         low = 0 if kind.startswith("U") else -(1 << (size - 1))
         one = st.integers(low, low + (1 << size) - 1)
     values = data.draw(st.lists(one, max_size=5))
-    assert unpack(kind, pack(kind, values)) == values
+    assert unpack(kind, pack(kind, values), len(values)) == values
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["BYTES", *FORMATS]), st.binary(max_size=40))
 def test_any_bytes_are_a_tensor_or_a_clear_error(kind: str, data: bytes) -> None:
     try:
-        values = unpack(kind, data)
+        values = unpack(kind, data, len(data))
     except ValueError:
         return
     if not kind.startswith("FP"):  # of which not a number has several spellings
-        assert unpack(kind, pack(kind, values)) == values
+        assert unpack(kind, pack(kind, values), len(values)) == values
 
 
 def test_a_body_of_sampling_parameters_cannot_be_deep() -> None:

@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.server.dialects.triton.protocol import MAX_DIMENSIONS, MAX_TENSORS
 from ridgeline.server.dialects.triton.routes import LENGTH
 from ridgeline.server.dialects.triton.tensors import pack
+from ridgeline.server.http.json_body import MAX_PARTS, MAX_VALUES
 from ridgeline.server.triton_grpc.messages import CLASSES, DATA_TYPES
 
 EMPTY_LAST = "triton_enable_empty_final_response"  # asks for a last message without outputs
@@ -21,6 +23,8 @@ _CONTENTS = {  # where the elements of a tensor stand; what is not named are the
     "FP64": "fp64_contents",
 }
 
+_NARROW = ("int_contents", "uint_contents")
+
 
 def path_of(model: str, version: str, ending: str) -> str:
     """Return the path of a model's route; without a version it is the only one."""
@@ -32,7 +36,8 @@ def infer_request(request: Any) -> tuple[dict[str, str], bytes]:
 
     Raises ValueError if its parts do not fit together.
     """
-    raw = list(request.raw_input_contents)
+    _check_numbers(request)
+    raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         message = f"raw_input_contents has {len(raw)} tensors, but there are {len(request.inputs)}"
         raise ValueError(f"{message} inputs")
@@ -57,9 +62,30 @@ def infer_request(request: Any) -> tuple[dict[str, str], bytes]:
     return {LENGTH: str(len(data))}, b"".join([data, *raw])
 
 
+def _check_numbers(request: Any) -> None:
+    """Raise ValueError for more than infer takes, before any of it is made into objects.
+
+    A few bytes of a message are a tensor, and 8 MB of them would take the event loop for seconds.
+    """
+    inputs, outputs = request.inputs, request.outputs
+    if max(len(inputs), len(outputs)) > MAX_TENSORS:
+        raise ValueError(f"a request may have at most {MAX_TENSORS} inputs, and as many outputs")
+    if any(len(one.shape) > MAX_DIMENSIONS for one in inputs):
+        raise ValueError(f"a tensor may have at most {MAX_DIMENSIONS} dimensions")
+    kinds = {*_CONTENTS.values(), *_NARROW}
+    num_values = sum(len(getattr(one.contents, kind)) for one in inputs for kind in kinds)
+    num_parts = sum(len(one.contents.bytes_contents) for one in inputs)
+    num_parts += sum(len(one.parameters) for one in (request, *inputs, *outputs))
+    if num_values > MAX_VALUES or num_parts > MAX_PARTS:
+        raise ValueError(
+            f"a request may have at most {MAX_VALUES} elements and parameters, of which at most "
+            f"{MAX_PARTS} are texts or parameters"
+        )
+
+
 def _elements(tensor: Any) -> list[Any]:
     """Return the elements of a tensor without raw bytes. Raises ValueError if they are no text."""
-    narrow = "uint_contents" if tensor.datatype.startswith("UINT") else "int_contents"
+    narrow = _NARROW[tensor.datatype.startswith("UINT")]
     values = list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, narrow)))
     try:
         return [one.decode() if isinstance(one, bytes) else one for one in values]

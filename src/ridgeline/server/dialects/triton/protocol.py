@@ -25,7 +25,8 @@ _Flag = Literal["BYTES", "BOOL"]
 _Number = Literal["FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64"]
 _Unsigned = Literal["UINT8", "UINT16", "UINT32", "UINT64"]
 Datatype = Literal[_Flag, _Number, _Unsigned]
-_MAX_TENSORS = 256
+MAX_TENSORS = 256
+MAX_DIMENSIONS = 32  # of one
 _NESTED = ("parameters", "sampling_parameters")
 # These names mean nothing here: the route says what is asked, and one text is answered.
 _ABSENT = (
@@ -136,7 +137,7 @@ class InputTensor(Strict):
 
     name: str
     datatype: Datatype
-    shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=32, fail_fast=True)
+    shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_DIMENSIONS, fail_fast=True)
     parameters: TensorParameters | None = None
     data: list[Any] | None = Field(None, fail_fast=True)
 
@@ -164,6 +165,6 @@ class InferRequest(Strict):
     extras = fields.ANY
 
     id: str | int | None = None
-    inputs: list[InputTensor] = Field(min_length=1, max_length=_MAX_TENSORS, fail_fast=True)
-    outputs: list[RequestedOutput] | None = Field(None, max_length=_MAX_TENSORS, fail_fast=True)
+    inputs: list[InputTensor] = Field(min_length=1, max_length=MAX_TENSORS, fail_fast=True)
+    outputs: list[RequestedOutput] | None = Field(None, max_length=MAX_TENSORS, fail_fast=True)
     parameters: dict[str, Any] | None = None

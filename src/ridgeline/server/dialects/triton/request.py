@@ -11,21 +11,26 @@ from ridgeline.server.dialects.dialect import Dialect
 from ridgeline.server.dialects.triton.protocol import InferRequest, InputTensor, TritonRequest
 from ridgeline.server.dialects.triton.tensors import check_shape, checked, unpack
 from ridgeline.server.http.errors import ApiError, validation_error
+from ridgeline.server.http.json_body import MAX_PARTS, MAX_VALUES
 from ridgeline.server.http.request_model import STRICT, bad_value
 
 TRITON = Dialect(names={"prompt": "text_input"})
+_TEXT_VALUES = MAX_VALUES // MAX_PARTS  # as many numbers as a text counts for
 _BINARY = "binary_data_output"  # of a request's parameters: how all outputs are sent
 
 
 def request_of(body: InferRequest, behind: bytes, *, is_strict: bool) -> TritonRequest:
     """Return the request that tensors and parameters describe.
 
-    ``behind`` are the bytes behind the JSON, of the tensors that stand there in this order.
-    Raises ApiError.
+    ``behind`` are the bytes behind the JSON, of the tensors that stand there in this order. They
+    may have as many elements as a body in JSON may have values. Raises ApiError.
     """
+    room = MAX_VALUES
     given = {name: value for name, value in (body.parameters or {}).items() if name != _BINARY}
     for tensor in body.inputs:
-        values, behind = _values(tensor, behind)
+        weight = _TEXT_VALUES if tensor.datatype == "BYTES" else 1
+        values, behind = _values(tensor, behind, room // weight)
+        room -= weight * len(values)
         known = TritonRequest.model_fields.keys() - set(TritonRequest.absent)
         if tensor.name not in known | fields_of_others():
             raise bad_value("inputs", f"there is no input {tensor.name[:80]!r} here")
@@ -53,8 +58,8 @@ def wants_bytes(body: InferRequest, name: str) -> bool:
     return by_default
 
 
-def _values(tensor: InputTensor, behind: bytes) -> tuple[list[Any], bytes]:
-    """Return a tensor's elements, and the bytes that are left. Raises ApiError."""
+def _values(tensor: InputTensor, behind: bytes, most: int) -> tuple[list[Any], bytes]:
+    """Return a tensor's elements, of bytes at most ``most``, and what is left. Raises ApiError."""
     size = tensor.parameters.binary_data_size if tensor.parameters else None
     where = f"the input {tensor.name[:80]!r}"
     try:
@@ -63,7 +68,7 @@ def _values(tensor: InputTensor, behind: bytes) -> tuple[list[Any], bytes]:
         if size is not None and size > len(behind):
             raise ValueError(f"binary_data_size is {size}, but {len(behind)} bytes are left")
         if size is not None:
-            values, behind = unpack(tensor.datatype, behind[:size]), behind[size:]
+            values, behind = unpack(tensor.datatype, behind[:size], most), behind[size:]
         else:
             values = checked(tensor.datatype, tensor.data or [])
         check_shape(tensor.shape, len(values))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 FORMATS = {  # of struct, by type; BYTES has none, and BF16 is nowhere
@@ -28,18 +29,26 @@ FORMATS = {  # of struct, by type; BYTES has none, and BF16 is nowhere
 _LENGTH = struct.Struct("<I")
 
 
-def unpack(datatype: str, data: bytes) -> list[Any]:
+def unpack(datatype: str, data: bytes, most: int) -> list[Any]:
     """Return the elements of a tensor that is given as bytes; those of BYTES as text.
 
-    Raises ValueError if the bytes are no such tensor.
+    Raises ValueError if the bytes are no such tensor, or if it has more than ``most`` elements.
     """
     if datatype == "BYTES":
-        return list(_texts(data))
+        texts = list(islice(_texts(data), most + 1))
+        _check_number(len(texts), most)
+        return texts
     kind = FORMATS[datatype]
     size = struct.calcsize(f"<{kind}")
     if len(data) % size:
         raise ValueError(f"its {len(data)} bytes are no whole number of elements of {size}")
+    _check_number(len(data) // size, most)
     return list(struct.unpack(f"<{len(data) // size}{kind}", data))
+
+
+def _check_number(num_elements: int, most: int) -> None:
+    if num_elements > most:
+        raise ValueError(f"it has more than the {most} elements that there is room for")
 
 
 def _texts(data: bytes) -> Iterator[str]:
