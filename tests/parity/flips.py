@@ -94,9 +94,11 @@ def _others(key: str, value: Any, types: frozenset[str], config: Any) -> list[An
     return others
 
 
-# Keys of training, of sampling and of other tasks: flipped all at once.
+# Keys of training, of sampling and of other tasks: flipped all at once. Not the padding's, from
+# which RoBERTa counts positions.
 _HARMLESS = (
-    "dropout|pdrop|layerdrop|initializer|init_std|init_device|_coef|z_loss|_token_id$|use_cache"
+    "dropout|pdrop|layerdrop|initializer|init_std|init_device|_coef|z_loss"
+    "|(?<!^pad)_token_id$|use_cache"
     "|^summary|pretraining_tp|output_router|^num_logits_to_keep|rescale_prenorm|use_mamba_kernels"
 )
 ACTIVATIONS = (
@@ -104,6 +106,7 @@ ACTIVATIONS = (
     "relu2", "leaky_relu", "linear", "mish", "sigmoid", "tanh",
 )  # fmt: skip
 _WORDS: dict[str, tuple[Any, ...]] = {
+    "pad_token_id": (5,),
     "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
     "position_embedding_type": ("rope", "nope", "absolute", "relative_key"),
     "scoring_func": ("softmax", "sigmoid"),
@@ -202,7 +205,8 @@ _KINDS: tuple[tuple[str, Callable[[Any, Any], list[Any]]], ...] = (
 def _beside(key: str, other: Any, config: Any) -> dict[str, Any]:
     """Return what else must change for a value to mean something."""
     beside: dict[str, Any] = {}
-    if key == "layer_types" and "sliding_attention" in (other or ()) and not config.sliding_window:
+    slides = key == "layer_types" and "sliding_attention" in (other or ())
+    if slides and not getattr(config, "sliding_window", _WINDOW):  # ModernBERT names it otherwise
         beside["sliding_window"] = _WINDOW
     if key in ("num_hidden_layers", "n_layer", "n_layers"):
         beside |= {one: None for one in _KINDS_OF_LAYERS if getattr(config, one, None)}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.parity.tiny_configs import CONFIGS, NEWER
+from tests.parity.tiny import ALL
 from tests.parity.verdicts import Judged, flips_of, judge
 
 BAD = ("wrong", "unnamed")
@@ -40,7 +40,7 @@ def table(found: Iterable[Judged]) -> str:
 
 def main(wanted: list[str]) -> int:
     """Judge the models that begin with one of these names, or all. Returns the exit status."""
-    names = [name for name in CONFIGS | NEWER if name.startswith(tuple(wanted) or "")]
+    names = [name for name in ALL if name.startswith(tuple(wanted) or "")]
     found: list[Judged] = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=context) as pool:

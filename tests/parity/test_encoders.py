@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ridgeline import LLM
 from ridgeline.api.vectors import cosine
 from tests.parity.tiny import torch, transformers
+from tests.parity.tiny_encoders import word_tokenizer, write_steps
 from tests.real_models import real_model
 
 TEXTS = [
@@ -80,34 +81,8 @@ def random_model(
         for parameter in model.parameters():
             parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.5)
     model.save_pretrained(folder)
-    special = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2, "[UNK]": 3}
-    vocabulary = special | {f"w{i}": i for i in range(4, 300)}
-    spec = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": vocabulary,
-        },
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(spec))
-    steps = ["Transformer", "Pooling", *(["Normalize"] if normalises else [])]
-    modules = [
-        {"idx": i, "path": "1_Pooling" if kind == "Pooling" else "", "type": f"models.{kind}"}
-        for i, kind in enumerate(steps)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    modes = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
-    config = {f"pooling_mode_{mode}": name == pool for name, mode in modes.items()}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(word_tokenizer(300)))
+    write_steps(folder, pool, normalises=normalises)
     return model
 
 
@@ -137,11 +112,8 @@ def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
     model = random_model(name, tmp_path / "m", "cls", normalises=False, kinds=PAIRS)
     for file in ("modules.json", "1_Pooling/config.json"):
         (tmp_path / "m" / file).unlink()
-    spec = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
-    kind = "RobertaProcessing" if "roberta" in name else "BertProcessing"
-    spec["post_processor"] = {"type": kind, "sep": ["[SEP]", 2], "cls": ["[CLS]", 0]}
-    if kind == "RobertaProcessing":
-        spec["post_processor"] |= {"trim_offsets": True, "add_prefix_space": False}
+    is_roberta = "roberta" in name
+    spec = word_tokenizer(300, between=2 if is_roberta else 1)
     (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(spec))
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "m" / "tokenizer.json")
@@ -153,7 +125,7 @@ def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
         for text, score in zip(documents, found, strict=True):
             pair = theirs(query, text, return_token_type_ids=True)
             assert llm.text.encode_pair(query, text) == pair["input_ids"]
-            types = pair["token_type_ids"] if kind == "BertProcessing" else None
+            types = None if is_roberta else pair["token_type_ids"]
             with torch.inference_mode():
                 logit = model(
                     torch.tensor([pair["input_ids"]]),

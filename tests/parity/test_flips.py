@@ -6,17 +6,19 @@ import pytest
 
 from tests.parity.flips import Flip
 from tests.parity.full import BAD
-from tests.parity.tiny_configs import CONFIGS, NEWER
+from tests.parity.tiny import ALL
+from tests.parity.tiny_encoders import ENCODERS
 from tests.parity.verdicts import flips_of, judge
 
-NAMES = list(CONFIGS | NEWER)
-EVERY = 40
+NAMES = list(ALL)
+EVERY, EVERY_OF_ENCODERS = 40, 25  # whose flips are fewer, and quicker
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_key_is_equal_or_refused_by_name(name: str) -> None:
-    first = NAMES.index(name) % EVERY  # another one of each family
-    for flip in [*flips_of(name)][first::EVERY]:
+    every = EVERY_OF_ENCODERS if name in ENCODERS else EVERY
+    first = NAMES.index(name) % every  # another one of each family
+    for flip in [*flips_of(name)][first::every]:
         judged = judge(name, flip)
         assert judged.verdict not in BAD, judged
 
@@ -37,6 +39,32 @@ def test_each_verdict_is_given(
     """``says`` is what config.json says instead, as if the key were passed over."""
     judged = judge("llama2", Flip(key, value, {key: value}), says=says)
     assert judged.verdict == verdict, judged
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "own", "passed_over"),
+    [
+        ("bert", "layer_norm_eps", 0.01, 1e-12, "wrong"),
+        ("bert-pairs", "layer_norm_eps", 0.01, 1e-12, "wrong"),
+        ("roberta-pairs", "hidden_act", "relu", "gelu", "wrong"),
+        ("distilbert", "n_heads", 2, 4, "wrong"),
+        ("modern-bert", "local_attention", 5, 24, "wrong"),
+        ("embedding-gemma", "query_pre_attn_scalar", 224, 20, "wrong"),
+        ("embedding-gemma", "attention_bias", True, False, "unnamed"),
+    ],
+)
+def test_vectors_and_scores_are_judged_too(
+    name: str, key: str, value: object, own: object, passed_over: str
+) -> None:
+    flip = Flip(key, value, {key: value})
+    assert judge(name, flip).verdict == "equal"
+    judged = judge(name, flip, says={key: own})
+    assert judged.verdict == passed_over, judged
+
+
+def test_what_no_key_explains_is_no_refusal_by_name() -> None:
+    judged = judge("bert", Flip("", None, {}), says={"is_decoder": True})
+    assert judged.verdict == "unnamed", judged
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from tests.parity.tiny_configs import CONFIGS, NEWER, SIZES, TEXT_CONFIGS, VOCAB
+from tests.parity.tiny_encoders import ENCODERS
 
 NOT_HERE = "transformers and torch are not installed: make test-parity has them"
 torch = pytest.importorskip("torch", reason=NOT_HERE)
@@ -24,6 +25,7 @@ transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 NUM_TOKENS = 24
+ALL = CONFIGS | NEWER | ENCODERS
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Answer:
 
 
 def make_model(name: str, **more: Any) -> Any:
-    """Return a model by name, of CONFIGS or NEWER, every parameter random, norms and biases too.
+    """Return a model by name, of ALL, every parameter random, norms and biases too.
 
     ``more`` changes its config.
     """
@@ -51,17 +53,24 @@ def make_model(name: str, **more: Any) -> Any:
 
 def class_name(name: str) -> str:
     """Return the name of transformers' class of a model by name."""
-    family, _ = (CONFIGS | NEWER)[name]
+    family, _ = ALL[name]
+    if name in ENCODERS:
+        return family
     return family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")
 
 
 def make_config(name: str, **more: Any) -> Any:
     """Return the config of a model by name; ``more`` changes it."""
-    family, changes = (CONFIGS | NEWER)[name]
+    family, changes = ALL[name]
+    family = family.removesuffix("Model").removesuffix("ForSequenceClassification")
     kind = f"{family}TextConfig" if family in TEXT_CONFIGS else f"{family}Config"
-    unused = changes.get("unused", ())
-    wanted = {k: v for k, v in (SIZES | changes | more).items() if k not in (*unused, "unused")}
-    return getattr(transformers, kind)(**deepcopy(wanted))  # some write into what they are given
+    known = getattr(transformers, kind)
+    wanted: dict[str, Any] = {}
+    for key, value in (SIZES | changes | more).items():
+        if key not in (*changes.get("unused", ()), "unused"):
+            # Under the family's own name, so that a later value stands in place of an earlier.
+            wanted[known.attribute_map.get(key, key)] = value
+    return known(**deepcopy(wanted))  # some write into what they are given
 
 
 def randomised(model: Any, *, seed: int) -> Any:

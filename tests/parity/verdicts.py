@@ -1,7 +1,7 @@
 """One flipped config, judged: our answer against that of transformers, or our refusal.
 
-The model answers prompts of 220 and 31 tokens together, in pieces of 48, and 16 tokens more;
-transformers reads each whole text in one pass.
+The model answers prompts of 220 and 31 tokens together, in pieces of 48, and 16 tokens more, or
+makes vectors of them; transformers reads each whole text in one pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +22,10 @@ import numpy as np
 from ridgeline import LLM, SamplingParams
 from ridgeline.models.families import arch_from_config, family_of
 from ridgeline.models.tensors import ModelFileError
-from tests.parity import tiny
+from tests.parity import pooled, tiny
 from tests.parity.flips import Flip, flips
 from tests.parity.tiny import torch, transformers
-from tests.parity.tiny_configs import CONFIGS, NEWER
+from tests.parity.tiny_encoders import ENCODERS
 
 LENGTHS = (220, 31)
 PIECE, NUM_TOKENS = 48, 16
@@ -33,7 +33,7 @@ _NUM_RANKED = 32  # logprobs of each row: a change of any logit moves them all
 TOLERANCE = 1e-4
 _MOVES, _MOVED = 4, 5e-7  # of embeddings, to see whether rounding decides
 _FAR, _MEAN = 5e-3, 3e-5  # of what float32 alone does to a few logprobs of a sharp model
-_CONTEXT, ROOM = 320, 300  # tokens
+_CONTEXT, ROOM = 320, 284  # tokens; room is for the texts
 _MAX_PARAMETERS = 20_000_000
 _SPACE = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 Verdict = Literal["equal", "refused", "impossible", "ours", "unnamed", "wrong"]
@@ -76,6 +76,14 @@ class Said(NamedTuple):
         pairs = zip(table, self.rows, strict=True)
         return np.array([of[token] for of, row in pairs for token in row])
 
+    def off(self, model: Any) -> np.ndarray:
+        """Return how far each of those is from that of transformers."""
+        distance: np.ndarray = abs(self.picked() - self.picked(logprobs_of(model, self.ids[:-1])))
+        return distance
+
+
+Answer = Said | pooled.Pooled
+
 
 def config_of(name: str) -> Any:
     """Return the config of a tiny model with room for the longer text."""
@@ -85,7 +93,7 @@ def config_of(name: str) -> Any:
 def roomy(name: str) -> dict[str, Any]:
     said = tiny.make_config(name)
     known = {one.name for one in fields(said)}
-    known |= (CONFIGS | NEWER)[name][1].keys()
+    known |= tiny.ALL[name][1].keys()
     return {key: _CONTEXT for key in _SPACE if key in known}
 
 
@@ -125,9 +133,9 @@ def _judge(
             return "impossible", "too large"
         _undo_floors(model)
         texts = tiny.prompts(*LENGTHS)
-        if not np.isfinite(logprobs_of(model, texts[0])).all():
+        (pooled if name in ENCODERS else tiny).save(model, folder)
+        if not np.isfinite(_theirs(name, model, folder, texts[0])).all():
             return "impossible", "transformers answers with no numbers"
-        tiny.save(model, folder)
         values = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(values | {**says}))
     except Exception as error:  # what transformers does with a value is its own affair
@@ -136,14 +144,14 @@ def _judge(
         answers = [
             one
             for texts, room in _batches(model, texts)
-            for one in answers_of(folder, texts, room, backend)
+            for one in _ours(name, model, folder, texts, room, backend)
         ]
     except (ModelFileError, ValueError) as error:
         return _refused(flip, folder, str(error))
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}"
     verdict, why = _compared(model, answers)
-    key = f"{(CONFIGS | NEWER)[name][0]} {flip.key}"
+    key = f"{tiny.ALL[name][0]} {flip.key}"
     is_ours = verdict == "wrong" and re.fullmatch(_OURS, key)
     return ("ours" if is_ours else verdict), why
 
@@ -161,12 +169,29 @@ def _batches(model: Any, texts: list[list[int]]) -> list[tuple[list[list[int]], 
     With LongRoPE transformers goes by the length of each text, the engine by the room for one.
     """
     if "'longrope'" in str(getattr(model.config, "rope_parameters", None)):
-        return [([ids], len(ids) + NUM_TOKENS) for ids in texts]
+        return [([ids], len(ids)) for ids in texts]
     return [(texts, ROOM)]
 
 
+def _theirs(name: str, model: Any, folder: Path, ids: list[int]) -> np.ndarray:
+    if name not in ENCODERS:
+        return logprobs_of(model, ids)
+    if not pooled.scores_pairs(model):
+        return pooled.numbers_of(model, ids)
+    (pair,) = pooled.pairs_of([ids])
+    return pooled.numbers_of(model, *pooled.pair_ids(folder, pair))
+
+
+def _ours(
+    name: str, model: Any, folder: Path, texts: list[list[int]], room: int, backend: str
+) -> Sequence[Answer]:
+    if name in ENCODERS:
+        return pooled.answers_of(folder, model, texts, room, backend)
+    return answers_of(folder, texts, room, backend)
+
+
 def answers_of(folder: Path, texts: list[list[int]], room: int, backend: str) -> list[Said]:
-    """Return our answers to these texts, given together."""
+    """Return our answers to these texts, given together, each of which has this room."""
     llm = LLM(
         str(folder),
         backend=backend,
@@ -175,7 +200,7 @@ def answers_of(folder: Path, texts: list[list[int]], room: int, backend: str) ->
         max_num_batched_tokens=PIECE,
         max_num_seqs=4,
         kv_cache_memory="16MiB",
-        max_model_len=room,
+        max_model_len=room + NUM_TOKENS,
         threads=1,
     )
     params = SamplingParams(
@@ -194,7 +219,7 @@ def answers_of(folder: Path, texts: list[list[int]], room: int, backend: str) ->
     return answers
 
 
-def _compared(model: Any, answers: list[Said]) -> tuple[Verdict, str]:
+def _compared(model: Any, answers: list[Answer]) -> tuple[Verdict, str]:
     """Compare with transformers; where rounding decides between experts, with the other choice."""
     verdict, why = _beside(model, answers)
     for seed in range(_MOVES if verdict == "wrong" and "Experts" in str(model) else 0):
@@ -203,8 +228,8 @@ def _compared(model: Any, answers: list[Said]) -> tuple[Verdict, str]:
     return verdict, why
 
 
-def _beside(model: Any, answers: list[Said]) -> tuple[Verdict, str]:
-    off = [abs(one.picked() - one.picked(logprobs_of(model, one.ids[:-1]))) for one in answers]
+def _beside(model: Any, answers: list[Answer]) -> tuple[Verdict, str]:
+    off = [one.off(model) for one in answers]
     far, mean = float(np.concatenate(off).max()), float(np.concatenate(off).mean())
     is_equal = far <= TOLERANCE or (far <= _FAR and mean <= _MEAN)
     return "equal" if is_equal else "wrong", f"{far:.1e} (mean {mean:.1e})"
@@ -248,7 +273,7 @@ def _is_named(flip: Flip, values: dict[str, Any], message: str) -> bool:
     """Return whether a refusal names the key as the file has it, or a kind of rope."""
     family = family_of(values)
     names = set()
-    for key in (*flip.key.split(", "), *flip.changes):
+    for key in (*flip.key.split(", "), *flip.changes) if flip.key else ():
         last = key.rpartition(".")[2]
         names |= {last, getattr(family, "aliases", {}).get(last, last)}
         if last == "rope_type":
