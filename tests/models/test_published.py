@@ -93,6 +93,26 @@ def test_every_encoder_has_a_published_config() -> None:
     assert missing == {"Gemma3TextModel"}
 
 
+@pytest.mark.parametrize(
+    ("config", "bases"),
+    [
+        (CONFIGS["gemma-3-270m"]["config"], ["rope_theta", "rope_local_base_freq"]),
+        (
+            OF_ENCODERS["modernbert-embed-base"]["config"],
+            ["global_rope_theta", "local_rope_theta"],
+        ),
+    ],
+)
+def test_bases_of_rope_that_a_file_leaves_out(config: dict[str, Any], bases: list[str]) -> None:
+    """transformers has them by kind of layer: those of the published models."""
+    plain = {"rope_type": "default"}
+    by_kind = {"full_attention": plain, "sliding_attention": plain}
+    arch = arch_from_config(config, {}, "x")
+    without = {key: value for key, value in config.items() if key not in bases}
+    assert arch_from_config(without, {}, "x") == arch
+    assert arch_from_config(without | {"rope_parameters": by_kind}, {}, "x") == arch
+
+
 def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:
     """They have what nobody reads too: K/V of layers that read others', and frequencies."""
     names = [name for name in CONFIGS if name.startswith("gemma-4")]

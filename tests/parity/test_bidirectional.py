@@ -15,9 +15,11 @@ from ridgeline import LLM
 from ridgeline.models.families import model_from_config
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics import costs
+from tests.parity import tiny
 from tests.parity.gguf_files import LAYER_NAMES, NAMES_OF
 from tests.parity.test_encoders import POOLS, embedded, random_model, sizes, states_of
 from tests.parity.tiny import torch, transformers
+from tests.parity.tiny_encoders import ENCODERS
 
 KINDS = {
     "embedding-gemma": lambda: transformers.Gemma3TextModel(
@@ -191,6 +193,24 @@ def test_from_gguf(tmp_path: Path, backend: str, name: str, has_dense: bool) -> 
             with torch.inference_mode():
                 wanted = torch.nn.Sequential(*dense)(states_of(model, row).mean(0)).double()
             assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["embedding-gemma", "modern-bert"])
+def test_ropes_that_the_config_leaves_out(tmp_path: Path, name: str) -> None:
+    family, _ = ENCODERS[name]
+    config = tiny.make_config(name, rope_parameters=None)
+    kinds = {name: lambda: getattr(transformers, family)(config)}
+    model = random_model(name, tmp_path / "m", "mean", normalises=False, kinds=kinds)
+    path = tmp_path / "m" / "config.json"
+    values = json.loads(path.read_text())
+    plain = {"rope_type": "default"}
+    for said in (None, {"full_attention": plain, "sliding_attention": plain}):
+        path.write_text(json.dumps(values | {"rope_parameters": said}))
+        with LLM(tmp_path / "m", backend="reference", kv_cache_memory="8MiB") as llm:
+            ids = [[i % 90 + 4 for i in range(n)] for n in LENGTHS]
+            for row, found in zip(ids, embedded(llm, ids), strict=True):
+                wanted = states_of(model, row).mean(0).double().numpy()
+                assert np.abs(found - wanted).max() < 1e-4
 
 
 # As published; transformers writes newer keys.

@@ -441,10 +441,14 @@ def _ropes_of_config(
     of_kinds = {k: stored[k] for k in stored if k in _KINDS} if type(stored) is dict else {}
     # Some files of OLMo 3 say a rope beside those of its kinds, which serves no layer.
     by_kind = of_kinds and stored.keys() <= {*_KINDS, "rope_theta", "rope_type"}
+    local = family.ropes.get("sliding")
     if by_kind and family.windows == "pattern":
         ropes: dict[str, Rope | None] = {}
         for kind, parameters in of_kinds.items():
-            of_kind = replace(config, values={**config.values, "rope_parameters": parameters})
+            said = {**config.values, "rope_parameters": parameters}
+            if local and kind == "sliding_attention":
+                said["rope_theta"] = config.number(local, 10_000.0)
+            of_kind = replace(config, values=said)
             head_dim = heads[_KINDS[kind]].head_dim
             ropes[_KINDS[kind]], max_position = rope_from_config(of_kind, head_dim)
         if ropes.keys() != {"full", "sliding"}:
@@ -456,7 +460,7 @@ def _ropes_of_config(
         channels += channels % 2 if family.ropes.get("full") == "none" else 0  # none turns
         rope, max_position = rope_from_config(config, channels)
         ropes = {"full": rope, "sliding": rope}
-        if local := family.ropes.get("sliding"):
+        if local:
             ropes["sliding"] = Rope(config.number(local, 10_000.0), rope.dim)
     return ropes, max_position
 

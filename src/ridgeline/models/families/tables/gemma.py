@@ -88,6 +88,7 @@ ROWS = (
         facts=HEAD_NORM | {"logit_softcap": None, "mixer.softcap": None},
         pattern=6,
         ropes={"sliding": "rope_local_base_freq"},
+        defaults={"rope_theta": 1e6},
         refuse="attn_logit_softcapping final_logit_softcapping",
         text_defaults={
             "vocab_size": 262_208,
@@ -96,7 +97,6 @@ ROWS = (
             "head_dim": 256,
             "max_position_embeddings": 131_072,
             "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
         },
         in_gguf={
