@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
@@ -204,6 +205,36 @@ def test_after_a_copy_without_memory_tables_are_whole() -> None:
                         runner.execute(step)
             found.append(runner.execute(step).tokens)
     assert found[:3] == found[3:]
+
+
+def test_after_a_copy_without_memory_the_logits_of_a_text_are_right() -> None:
+    text = [n % 50 for n in range(48)]
+    whole = runner_of(PLAIN).prompt_logits(text)
+    runner = runner_of(PLAIN)
+    runner.prompt_logits(text[:16])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner._steps.staging, "send", out_of_memory)
+        with pytest.raises(MemoryError):
+            runner.prompt_logits(text[16:], 16)
+    np.testing.assert_allclose(runner.prompt_logits(text[16:], 16), whole[16:], atol=1e-5)
+
+
+def test_after_a_step_with_an_unknown_adapter_each_draws_by_its_own_rule() -> None:
+    """The row of an earlier sequence was given to another before that step failed."""
+    greedy, drawn = (Sampling(SamplingParams(temperature=t), 9, ()) for t in (0, 2.0))
+    earlier = Work((0, 0), 0, (5, 6), (0,), (1,), greedy, (), ())
+    later = Work((1, 0), 0, (5, 6), (1,), (7,), drawn, (), ())
+    gone = Work((2, 0), 0, (5, 6), (2,), (1,), greedy, (), (), adapter=3)
+    found = []
+    for fails in (False, True):
+        runner = runner_of(PLAIN, max_lora_rank=8)
+        found.append(runner.execute(Step((earlier,), (), (), (), ())).tokens)
+        if fails:
+            with pytest.raises(KeyError):
+                runner.execute(Step((later, gone), (), (), (), ()))
+        found.append(runner.execute(Step((later,), (), (), (), ())).tokens)
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
 
 
 def test_parts_of_a_copy_are_apart_and_aligned() -> None:

@@ -145,16 +145,22 @@ class CudaRunner:
         Raises DeviceLost if the device failed for good, and MemoryError if it has too little
         memory for this step.
         """
+        with self._attempt():
+            if step.copies:
+                pairs = torch.tensor(step.copies, device=self.device)
+                self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
+            self.states.copy(step.state_copies)
+            ahead, self._ahead = self._ahead, None
+            output = self._compute(step) if ahead is None else self._complete(step, ahead)
+            self.states.commit(step.work)
+            return output
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Compute within; if that fails, nothing that was written for it counts as sent."""
         try:
             with errors_named(), torch.inference_mode():
-                if step.copies:
-                    pairs = torch.tensor(step.copies, device=self.device)
-                    self._ops.copy_blocks(self.cache.blocks, pairs[:, 0], pairs[:, 1])
-                self.states.copy(step.state_copies)
-                ahead, self._ahead = self._ahead, None
-                output = self._compute(step) if ahead is None else self._complete(step, ahead)
-                self.states.commit(step.work)
-                return output
+                yield
         except BaseException:
             self._steps.forget()
             raise
@@ -318,7 +324,7 @@ class CudaRunner:
             seeds=(), sampling=sampling, history=(), targets=(), state=0, others=tuple(others),
         )  # fmt: skip
         self._ahead = None
-        with errors_named(), torch.inference_mode():
+        with self._attempt():
             batch = self._arrange((work,))
             self._steps.send()
             hidden = self._launch(batch)[: len(tokens)]

@@ -103,7 +103,6 @@ class Tables:
     def forget(self) -> None:
         """Take all sequences for new: what a step wrote that failed may not have arrived."""
         self._rows = {}
-        self._tables, self._sampling = [()] * len(self._tables), [None] * len(self._tables)
 
     def take_changes(self) -> Any:
         """Return which places of the flat array were written since the last call."""

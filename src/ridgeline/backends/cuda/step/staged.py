@@ -147,7 +147,7 @@ class StagedSteps:
         return there
 
     def forget(self) -> None:
-        """Send the tables of all sequences with their next step, as if they were new."""
+        """Take all sequences for new, with their next step: a failed one may have sent nothing."""
         self._host_tables.forget()
 
     def state_plan(self, size: int) -> StatePlan | None:
