@@ -281,7 +281,9 @@ def test_a_copy_is_not_repeated_when_its_source_has_another_owner() -> None:
 
 def test_the_engine_describes_itself_first() -> None:
     records: list[Record] = []
-    scheduler = make_scheduler(8, 4, policy=Static(), budget=50, seats=5, caching=False)
+    scheduler = make_scheduler(
+        8, 4, policy=Static(), budget=50, seats=5, caching=False, looks_ahead=True
+    )
     make_engine(scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append])
     assert records == [
         EngineRecord(
@@ -294,6 +296,7 @@ def test_the_engine_describes_itself_first() -> None:
             enable_prefix_caching=False,
             seed=0,
             eos_ids=(3,),
+            looks_ahead=True,
             reserve_full=True,
         )
     ]

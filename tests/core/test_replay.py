@@ -37,7 +37,7 @@ class Broken(Exception):
 
 
 @cache
-def recorded(policy: Policy, seed: int) -> list[Json]:
+def recorded(policy: Policy, seed: int, *, looks_ahead: bool = False) -> list[Json]:
     """Return the records of a run with a bit of everything, as they are read back from a file."""
     dice = random.Random(seed)
     records: list[Record] = []
@@ -54,6 +54,7 @@ def recorded(policy: Policy, seed: int) -> list[Json]:
         checkpoints=3 if 8 <= seed < 16 else None,
         every=CHECKPOINT_EVERY,
         windows=windows,
+        looks_ahead=looks_ahead,
     )
     engine, runner = make_engine(
         scheduler, max_model_len=40, eos_ids=(3,), listeners=[records.append]
@@ -136,6 +137,12 @@ def test_a_policy_with_settings_of_its_own_decides_the_same_again(policy: Policy
     assert replay(records) == Replay(num_steps, num_requests, None, None)
     usual = {"least_prompt_tokens": 64, "reserve_full": True}
     assert replay([records[0] | usual, *records[1:]]).difference is not None
+
+
+def test_room_that_was_kept_for_a_runner_that_goes_on_unasked_is_kept_again() -> None:
+    engine, *rest = recorded(SplitFuse(), 1, looks_ahead=True)
+    assert replay([engine, *rest]).difference is None
+    assert replay([engine | {"looks_ahead": False}, *rest]).difference is not None
 
 
 def test_a_decision_that_differs_is_named() -> None:

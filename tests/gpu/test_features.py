@@ -12,6 +12,8 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.records import Record, RequestRecord
+from ridgeline.foresight.simulator.replay import replay
+from ridgeline.foresight.trace.reader import read_whole
 from tests.engine.tiny_families import write_family
 from tests.gpu.engines import IDS
 
@@ -102,3 +104,28 @@ def test_vectors_of_texts(tmp_path: Path) -> None:
             found[backend] = [one.outputs.embedding for one in llm.embed([IDS[:9], IDS[9:40]])]
     for mine, theirs in zip(found["cuda"], found["reference"], strict=True):
         assert max(abs(a - b) for a, b in zip(mine, theirs, strict=True)) < 1e-5
+
+
+def test_what_only_a_processor_can_do_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model", "qwen3")
+    options: dict[str, Any] = {"backend": "cuda", "dtype": "f32", "max_model_len": 64}
+    options["kv_cache_memory"] = "4MiB"
+    with LLM(path, **options) as llm:
+        with pytest.raises(ValueError, match="the cuda backend keeps its memory until it ends"):
+            llm.sleep(1)
+        with pytest.raises(ValueError, match="the cuda backend counts no cycles"):
+            llm.runner.profile(lambda: None)
+    with pytest.raises(ValueError, match="--kv-disk: the cuda backend keeps its cache on the dev"):
+        LLM(path, **options, kv_disk=f"{tmp_path / 'kv'}:1MiB")
+
+
+def test_a_trace_is_decided_again(tmp_path: Path) -> None:
+    """Steps that ran ahead leave no mark in it."""
+    trace = tmp_path / "trace"
+    options: dict[str, Any] = {"dtype": "f32", "max_model_len": 64, "kv_cache_memory": "4MiB"}
+    path = write_family(tmp_path / "model", "qwen3")
+    with LLM(path, backend="cuda", trace=str(trace), **options) as llm:
+        llm.generate([IDS[:9], IDS[3:30], IDS[5:8]], params(12, temperature=0))
+        assert llm.runner.num_ahead > 20
+    outcome = replay(read_whole(trace))
+    assert (outcome.num_requests, outcome.difference) == (3, None)

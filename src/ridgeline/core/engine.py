@@ -295,6 +295,7 @@ class Engine:
             eos_ids=self.eos_ids,
             num_checkpoints=None if kv.states is None else kv.states.num_checkpoints,
             windows=kv.windows,
+            looks_ahead=scheduler.looks_ahead,
             least_prompt_tokens=scheduler.policy.least,
             reserve_full=scheduler.policy.reserve_full,
         )

@@ -33,6 +33,7 @@ class EngineRecord:
     eos_ids: tuple[int, ...]
     num_checkpoints: int | None = None
     windows: tuple[int | None, ...] = (None,)
+    looks_ahead: bool = False
     least_prompt_tokens: int = 64
     reserve_full: bool | None = None
 
@@ -94,8 +95,7 @@ class StepRecord:
         number: counts from 0.
         start_s: when it was begun.
         schedule_s, execute_s, commit_s: durations of its three parts.
-        arrived, aborted, paused, resumed: requests added since the step before, aborted, paused and
-            resumed; these come in this order.
+        arrived, aborted, paused, resumed: requests, since the step before, and in this order.
         work: (sequence, first position, number of tokens) of each item.
         drafts: sequences with drafts, and which; these are the last of their tokens in ``work``.
         sampled: tokens sampled for each item, () for one that failed; empty if the backend failed

@@ -78,6 +78,7 @@ def test_a_client_that_left_leaves_again() -> None:
         ("seed=8", "seed cannot be changed: the answers of the trace are known"),
         ("eos-ids=8", "eos-ids cannot be changed: it is the model's"),
         ("windows=5", "windows cannot be changed: it is the model's"),
+        ("looks_ahead=yes", "looks_ahead cannot be changed: it is the backend's"),
         ("num_checkpoints=5", "num_checkpoints cannot be changed: it is the model's"),
         ("window=5", "no setting 'window'; there are policy, .* reserve_full$"),
         ("max_num_seqs", "write NAME=VALUE"),

@@ -89,9 +89,8 @@ class Scheduler:
     ) -> None:
         """Schedule at most these numbers of tokens in a step and of sequences at a time.
 
-        ``speculation`` adds drafts to steps that have room for them. ``looks_ahead`` keeps room for
-        one token more, for runners that go on before they are asked. Raises ValueError unless every
-        running sequence can have a token in each step.
+        ``speculation`` adds drafts where room is left; ``looks_ahead`` keeps room for a token more,
+        for runners that go on unasked. Raises ValueError if a step lacks a token for each sequence.
         """
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(

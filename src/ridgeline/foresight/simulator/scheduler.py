@@ -57,4 +57,5 @@ def new_scheduler(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         speculation=speculation,
+        looks_ahead=settings.looks_ahead,
     )

@@ -25,6 +25,7 @@ _FIXED = {
     "eos_ids": "it is the model's",
     "num_checkpoints": "it is the model's",
     "windows": "it is the model's",
+    "looks_ahead": "it is the backend's",
 }  # what no other setting can change, and why
 _MOST_BLOCKS = 1_000_000  # a simulation keeps a list of them
 _SEARCHES = ("best_of", "use_beam_search", "penalty_alpha")
