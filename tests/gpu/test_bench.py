@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 import torch
 
 from ridgeline.backends import cuda
-from ridgeline.backends.cuda import twins
+from ridgeline.backends.cuda import measure, twins
 from ridgeline.backends.cuda.measure.cases import CASES, EXACT
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.parts import smoke
@@ -26,12 +26,27 @@ from ridgeline.backends.cuda.step import graphs as graphs_
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.bench.gpu.parts import LOST, PARTS
 from ridgeline.machine import DeviceLost
+from tests.gpu.executed import never_executed, traced
+
+# Statements that ``--tiny`` never executes, by function. Those of the peer run where it is.
+_ON_A_GPU = {
+    "part.Part.__init__": 4, "part.Part.seconds": 10, "part.Part.synchronize": 1,
+    "parts/smoke.measure": 1, "parts/smoke._memory": 7, "parts/engine.measure": 1,
+    "parts/engine._model": 1, "cases/draws.picks": 3,
+}  # fmt: skip
+_WHERE_SOMETHING_FAILS = {
+    "__main__.main": 4, "part.Part.run": 4, "part.Part._measure": 7, "part.Part.peer_seconds": 1,
+    "parts/engine._steps.step": 1,
+}  # fmt: skip
+_IN_TESTS = {"inputs/attention.Texts.alone": 3}
+_LEFT = _ON_A_GPU | _WHERE_SOMETHING_FAILS | _IN_TESTS
 
 
 def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
-    out = tmp_path / "found.jsonl"
+    out, folder = tmp_path / "found.jsonl", Path(measure.__file__).parent
     command = [sys.executable, "-m", "ridgeline", "bench", "gpu", "--tiny", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = traced(folder, tmp_path)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("nothing is wrong\n")
     found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
@@ -48,6 +63,8 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "decode tiny 2 x 64" in told["attention"]
     assert "token back" in told["roof"]
     assert "skipped" in told["peer"] or any("warm" in what for what in told["peer"])
+    left = never_executed(folder, tmp_path)
+    assert {name: len(left[name]) for name in left if not name.startswith("parts/peer.")} == _LEFT
 
 
 def test_the_table_so_far_is_printed_after_sigterm(tmp_path: Path) -> None:
