@@ -413,7 +413,7 @@ def test_other_threads_run_while_a_text_becomes_ids() -> None:
     is_over.set()
     beating.join()
     assert len(ids) > 40_000
-    assert between > 20
+    assert between > 2  # none, if the ids kept the interpreter
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process's threads are counted")
