@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 from ridgeline.text import child
 from ridgeline.text.template.renderer import Renderer
 from tests.api.test_llm import HELLO, write_model
-from tests.server.serving import serving
+from tests.server.serving import eventually, serving
 
 CHAT = "/v1/chat/completions"
 NOW = datetime(2026, 11, 28)
@@ -47,6 +50,41 @@ def test_a_template_that_never_started_is_at_fault_and_one_that_did_is_not(
     assert started.render({"text": "again"}, NOW) == "again"
     for one in (started, renderer):
         one.close()
+
+
+SLOW = """
+import json, sys, time
+from pathlib import Path
+for line in sys.stdin:
+    if path := json.loads(line):
+        Path(path).touch()
+        for _ in range(20):
+            time.sleep(0.02)
+    print("1", flush=True)
+"""
+ASKS = """
+import sys
+from pathlib import Path
+from ridgeline.text.child import Child
+child = Child(Path(sys.argv[1]), str)
+print(child.ask(sys.argv[2], 4.0))
+child.close()
+"""
+
+
+def test_time_in_which_all_stands_still_does_not_count(tmp_path: Path) -> None:
+    """As where a machine is suspended for longer than an answer may take."""
+    program, asked = tmp_path / "slow.py", tmp_path / "asked"
+    program.write_text(SLOW)
+    command = [sys.executable, "-c", ASKS, str(program), str(asked)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        eventually(asked.exists)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(5)
+        os.killpg(process.pid, signal.SIGCONT)
+        assert process.communicate()[0] == "1\n"
 
 
 def test_a_server_that_cannot_start_one_says_so_and_loosens_nothing(

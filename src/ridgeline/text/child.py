@@ -20,6 +20,7 @@ from typing import Any
 
 NUM_PROCESSES = 3  # of one program
 _START_S, _GOODBYE_S = 20.0, 1.0
+_NUM_PIECES = 20  # in which a time is waited for
 
 
 class Child:
@@ -77,8 +78,8 @@ class Child:
         """Send a value and return the line that answers it, nothing if the process is gone."""
         assert process.stdin is not None
         assert process.stdout is not None
-        limit = threading.Timer(limit_s, process.kill)
-        limit.start()
+        has_answered = threading.Event()
+        threading.Thread(target=_kill_late, args=(process, has_answered, limit_s)).start()
         try:
             process.stdin.write(json.dumps(value).encode() + b"\n")
             process.stdin.flush()
@@ -90,7 +91,7 @@ class Child:
             self.close()
             raise
         finally:
-            limit.cancel()
+            has_answered.set()
 
 
 class Children:
@@ -149,6 +150,18 @@ def _started(program: Path) -> subprocess.Popen[bytes]:
     # -P: no module beside the program may replace one of the standard library.
     command = [sys.executable, "-P", str(program)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _kill_late(
+    process: subprocess.Popen[bytes], has_answered: threading.Event, limit_s: float
+) -> None:
+    """Kill a process that does not answer in time.
+
+    Time in which all processes stand still, as on a machine that is suspended, does not count: it
+    falls into one of the pieces, and that is over when they go on.
+    """
+    if not any(has_answered.wait(limit_s / _NUM_PIECES) for _ in range(_NUM_PIECES)):
+        process.kill()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
