@@ -63,6 +63,7 @@ def browsing(
 def set_size(browser: Chrome, size: tuple[int, int]) -> None:
     metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    sees(lambda: browser.execute_script("return [innerWidth, innerHeight]") == [*size])
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,7 @@ def test_the_panel_folds_and_stays_folded(page: Chrome, slow: Served) -> None:
 
 def test_keys_do_what_the_list_says(page: Chrome) -> None:
     keep_three(page)
+    sees(lambda: page.switch_to.active_element == find(page, "#question"))  # from the first frame
     press(page, "?")
     assert find(page, "#question").get_attribute("value") == "?"  # in a field it is a letter
     find(page, "#question").clear()

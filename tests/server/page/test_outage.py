@@ -12,7 +12,6 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.server.page.browsing import answer, ask, find, keep, says, sees, texts
-from tests.server.serving import eventually
 from tests.server.test_main import process
 
 LENGTH = 60_000  # tokens: an answer that outlasts the test
@@ -50,7 +49,7 @@ def test_the_page_says_that_the_server_hangs_and_that_it_died(
 
         server.send_signal(signal.SIGSTOP)
         silent = ["the server does not answer"]
-        eventually(lambda: texts(browser, "#state") == silent, 20)
+        sees(lambda: texts(browser, "#state") == silent)
         server.send_signal(signal.SIGCONT)
         sees(lambda: texts(browser, "#state") == ["live"])
         assert find(browser, "#sequences .running").is_displayed()

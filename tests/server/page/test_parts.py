@@ -19,6 +19,7 @@ from tests.server.page.browsing import (
     ask,
     browser,
     find,
+    open_settings,
     says,
     sees,
     set_size,
@@ -125,7 +126,7 @@ def test_settings_that_are_wrong_say_so_in_place(
     tmp_path: Path,
 ) -> None:
     opened(parts, thinker, {})
-    find(parts, "#tune-button").click()
+    open_settings(parts)
     tools, schema = find(parts, "[name=tools]"), find(parts, "[name=schema]")
     tools.send_keys('{"a"')
     schema.send_keys("[1]")

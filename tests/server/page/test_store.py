@@ -26,7 +26,7 @@ from tests.server.page.browsing import (
     set_size,
     texts,
 )
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, hold, serving
 
 QUESTION = {"role": "user", "content": "hello"}
 ANSWER = {"role": "assistant", "content": "kept", "reason": "stop"}
@@ -56,11 +56,15 @@ def tabs(page: Chrome, slow: Served) -> Any:
     page.switch_to.window(first)
 
 
-def test_two_tabs_of_one_conversation_lose_nothing(page: Chrome, tabs: tuple[str, str]) -> None:
+def test_two_tabs_of_one_conversation_lose_nothing(
+    page: Chrome, tabs: tuple[str, str], slow: Served
+) -> None:
+    go_on = hold(slow, 0, 0.04)  # with one of the answers the other question would be too long
     ask(page, "from two")
     page.switch_to.window(tabs[0])
     sees(lambda: "from two" in texts(page, ".user .body"))  # without a reload
     ask(page, "from one")
+    go_on.set()
     for tab in tabs:
         page.switch_to.window(tab)
         sees(lambda: sum("+ 60 tokens" in facts for facts in texts(page, ".facts")) == 2)
