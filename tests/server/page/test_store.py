@@ -106,6 +106,24 @@ def test_a_tab_that_hears_nothing_of_the_other_loses_nothing(
         assert seen == ["from two", "from one"]
 
 
+def test_what_another_tab_has_written_over_is_written_again(
+    page: Chrome, tabs: tuple[str, str]
+) -> None:
+    """Two tabs may write at once, when neither has heard of the other."""
+    name = "ridgeline.conversation.0"
+    page.switch_to.window(tabs[0])
+    older = json.dumps({"title": "both", "messages": [QUESTION]})
+    page.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, older)
+    page.switch_to.window(tabs[1])
+
+    def kept() -> list[str]:
+        stored = json.loads(page.execute_script("return localStorage[arguments[0]]", name))
+        return [one["content"] for one in stored["messages"]]
+
+    sees(lambda: kept() == ["hello", "kept"])
+    assert texts(page, ".body") == ["hello", "kept"]
+
+
 def test_a_tab_follows_what_another_changes(page: Chrome, tabs: tuple[str, str]) -> None:
     click(page, "Rename both")
     find(page, "#conversations input").send_keys("mine" + Keys.ENTER)

@@ -188,8 +188,9 @@ function keep(conversation) {
   showHint();
 }
 
-/** Show what another tab has changed. */
-function refresh() {
+/** Show what another tab has changed; write again what it has written over. */
+function refresh(unwritten) {
+  if (unwritten && !running.has(unwritten)) keep(unwritten); // an answer that grows is kept anyway
   for (const [conversation, { controller }] of running) {
     if (!conversations.includes(conversation)) controller.abort();
   }

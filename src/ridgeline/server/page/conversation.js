@@ -113,6 +113,18 @@ export function leaveOutOldest(conversation) {
   Object.assign(conversation, { sentFrom: first.id, changedAt: Date.now() });
 }
 
+/** Whether a message is kept: one that has not begun is none. */
+export const isKept = (one) => Boolean(one.content || one.attachments || one.calls || one.reason || one.error);
+
+/** Whether a copy of a conversation has anything that is newer than in another one, or not there. */
+export function hasNews(own, stored) {
+  const storedById = new Map(stored.messages.map((message) => [message.id, message]));
+  return own.changedAt > stored.changedAt || own.messages.filter(isKept).some((message) => {
+    const other = storedById.get(message.id);
+    return !other || message.changedAt > other.changedAt || (message.chosenAt ?? 0) > (other.chosenAt ?? 0);
+  });
+}
+
 /** Return one conversation with the messages of two copies of it: of each message the newer copy. */
 export function merge(own, stored) {
   const ownById = new Map(own.messages.map((message) => [message.id, message]));

@@ -1,7 +1,7 @@
 // Conversations and settings, kept in this browser: one entry for each conversation. Another tab may
 // write the same entries, so each write merges with what is there. Knows nothing of the page.
 
-import { merge, newId, placed } from './conversation.js';
+import { hasNews, isKept, merge, newId, placed } from './conversation.js';
 
 const PREFIX = 'ridgeline.conversation.';
 const SETTINGS = 'ridgeline.settings';
@@ -75,7 +75,6 @@ export const saveSettings = () => write(SETTINGS, settings);
 export function save(conversation) {
   const stored = readConversation(conversation.id);
   if (stored) Object.assign(conversation, merge(conversation, stored));
-  const isKept = (one) => one.content || one.attachments || one.calls || one.reason || one.error;
   const messages = conversation.messages.filter(isKept);
   return write(PREFIX + conversation.id, { ...conversation, messages });
 }
@@ -102,20 +101,27 @@ export function remove(conversation) {
   if (!isBlocked) window.localStorage.removeItem(PREFIX + conversation.id);
 }
 
-/** Call `changed` each time another tab has changed conversations or settings. */
+/**
+ * Call `changed` each time another tab has changed conversations or settings: with a conversation of
+ * which that tab did not know all, as when both wrote at once, else with null.
+ */
 export function onOtherTab(changed) {
   addEventListener('storage', ({ key }) => {
+    let unwritten = null;
     if (key === SETTINGS) Object.assign(settings, read(SETTINGS));
-    else if (key?.startsWith(PREFIX)) adopt(key.slice(PREFIX.length));
+    else if (key?.startsWith(PREFIX)) unwritten = adopt(key.slice(PREFIX.length));
     else return;
-    changed();
+    changed(unwritten);
   });
 }
 
+/** Take over what is stored of a conversation; return the one here if it has more, else null. */
 function adopt(id, stored = readConversation(id)) {
   const own = conversations.find((conversation) => conversation.id === id);
+  const isMore = Boolean(own && stored && hasNews(own, stored));
   if (own && stored) Object.assign(own, merge(own, stored));
   else if (own) conversations.splice(conversations.indexOf(own), 1);
   else if (stored) conversations.push(stored);
   sort();
+  return isMore ? own : null;
 }
