@@ -18,7 +18,7 @@ from ridgeline.server.tunnel.spot import URL
 from tests.fleet.test_joined import SMALL, key_file, routed, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, table
 from tests.fleet.test_router import PATIENCE_S, Routed
-from tests.server.serving import JSON
+from tests.server.serving import JSON, first_of
 from tests.server.tunnel.clouds import Cloud, serving_cloud
 
 NUM_STREAMS = 2
@@ -61,12 +61,12 @@ def test_all_streams_move_when_a_machine_is_taken_away(
         streams = [stack.enter_context(begun(routed, body)) for body in bodies]
         # Nobody reads on: they do not end, and the router moves them while it waits for a client.
         assert table(routed)["replicas"][1]["running"] > 0, "both servers have some"
-        cloud.left_s = 20.0
+        cloud.left_s = 120.0
         _, words = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, words
         assert "aws reclaims this machine in " in words
-        for response, answer in zip(streams, whole, strict=True):
-            assert texts_of(response) == {one["index"]: one["text"] for one in answer["choices"]}
+        for stream, answer in zip(streams, whole, strict=True):
+            assert texts_of(*stream) == {one["index"]: one["text"] for one in answer["choices"]}
     after = table(routed)
     assert after["resumed"] > before["resumed"]
     assert after["diverged"] == 0
@@ -77,19 +77,18 @@ def test_all_streams_move_when_a_machine_is_taken_away(
 def begun(
     routed: Routed,  # noqa: F811
     body: dict[str, object],
-) -> Iterator[http.client.HTTPResponse]:
-    """A stream that has begun."""
+) -> Iterator[tuple[bytes, http.client.HTTPResponse]]:
+    """A stream that has begun: its first line, and what brings the rest."""
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     with closing(connection):
         connection.request("POST", "/v1/completions", json.dumps(body), JSON)
         with connection.getresponse() as response:
-            assert response.read(6) == b"data: "
-            yield response
+            yield first_of(response), response
 
 
-def texts_of(response: http.client.HTTPResponse) -> dict[int, str]:
+def texts_of(first: bytes, response: http.client.HTTPResponse) -> dict[int, str]:
     """The texts of a stream, by the number of the answer."""
-    lines = (b"data: " + response.read()).splitlines()
+    lines = (first + response.read()).splitlines()
     *chunks, done = [line for line in lines if line.startswith(b"data:")]
     assert done == b"data: [DONE]"
     texts = dict[int, str]()

@@ -19,7 +19,7 @@ from selenium.webdriver import Chrome
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from tests.fleet.test_router import ASK, LONG, PATIENCE_S, Routed, routing
 from tests.server.page.browsing import find, keep, texts
-from tests.server.serving import JSON, eventually
+from tests.server.serving import JSON, eventually, first_of
 
 WISH = LONG | {"model": "a", "n": 16, "temperature": 0.8, "seed": 5, "logprobs": 5}
 Answers = dict[int, tuple[str, list[float]]]
@@ -85,7 +85,7 @@ def streamed(
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
     response = connection.getresponse()
-    first = response.read(6)
+    first = first_of(response)
     disturb(busy(routed, name=name))
     *chunks, done = [one for one in (first + response.read()).splitlines() if one[:5] == b"data:"]
     connection.close()

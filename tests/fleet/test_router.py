@@ -31,7 +31,7 @@ from ridgeline.fleet.app import POSTS
 from ridgeline.fleet.metrics import merged
 from ridgeline.server.app import new_app
 from tests.server.page.browsing import answer, ask, find, keep, texts
-from tests.server.serving import JSON, eventually, serving
+from tests.server.serving import JSON, eventually, first_of, serving, without_signs
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 PATIENCE_S = 300.0  # of a client, on a machine that is busy; only a failure waits so long
@@ -62,7 +62,7 @@ class Routed:
         with contextlib.closing(connection):
             connection.request("GET" if data is None else "POST", path, data, given)
             response = connection.getresponse()
-            text = response.read()
+            text = without_signs(response.read())
             found = {name.lower(): value for name, value in response.getheaders()}
         is_json = found.get("content-type") == "application/json"
         return response.status, json.loads(text) if is_json else text.decode(), found
@@ -121,14 +121,14 @@ def reading(routed: Routed, name: str) -> Iterator[list[bytes]]:
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": name}), JSON)
     response = connection.getresponse()
-    assert response.read(6) == b"data: "
+    first_of(response)
     text: list[bytes] = []
     reader = threading.Thread(target=lambda: text.append(response.read()))
     reader.start()
     try:
         yield text
     finally:
-        reader.join(60)
+        reader.join(PATIENCE_S)
         connection.close()
 
 
@@ -222,7 +222,7 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     assert "<title>Ridgeline</title>" in routed.call("/")[1]
     assert "/v1/messages" in routed.call("/openapi.json")[1]["paths"]
     assert routed.call("/v1/live?model=c")[1]["error"]["code"] == "model_not_loaded"
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("GET", "/v1/live?model=b")
     assert connection.getresponse().read(6) == b"data: "
     connection.close()
@@ -287,19 +287,19 @@ def test_the_page_has_a_choice(routed: Routed, browser: Chrome) -> None:
     assert choice.text.split() == ["a", "b", "c"]
     Select(choice).select_by_value("b")
     ask(browser, "Hello")
-    eventually(lambda: answer(browser), 20.0)
-    eventually(lambda: "".join(texts(browser, ".facts")).startswith("b  ·  "), 20.0)
+    eventually(lambda: answer(browser))
+    eventually(lambda: "".join(texts(browser, ".facts")).startswith("b  ·  "))
     find(browser, ".why").click()
-    eventually(lambda: "took" in "".join(texts(browser, ".explanation p")), 20.0)
+    eventually(lambda: "took" in "".join(texts(browser, ".explanation p")))
     find(browser, ".explanation form button").click()
-    eventually(lambda: find(browser, "#state").text == "live", 20.0)
+    eventually(lambda: find(browser, "#state").text == "live")
     assert browser.title.startswith("b ")
     browser.refresh()
     eventually(lambda: find(browser, "#models").get_attribute("value") == "b")
     Select(find(browser, "#models")).select_by_value("c")
     ask(browser, "Hello")
-    eventually(lambda: "c cannot be loaded" in find(browser, "#messages").text, 20.0)
-    eventually(lambda: "c is not loaded" in find(browser, "#state").text, 20.0)
+    eventually(lambda: "c cannot be loaded" in find(browser, "#messages").text)
+    eventually(lambda: "c is not loaded" in find(browser, "#state").text)
     browser.get("about:blank")
 
 
@@ -337,7 +337,7 @@ def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
     response = connection.getresponse()
-    assert response.read(6) == b"data: "
+    first_of(response)
     assert routed.status("a")["num_requests"] == 1
     response.close()
     connection.close()
@@ -458,14 +458,14 @@ def test_a_key_sees_and_changes_what_is_its_own(folder: Path, tmp_path: Path) ->
 
 def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
     """Also when its servers are told too, as systemd does."""
-    with routing(folder, tmp_path / "log") as routed:
+    with routing(folder, tmp_path / "log", "--shutdown-timeout", str(PATIENCE_S)) as routed:
         routed.complete("a")
         pids = routed.pids()
         with reading(routed, "a") as text:
             for pid in (*pids, routed.process.pid):
                 os.kill(pid, signal.SIGTERM)
         assert text[0].endswith(b"data: [DONE]\n\n")
-        assert routed.process.wait(20) == 0
+        assert routed.process.wait(60) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert "Traceback" not in routed.log
 

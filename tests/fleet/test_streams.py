@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.test_router import ASK, LONG, PATIENCE_S, Routed, routing
-from tests.server.serving import JSON
+from tests.server.serving import JSON, first_of
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,7 @@ def test_a_stream_outlives_the_process_that_answers(routed: Routed) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
     response = connection.getresponse()
-    first = response.read(6)
-    assert first == b"data: "
+    first = first_of(response)
     for pid in routed.pids():
         os.kill(pid, signal.SIGKILL)
     *chunks, done = [one for one in (first + response.read()).splitlines() if one[:5] == b"data:"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -30,6 +31,20 @@ from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.main import Running
 
 JSON = {"content-type": "application/json"}
+_SIGN = re.compile(rb"^(?:: ping|event: ping\ndata: .*)\n\n", re.MULTILINE)
+
+
+def without_signs(stream: bytes) -> bytes:
+    """Return a stream without signs of life: a busy machine has them, and clients pass over."""
+    return _SIGN.sub(b"", stream)
+
+
+def first_of(response: http.client.HTTPResponse) -> bytes:
+    """Return the first line of a stream, behind signs of life."""
+    while (line := response.readline()).startswith((b": ", b"\n")):
+        pass
+    assert line.startswith(b"data: "), line
+    return line
 
 
 class Valve:
@@ -121,7 +136,7 @@ class Served:
         method = method or ("GET" if data is None else "POST")
         connection.request(method, path, data, (JSON if data is not None else {}) | given)
         response = connection.getresponse()
-        text = response.read()
+        text = without_signs(response.read())
         connection.close()
         found = {name.lower(): value for name, value in response.getheaders()}
         is_json = found.get("content-type") == "application/json" and text
@@ -231,7 +246,7 @@ def hold(served: Served, after: int, pace_s: float = 0.0) -> threading.Event:
     return go_on
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def eventually(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
     """Wait until something holds: long enough for a busy machine, for only a failure waits."""
     end_s = time.monotonic() + timeout_s
     while not condition():

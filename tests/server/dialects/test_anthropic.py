@@ -14,7 +14,7 @@ import pytest
 from ridgeline.server.dialects.anthropic.documented import MessageObject
 from tests.server.dialects.openai.test_tools import SCHEMA, thinker
 from tests.server.dialects.test_responses import reasoner
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, serving, without_signs
 
 __all__ = ["reasoner", "thinker"]  # fixtures
 
@@ -33,7 +33,7 @@ def post(
     base = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
     connection.request("POST", path, json.dumps(body), base | headers)
     response = connection.getresponse()
-    data = response.read()
+    data = without_signs(response.read())
     connection.close()
     kind = response.getheader("content-type", "")
     found = data.decode() if kind.startswith("text/event-stream") else json.loads(data)

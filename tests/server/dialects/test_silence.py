@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.step import Step
 from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, eventually, hold
 
@@ -76,22 +77,25 @@ def test_a_head_and_signs_of_life_come_before_the_first_token(served: Served) ->
 
 def test_pieces_of_a_stream_share_a_timer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer for each piece would cost more of the event loop's time than the piece."""
-    loop, is_read, set_timers = served.loop, threading.Semaphore(1), []
+    loop, set_timers = served.loop, list[Any]()
     call_at = loop.call_at
 
     def counted(when: float, callback: Any, *arguments: Any, **options: Any) -> Any:
         set_timers.append(callback)
         return call_at(when, callback, *arguments, **options)
 
+    def wait_for_loop(step: Step) -> None:
+        """A piece a step: the loop has had all the turns that it takes to send the last one."""
+        for _ in range(20):
+            has_turn = threading.Event()
+            loop.call_soon_threadsafe(has_turn.set)
+            has_turn.wait(60)
+
     monkeypatch.setattr(loop, "call_at", counted)
-    served.valve.before = lambda step: is_read.acquire(timeout=0.05) and None  # a piece a step
+    served.valve.before = wait_for_loop
     body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "stream": True}
-    num_pieces = 0
     with asked(served, "/v1/completions", body) as response:
-        for line in response:
-            if line.startswith(b"data: "):
-                num_pieces += 1
-                is_read.release()
+        num_pieces = sum(line.startswith(b"data: ") for line in response)
     assert num_pieces > 40
     assert 0 < len(set_timers) < num_pieces / 2
 

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from ridgeline import LLM
 from tests.api.test_llm import VOCAB, write_model
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, serving, without_signs
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (
@@ -336,7 +336,7 @@ def test_nothing_of_an_answer_is_chance(thinker: Served, path: str, is_streamed:
         with contextlib.closing(connection):
             connection.request("POST", path, body, head)
             response = connection.getresponse()
-            text = response.read()
+            text = without_signs(response.read())
         assert response.status == 200, text
         return _OF_CLOCKS.sub(rb'"\1":0', text)
 
