@@ -141,7 +141,7 @@ def t51(model: Path, count: int, rng: random.Random) -> str:
             body = {"prompt": [40 + number % 100], "max_tokens": 2}
             assert send(port, COMPLETE, json.dumps(body).encode())[0] == 200
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
     return f"{count}/{count} signals of a terminal that goes: answered, and a clean end"
 
 
@@ -193,5 +193,5 @@ def t53(model: Path, count: int, rng: random.Random) -> str:
                 children = routed.pids()
                 assert len(children) >= len(names)
                 routed.process.kill()
-                eventually(lambda left=children: all(map(_is_gone, left)), 30)
+                eventually(lambda left=children: all(map(_is_gone, left)))
     return f"{count}/{count} kills of a router: no process of a model is left"

@@ -62,7 +62,7 @@ def test_models_end_with_a_router_that_is_killed(folder: Path, tmp_path: Path) -
         assert pids
         (socket_folder,) = (one.parent for one in tmp_path.glob("*/lock"))
         routed.process.kill()
-        eventually(lambda: not any(_runs(pid) for pid in pids), 10.0)
+        eventually(lambda: not any(_runs(pid) for pid in pids))
     assert socket_folder.is_dir()
     with routing(folder, tmp_path / "log", TMPDIR=str(tmp_path)) as first:
         assert not socket_folder.exists(), "the next one removes what is left of it"

@@ -234,13 +234,13 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
 
     def hold(step: Any) -> None:
         seen.set()
-        gate.wait(20)
+        gate.wait(60)
 
     served.valve.before = hold
     found: list[Any] = []
     client = threading.Thread(target=lambda: found.append(text(served, "c")))
     client.start()
-    assert seen.wait(20)
+    assert seen.wait(60)
     assert served.metrics()['ridgeline:lora_requests{lora_name="c"}'] == 1
     assert served.call(UNLOAD, {"lora_name": "c"})[0] == 200
     assert len(served.llm.adapters._kept) == 3
@@ -270,7 +270,7 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
         is_known.set()
 
     served.running.async_engine.between_steps(look)
-    assert is_known.wait(20)
+    assert is_known.wait(60)
     assert found == {"a": 48, "b": 0}
 
 
@@ -288,12 +288,12 @@ def test_where_memory_is_full_of_what_is_in_use(model: Path, folder: Path) -> No
 
         def hold(step: Any) -> None:
             seen.set()
-            gate.wait(20)
+            gate.wait(60)
 
         served.valve.before = hold
         client = threading.Thread(target=text, args=(served, "a"))
         client.start()
-        assert seen.wait(20)
+        assert seen.wait(60)
         status, error = served.refused(COMPLETE, ASK | {"model": "b"})
         assert (status, error["code"]) == (503, "no_room")
         gate.set()

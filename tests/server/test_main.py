@@ -136,7 +136,7 @@ def test_a_server_whose_output_nobody_can_keep_goes_on(model: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_those_who_run_finish(model: Path, signum: signal.Signals) -> None:
-    with process(model) as (server, url):
+    with process(model, "--shutdown-timeout", "300") as (server, url):
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         streams = [client.completions.create(**LONG, n=8, stream=True, **NO_EOS) for _ in range(10)]
         firsts = [next(iter(stream)) for stream in streams]

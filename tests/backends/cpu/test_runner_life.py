@@ -127,7 +127,7 @@ def test_an_idle_runner_costs_nothing(make: Make) -> None:
         time.sleep(0.5)
         return sum(map(time.clock_gettime, clocks)) - before_s < 0.001
 
-    eventually(rests, 10)
+    eventually(rests)
     assert runner.execute(crowd()) == make().execute(crowd())  # and wakes up
     runner.close()
 

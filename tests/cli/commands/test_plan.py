@@ -125,7 +125,7 @@ def test_the_page_is_served_without_a_model(config: str) -> None:
         assert process.stdout is not None
         found = re.search(rb"http://127.0.0.1:(\d+)/plan", process.stdout.readline())
         assert found
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
 
         def call(path: str, body: str | None = None) -> tuple[int, str]:
             headers = {"content-type": "application/json"} if body else {}
@@ -147,7 +147,7 @@ def test_the_page_is_served_without_a_model(config: str) -> None:
         finally:
             connection.close()
             process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert "name a model" in ridgeline("plan").stderr
 
 

@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_ends_the_trace_and_no_answer(
     reader.start()
     with serving(model, {"trace": pipe}) as served:
         first = [answer_of(found) for found in texts(served, GOOD)]
-        reader.join(10)
+        reader.join(60)
         assert [answer_of(found) for found in texts(served, GOOD)] == first
         assert served.call("/health")[0] == 200
         lines = served.running.service.metrics.text().decode().splitlines()

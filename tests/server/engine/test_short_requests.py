@@ -55,17 +55,17 @@ def test_a_short_request_waits_for_a_few_steps(
         steps.append(step)
         if len(steps) in held:
             held[len(steps)].set()
-            assert go[len(steps)].wait(20)
+            assert go[len(steps)].wait(60)
 
     engine = {"max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET}
     with serving(model, engine) as served:
         served.valve.before = before
         async_engine = served.running.async_engine
         connections = [post(served.port, body | {"stream": stream}) for body in others]
-        assert held[1].wait(20)
+        assert held[1].wait(60)
         eventually(lambda: async_engine.num_streams == len(others))
         go[1].set()
-        assert held[9].wait(20)
+        assert held[9].wait(60)
         num_queued = async_engine.num_queued
         short = post(served.port, SHORT | {"stream": stream})
         eventually(lambda: async_engine.num_queued == num_queued + 1)

@@ -23,7 +23,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 def status_of(port: int, host: str, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.putrequest("GET", "/v1/models", skip_host=True)
     for name, value in {"host": host, **headers}.items():
         connection.putheader(name, value)
@@ -185,7 +185,7 @@ def test_a_server_on_a_unix_socket(model: Path, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="another server listens"):
             bind_unix(path)
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
     assert not path.exists()
 
 

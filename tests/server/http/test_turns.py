@@ -68,7 +68,7 @@ class Bench:
             await asyncio.sleep(0)
         while len(self.begun) < max(self._num_sent, len(names)):
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 20)
+            await asyncio.wait_for(self._news.wait(), 60)
         assert self.begun == list(names)
 
     async def _run(self, name: str) -> str:
@@ -78,7 +78,7 @@ class Bench:
         def work() -> str:
             self.begun.append(name)
             loop.call_soon_threadsafe(self._news.set)
-            assert self._go[name].wait(20)
+            assert self._go[name].wait(60)
             return name.upper()
 
         return await self.turns.run(work)
@@ -233,7 +233,7 @@ async def test_what_work_raises_comes_to_who_asked_and_frees_the_thread(bench: B
 async def test_work_that_finds_nothing_fails_and_nobody_waits_for_ever(bench: Bench) -> None:
     for run in (bench.turns.run, in_thread):
         with pytest.raises(RuntimeError, match="is not there"):
-            await asyncio.wait_for(run(partial(next, iter(()))), 20)  # no future has StopIteration
+            await asyncio.wait_for(run(partial(next, iter(()))), 60)  # no future has StopIteration
     assert await bench.turns.run(lambda: 7) == 7
 
 

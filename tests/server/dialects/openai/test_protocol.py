@@ -388,7 +388,7 @@ def test_requests_are_answered_while_the_openapi_document_is_made(
 
     def slow() -> dict[str, Any]:
         begun.set()
-        return {"is_alone": not answered.wait(10)}
+        return {"is_alone": not answered.wait(60)}
 
     with serving(model) as served, ThreadPoolExecutor() as pool:
         monkeypatch.setattr(served.running.app, "openapi", slow)
