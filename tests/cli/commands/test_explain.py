@@ -265,6 +265,20 @@ def test_a_trace_of_another_version_is_one_line(
         assert "other.jsonl, line 2, has no 'num_outside': is it of another version?" in done.stderr
 
 
+def test_a_trace_from_before_a_setting_is_read(ridgeline: Run, trace: Path, tmp_path: Path) -> None:
+    """An engine that did not have it went without."""
+    settings, *lines = trace.read_text().splitlines(keepends=True)
+    older, now = tmp_path / "older.jsonl", tmp_path / "now.jsonl"
+    older.write_text("".join([settings.replace('"looks_ahead":false,', ""), *lines]))
+    assert "looks_ahead" in settings
+    assert "looks_ahead" not in older.read_text()
+    now.write_text(trace.read_text())
+    for command in (["simulate", "--replay"], ["explain"]):
+        done, expected = (ridgeline(*command, str(file)) for file in (older, now))
+        assert (done.returncode, done.stderr) == (0, expected.stderr)
+        assert done.stdout.replace("older.jsonl", "now.jsonl") == expected.stdout
+
+
 def test_a_calibration_gives_the_times_where_a_model_is_named(
     ridgeline: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from itertools import accumulate, takewhile
 from math import inf
 from pathlib import Path
@@ -236,7 +236,7 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{source}, line {number}, is not a record of a trace: {kind!r:.60}")
     is_short = kind == "request" and "num_prompt_tokens" in record
-    for name in (field.name for field in fields(_KINDS[kind])):
+    for name in (field.name for field in fields(_KINDS[kind]) if not _may_lack(kind, field)):
         if name not in record and not (is_short and name in _TEXT):
             raise ValueError(f"{source}, line {number}, has no {name!r}: is it of another version?")
     try:
@@ -252,6 +252,11 @@ def _parse(source: str, number: int, line: bytes) -> Json | None:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}, line {number}: {str(error)[:300]}") from None
     return record
+
+
+def _may_lack(kind: str, field: Field[Any]) -> bool:
+    """Return whether lines may lack a field: older engines went without that setting."""
+    return kind == "engine" and field.default is not MISSING
 
 
 def _check_engine(engine: EngineRecord) -> None:
