@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.physics.costs import Features
-from ridgeline.physics.device_time import DeviceTime
 
 
 def prefill_counts(batch: int, prompt: int) -> Features:
@@ -27,7 +27,7 @@ def batch_steps(batch: int, prompt: int, new: int) -> Iterator[tuple[int, Featur
         yield last - first, decode_counts(batch, context)
 
 
-def batch_seconds(times: DeviceTime, batch: int, prompt: int, new: int) -> float:
+def batch_seconds(times: TimeModel, batch: int, prompt: int, new: int) -> float:
     """Return the seconds of a static batch."""
     return sum(num * times.seconds(counts) for num, counts in batch_steps(batch, prompt, new))
 

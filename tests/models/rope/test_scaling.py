@@ -160,6 +160,7 @@ def test_rope_of_a_gguf_file() -> None:
         ({"rope_type": "llama3", "factor": 8}, "low_freq_factor is missing"),
         ({"rope_type": "yarn", "factor": 4, "rope_theta": 0.5}, "rope base above 1"),
         ({"rope_type": "longrope"}, "short_factor is missing"),
+        ({"short_factor": [1.0, 1.5], "long_factor": [2, 8.5]}, "without rope_type"),
         ({"rope_type": "default", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers.fit_device_time import OLDER
+from peers.kept_aside import misses
 from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
 from peers import fit_device_time
@@ -79,6 +80,17 @@ def test_nine_in_ten_figures_of_each_generation_are_in_its_interval() -> None:
         "llamacpp ada": 15, "llamacpp ampere": 12, "llamacpp apple": 24,
     }  # fmt: skip
     assert all(sum(of) >= 0.9 * len(of) for of in inside.values())
+
+
+def test_figures_that_nothing_was_fitted_to_are_in_the_interval() -> None:
+    """As `python -m peers.kept_aside` prints them; throughputs are missed by 16 % in the mean."""
+    found = list(misses())
+    inside = [abs(one.error) <= math.log(one.factor) for one in found]
+    assert len(found) == 44
+    outside = [one.point["model"] for one, is_in in zip(found, inside, strict=True) if not is_in]
+    assert outside == ["gpt-oss-120b"]
+    throughputs = [abs(one.error) for one in found if "tokens_per_s" in one.point]
+    assert sum(throughputs) / len(throughputs) < 0.17
 
 
 def test_a_bare_roofline_would_not_do() -> None:
