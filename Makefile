@@ -33,7 +33,7 @@ help:
 	@echo "make test-full    the same with the full matrices of models and formats (long)"
 	@echo "make test-gpu     the cuda backend on a CPU: twins of kernels, Triton's interpreter (own environment, with torch)"
 	@echo "make test-parity  compare with Hugging Face transformers (own environment, with torch)"
-	@echo "make test-parity-full  the same with every key of every config flipped in turn, and llama.cpp beside us (an hour)"
+	@echo "make test-parity-full  the same with every key of every config flipped and left out, and llama.cpp beside us (an hour)"
 	@echo "make bench        the offline benchmark                                 (MODEL=)"
 	@echo "make bench-peers  compare with llama.cpp, OpenVINO and vLLM (long; PEERS=\"--without vllm\")"
 	@echo "make setup        only the set-up the others do first"
@@ -156,7 +156,7 @@ test-parity-full: .venv-parity/ready-full
 	@source=$$(echo $(CURDIR)/.venv-parity/source/llama_cpp_python-*/vendor/llama.cpp); \
 		export PYTHONPATH=$(CURDIR):$$source:$$source/gguf-py; \
 		$(STEP) "Parity with llama.cpp" $(PARITY)/python -m pytest -q tests/parity/test_llama_cpp.py
-	@echo "==> Every key of every config flipped in turn"
+	@echo "==> Every key of every config flipped, and left out, in turn"
 	@$(PARITY)/python -m tests.parity.full
 
 clean:

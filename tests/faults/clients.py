@@ -98,7 +98,7 @@ def t02(model: Path, count: int, rng: random.Random) -> str:
 
 def t03(model: Path, count: int, rng: random.Random) -> str:
     """Half of them trickle a head, half a body, one byte at a time."""
-    deadline_s = 1.0
+    deadline_s = 3.0
     with watched(model, receive_timeout=deadline_s, counts_all=False) as watch:
         good = {"prompt": f"{MARK} good", "max_tokens": 3}
 

@@ -107,7 +107,7 @@ def _wire_attacks(rng: random.Random) -> list[tuple[str, list[bytes]]]:
 
 def t06(model: Path, count: int, rng: random.Random) -> str:
     tried, statuses = 0, set()
-    with watched(model, receive_timeout=1.0, counts_all=False, growth_mib=50) as watch:
+    with watched(model, receive_timeout=2.0, counts_all=False, growth_mib=50) as watch:
         while tried < count:
             for name, pieces in _wire_attacks(rng)[: count - tried]:
                 tried += 1

@@ -217,6 +217,7 @@ def test_a_model_that_cannot_be_loaded_says_why(routed: Routed) -> None:
 
 
 def test_the_page_and_its_parts(routed: Routed) -> None:
+    routed.complete("a")
     routed.complete("b")
     assert routed.call("/health")[0] == routed.call("/ready")[0] == 200
     assert "<title>Ridgeline</title>" in routed.call("/")[1]

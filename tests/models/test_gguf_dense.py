@@ -33,7 +33,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
-    "CohereForCausalLM": {"logit_scale": 0.25},
+    "CohereForCausalLM": {"logit_scale": 0.25, "rope_theta": 10_000.0},
     "Cohere2ForCausalLM": {"logit_scale": 0.25, "sliding_window": 8, "head_dim": 8},
     "PhiForCausalLM": {
         "num_key_value_heads": 4,

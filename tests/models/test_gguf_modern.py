@@ -120,7 +120,7 @@ def test_what_is_refused(name: str, changes: dict[str, Any], named: str, tmp_pat
         (
             "ministral3",
             {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
-            "llama_4_scaling_beta beside rope scaling 'default'",
+            "llama_4_scaling_beta beside rope_type 'default'",
         ),
         ("hunyuan", {"use_cla": True}, "use_cla is True"),
         ("hunyuan", {"rope_parameters": {"rope_type": "ntk"}}, "'ntk' is not supported"),

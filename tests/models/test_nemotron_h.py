@@ -55,7 +55,7 @@ def test_names_and_letters_say_the_same() -> None:
         ({"hybrid_override_pattern": "-M*"}, "layer 0 has no mixer before it"),
         ({"hybrid_override_pattern": "M--*"}, "layer 2 has no mixer before it"),
         ({"hybrid_override_pattern": "M-M-"}, "no layer with attention"),
-        ({"hybrid_override_pattern": None}, "must name each layer"),
+        ({"hybrid_override_pattern": None}, "layers_block_type, or hybrid_override_"),
         ({"num_hidden_layers": 7}, "names 4 layers, not num_hidden_layers"),
         ({"moe_latent_size": 64}, "moe_latent_size is set"),
         ({"num_key_value_heads": 5}, "cannot share 5 key and value heads"),

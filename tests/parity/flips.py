@@ -1,5 +1,7 @@
 """Other legal values of each key of a config, by the key's name and type: what is flipped in turn.
 
+The last flip of each key leaves it out, and transformers takes its default.
+
 One table of kinds of keys serves every family, so that a new key of an old kind needs no line here.
 It knows nothing of the models that are made of the configs.
 """
@@ -17,17 +19,26 @@ ORIGINAL = 64  # tokens, the context before a rope was stretched
 _WINDOW = 24
 
 
+LEFT_OUT = "left out"
+
+
 class Flip(NamedTuple):
-    """Another value of one key; ``changes`` is what the config is told instead of its own."""
+    """Another value of one key, or none.
+
+    ``changes`` is what the config is told instead of its own; ``absent`` names the keys that
+    config.json then lacks, each as the way to it through objects.
+    """
 
     key: str
     value: Any
     changes: Mapping[str, Any]
+    absent: tuple[tuple[str, ...], ...] = ()
 
 
 def flips(config: Any, known: frozenset[str]) -> Iterator[Flip]:
     """Yield every flip of a config of transformers; keys in ``known`` are left as they are."""
     harmless: dict[str, Any] = {}
+    unsaid: dict[str, Any] = {}
     all_fields, config = dataclasses.fields(config), SimpleNamespace(**_plain(config))
     for one in all_fields:
         if one.name in known:
@@ -41,20 +52,33 @@ def flips(config: Any, known: frozenset[str]) -> Iterator[Flip]:
             continue
         others = _others(one.name, value, _types(one.type), config)
         if re.search(_HARMLESS, one.name):
+            unsaid[one.name] = _default(one)
             if others:
                 harmless[one.name] = others[0]
-        else:
-            for other in others:
-                changes = {one.name: other} | _beside(one.name, other, config)
-                yield Flip(one.name, other, changes)
+            continue
+        for other in others:
+            yield Flip(one.name, other, {one.name: other} | _beside(one.name, other, config))
+        default = _default(one)
+        changes = {one.name: default} | _beside(one.name, default, config)
+        yield Flip(one.name, LEFT_OUT, changes, ((one.name,),))
     if harmless:
         yield Flip(", ".join(harmless), tuple(harmless.values()), harmless)
+    if unsaid:
+        yield Flip(", ".join(unsaid), LEFT_OUT, unsaid, tuple((name,) for name in unsaid))
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return what a config takes for a key that is not said."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _inner_flips(key: str, inner: Any, known: frozenset[str]) -> Iterator[Flip]:
     """Yield the flips of an object within a config, as MPT has one of its attention."""
     for flip in flips(inner, known):
-        yield Flip(f"{key}.{flip.key}", flip.value, {key: _plain(inner) | {**flip.changes}})
+        absent = tuple((key, *way) for way in flip.absent)
+        yield Flip(f"{key}.{flip.key}", flip.value, {key: _plain(inner) | {**flip.changes}}, absent)
 
 
 def _plain(inner: Any) -> dict[str, Any]:
@@ -233,6 +257,12 @@ def _rope_flips(rope: Any, config: Any) -> Iterator[Flip]:
             name = f"rope_parameters.{kind}.{key}" if kind else f"rope_parameters.{key}"
             wanted = deepcopy(plain) | {kind: other} if kind else other
             yield Flip(name, value, {"rope_parameters": wanted})
+        for key in own:
+            name = f"rope_parameters.{kind}.{key}" if kind else f"rope_parameters.{key}"
+            other = {one: number for one, number in own.items() if one != key}
+            wanted = deepcopy(plain) | {kind: other} if kind else other
+            yield Flip(name, LEFT_OUT, {"rope_parameters": wanted}, (tuple(name.split(".")),))
+    yield Flip("rope_parameters", LEFT_OUT, {"rope_parameters": None}, (("rope_parameters",),))
 
 
 def _ropes(own: dict[str, Any], config: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parity.flips import Flip
+from tests.parity.flips import LEFT_OUT, Flip
 from tests.parity.full import BAD
 from tests.parity.tiny import ALL
 from tests.parity.tiny_encoders import ENCODERS
@@ -62,6 +62,24 @@ def test_vectors_and_scores_are_judged_too(
     assert judged.verdict == passed_over, judged
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "as_if"),
+    [
+        ("mixtral", "rope_parameters", {"rope_parameters": {"rope_theta": 10_000.0}}),
+        ("glm4-moe-lite", "rms_norm_eps", {"rms_norm_eps": 1e-6}),
+        ("phi2", "rope_parameters.partial_rotary_factor", {"partial_rotary_factor": 1.0}),
+    ],
+)
+def test_a_key_that_is_left_out_is_judged_by_the_default_of_transformers(
+    name: str, key: str, as_if: dict[str, object]
+) -> None:
+    """``as_if`` is the default that we had once."""
+    (flip,) = [one for one in flips_of(name) if one.key == key and one.value == LEFT_OUT]
+    assert judge(name, flip).verdict == "equal"
+    judged = judge(name, flip, says=as_if)
+    assert judged.verdict == "wrong", judged
+
+
 def test_what_no_key_explains_is_no_refusal_by_name() -> None:
     judged = judge("bert", Flip("", None, {}), says={"is_decoder": True})
     assert judged.verdict == "unnamed", judged
@@ -84,7 +102,11 @@ def test_a_tie_of_experts_is_decided_by_rounding(says: dict[str, object], verdic
 @pytest.mark.parametrize(
     ("name", "key"),
     [
+        ("deepseek-v3", "q_lora_rank"),
         ("ernie4.5-moe", "moe_norm_min"),
+        ("gpt-oss", "rope_parameters"),
+        ("granite-hybrid", "layer_types"),
+        ("ministral3", "rope_parameters"),
         ("falcon-groups", "new_decoder_architecture"),
         ("opt", "layer_norm_elementwise_affine"),
         ("qwen2-moe", "layer_types"),

@@ -336,7 +336,7 @@ def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
         ({"ssm_state_size": 128}, "ssm_state_size is 128, which may change the model's size"),
         ({"index_n_heads": 64}, "index_n_heads is 64, which may change"),
         ({"num_experts": 4}, "num_experts is 4, which may change the model's size"),
-        ({"num_experts": 4, "model_type": "brandnew"}, "num_experts_per_tok is missing"),
+        ({"num_experts": 4, "model_type": "brandnew"}, "num_experts_per_tok or experts_"),
         (
             {"num_experts": 4, "num_experts_per_tok": 5, "model_type": "brandnew"},
             "a token cannot go to 5 of 4 experts",

@@ -411,6 +411,8 @@ def _attention_layers(config: Facts, family: Family, num_layers: int) -> list[st
     """Return kinds by the layers with attention: a list of them, or one in every few."""
     key = family.attention_layers
     value = config.get(key)
+    if value is None and not family.pattern:
+        config.fail(f"layer_types, or {key}, is missing")
     if value is None or type(value) in (int, float):
         every = config.integer(key, family.pattern)
         place = config.integer("attn_layer_offset", every - 1, low=0)  # of Jamba

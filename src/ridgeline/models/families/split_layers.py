@@ -38,6 +38,8 @@ def halves_of_config(config: Facts) -> list[Halves]:
     letters: Any = config.get("hybrid_override_pattern")
     if names is None:
         key, names = "hybrid_override_pattern", letters
+    if names is None:
+        config.fail(f"layers_block_type, or {key}, is missing")
     known = _LETTERS if type(names) is str else _NAMES
     if type(names) not in (list, str) or any(name not in known for name in names):
         config.fail(f"{key} must name each layer, as one of {', '.join(known)}")

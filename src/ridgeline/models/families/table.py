@@ -63,7 +63,8 @@ class FactReader(NamedTuple):
 
     def read(self, facts: Facts) -> Any:
         """Return the value. Raises ModelFileError if it is missing or of another type."""
-        key = next((key for key in self.keys if facts.get(key) is not None), (*self.keys, "")[0])
+        absent = " or ".join(self.keys) if self.how in ("integer", "adjusted") else self.keys[:1]
+        key = next((key for key in self.keys if facts.get(key) is not None), "".join(absent))
         match self.how:
             case "const":
                 return self.argument

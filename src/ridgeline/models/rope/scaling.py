@@ -51,6 +51,7 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
             if key not in goes_by and said.get(key) not in (None, 1.0):
                 kind = said.get("rope_type")
                 beside = f" with rope_type {reprlib.repr(kind)}" if kind else ""
+                beside = " without rope_type" if not kind and said is not config.values else beside
                 config.fail(
                     f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
                     f"of this architecture uses it"
@@ -96,7 +97,7 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     if scaling.get("llama_4_scaling_beta") is not None:  # of Ministral 3
         growth = scaling.number("llama_4_scaling_beta")
         if kind != "yarn":
-            scaling.fail(f"llama_4_scaling_beta beside rope scaling {kind!r} is not supported")
+            scaling.fail(f"llama_4_scaling_beta beside rope_type {kind!r} is not supported")
     if kind in ("default", "dynamic"):  # which is that of longer texts than the context
         return Rope(theta, dim), max_position
     factor = scaling.number("factor", max_position / original)

@@ -207,6 +207,7 @@ ROWS = (
         like="deepseek_v2",
         hf="unknown of latent experts",
         runs=False,
+        defaults=dict.fromkeys(("n_shared_experts", "q_lora_rank", "routed_scaling_factor")),
         must=dict.fromkeys(("moe_layer_freq", "norm_topk_prob", "scoring_func")),
     ),
 )

@@ -79,6 +79,17 @@ ROWS = (
         facts=HEADS_OF_128,
         windows="all",
         rope_keys="llama_4_scaling_beta",
+        defaults={
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
         text_defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 0},
         in_gguf=_TURNED
         | {
@@ -139,6 +150,7 @@ ROWS = (
         gguf="smollm3",
         facts=BIASES | MLP_BIAS | TIED,
         ropes={"no_rope_layers": "none"},
+        defaults={"rope_theta": 2e6},
         # Which layers a window is of, transformers says in two ways that differ.
         refuse="mlp_bias sliding_window use_sliding_window",
         in_gguf=_TURNED,
@@ -197,6 +209,7 @@ ROWS = (
         default_window=4096,
         pattern=4,
         ropes={"sliding": "rope_theta"},
+        defaults={"rope_theta": 500_000.0},
         in_gguf={"default_window": 0, "ropes": {"sliding": "rope.freq_base"}},
     ),
     row(
@@ -206,6 +219,7 @@ ROWS = (
         gguf="exaone4",
         facts={"mixer.qkv_bias": None, "mixer.o_bias": None} | HEAD_NORM,
         ropes={"sliding": None, "full": "none beside windows"},
+        defaults={"rope_theta": None},
         unused="sliding_window_pattern",  # beside layer_types, which say it
         in_gguf={"ropes": {"sliding": None}},
     ),
@@ -229,7 +243,7 @@ ROWS = (
         gguf="ernie4_5",
         facts=HEADS_OF_128 | TIED | {"norm_eps": number("rms_norm_eps", default=1e-5)},
         interleaved=True,
-        defaults={"rope_theta": 500_000.0},
+        defaults={"rope_theta": 500_000.0, "num_key_value_heads": 2},
     ),
     row(
         "helium",
@@ -279,7 +293,7 @@ ROWS = (
         },
         interleaved=True,
         rope_keys=PARTIAL,
-        defaults={"partial_rotary_factor": 0.5},
+        defaults={"partial_rotary_factor": 0.5, "num_key_value_heads": 2},
         in_gguf={
             "layer": {"gate": "ffn_up."},
             "facts": {"mixer.qkv_bias": True},

@@ -189,6 +189,7 @@ ROWS = (
             "layer_norm_epsilon": "layer_norm_eps",
             "activation_function": "hidden_act",
         },
+        defaults={"rope_theta": 1000.0},
         refuse="rotary_scaling_factor rotary_emb_scale_base",
         unused=f"{_UNUSED} dense_seq_output fused_bias_fc fused_dropout_add_ln n_positions "
         "pad_vocab_size_multiple reorder_and_upcast_attn use_flash_attn use_xentropy",

@@ -44,6 +44,7 @@ ROWS = (
         },
         windows="all",
         has_experts=True,
+        defaults={"rope_theta": 1e6},
         in_gguf={
             "interleaved": True,
         },
@@ -66,6 +67,7 @@ ROWS = (
         },
         windows="all",
         has_experts=True,
+        defaults={"rope_theta": 1e6},
         unused="input_jitter_noise",  # for training
         must={"num_experts_per_tok": 2},
         in_gguf={
@@ -187,6 +189,15 @@ ROWS = (
         pattern=2,
         has_experts=True,
         gates_by_turns=True,
+        defaults={
+            "rope_theta": 150_000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+        },
         unused="experts_per_token initial_context_length",
         must={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
         in_gguf={
@@ -249,7 +260,12 @@ ROWS = (
             "latent.v_dim": integer("v_head_dim"),
         },
         interleaved=True,
-        defaults={"first_k_dense_replace": 3},
+        defaults={
+            "first_k_dense_replace": 3,
+            "n_shared_experts": 1,
+            "q_lora_rank": 1536,
+            "routed_scaling_factor": 2.5,
+        },
         refuse="attention_bias mlp_bias",
         # How experts were spread and balanced in training, and layers that guess tokens ahead.
         unused="aux_loss_alpha ep_size num_nextn_predict_layers qk_head_dim seq_aux",
@@ -277,14 +293,23 @@ ROWS = (
         "glm4_moe_lite",
         like="deepseek_v3",
         hf="Glm4MoeLiteForCausalLM",
-        defaults={"first_k_dense_replace": 1},
+        defaults={
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 768,
+            "rms_norm_eps": 1e-5,
+            "routed_scaling_factor": 1.8,
+        },
     ),
     row(
         "deepseek_v2",
         like="deepseek_v3",
         hf="DeepseekV2ForCausalLM",
         facts={"ffn.router": None, "ffn.choice_bias": None, "ffn.normalised": False},
-        defaults={"first_k_dense_replace": 0},
+        defaults={
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
+        },
         must={
             "norm_topk_prob": False,
             "rope_interleave": None,
@@ -302,7 +327,11 @@ ROWS = (
             "mixer.qk_norm": either("use_qk_norm", yes="head", no=""),
         },
         rope_keys=PARTIAL,
-        defaults={"partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
+        defaults={
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "partial_rotary_factor": 0.5,
+        },
         unused="num_nextn_predict_layers",
         in_gguf={
             "layer": {"mlp_norm": "post_attention_norm."},

@@ -46,6 +46,7 @@ ROWS = (
             "mixer.qkv_bias": flag("use_qkv_bias"),
         },
         rope_keys=PARTIAL,
+        defaults={"partial_rotary_factor": 0.25},
         refuse="use_parallel_residual qk_layernorm",
         # As in llama.cpp the norm before the MLP says it, for converters write true by default.
         in_gguf={"unused": "use_parallel_residual"},
@@ -63,6 +64,7 @@ ROWS = (
             "mixer.qk_norm": either("use_qk_norm", yes="width", no=""),
         },
         interleaved=True,
+        defaults={"rope_theta": 500_000.0},
         refuse="use_qk_norm",
         unused="model_max_length",
         in_gguf={"facts": {"logit_scale": number("logit_scale")}},
@@ -77,6 +79,7 @@ ROWS = (
         default_window=4096,
         pattern=4,
         ropes={"full": "none"},
+        defaults={"rope_theta": None},
         unused="layer_switch use_embedding_sharing use_parallel_embedding",
         must={
             "order_of_interleaved_layers": "local_attn_first",
@@ -131,6 +134,7 @@ ROWS = (
             ),
         },
         windows="all",
+        defaults={"num_key_value_heads": 2},
         # Other keys say it, or it was for training.
         unused="attention_softmax_in_fp32 embedding_dropout layer_norm_epsilon residual_dropout "
         "scale_attention_softmax_in_fp32",
@@ -152,6 +156,7 @@ ROWS = (
         | activation("hidden_act", default="gelu_new")
         | {"head_bias": True, "layer.norms": "beside"},
         rope_keys=PARTIAL,
+        defaults={"partial_rotary_factor": 0.5},
         refuse="qk_layernorm",
         in_gguf={"instead": QKV},  # of the first files
     ),
@@ -216,6 +221,7 @@ ROWS = (
         heads_inside=True,
         rope_keys=PARTIAL,
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+        defaults={"partial_rotary_factor": 0.25},
         buffers=".attention.bias .attention.masked_bias",
         must={"use_parallel_residual": True, "attention_bias": True},
         in_gguf={"facts": ALL_BIASES, "must": {"use_parallel_residual": True}},

@@ -91,6 +91,7 @@ ROWS = (
         recurrent="conv",
         attention_layers="full_attn_idxs",
         pattern=1,
+        defaults={"rope_theta": 1e6},
         # Other keys say it, or it was for training.
         unused="block_dim block_mlp_init_scale block_norm_eps block_out_init_scale "
         "block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init intermediate_size "
@@ -131,6 +132,7 @@ ROWS = (
         has_experts=True,
         instead=numbered_matrices("feed_forward"),
         dense_layers="num_dense_layers",
+        defaults={"num_dense_layers": 2},
         unused="block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of",
         in_gguf={
             "facts": {"ffn.router": numbered("expert_gating_func", among=ROUTERS, default=2)},
@@ -188,6 +190,7 @@ ROWS = (
         instead=DENSE,
         dense_layers="mlp_only_layers",
         experts_every="decoder_sparse_step",
+        defaults={"num_key_value_heads": 2},
         unused="intermediate_size",  # where all layers have experts
         in_gguf={"layer": {"beta decay": "ssm_ba."}},
     ),
@@ -195,6 +198,7 @@ ROWS = (
         "qwen3_5",
         like="decoder of deltas",
         types="qwen3_5_text",
+        defaults={"num_key_value_heads": 4},
         hf="Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration",
         gguf="qwen35",
         layer={
@@ -212,6 +216,7 @@ ROWS = (
         "qwen3_5_moe",
         like="qwen3_5",
         types="qwen3_5_moe_text",
+        defaults={"num_key_value_heads": 2},
         hf="Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration",
         gguf="qwen35moe",
         layer=EXPERTS | SHARED,
@@ -253,6 +258,7 @@ ROWS = (
         recurrent="ssm",
         aliases={"layers_block_type": "layer_types"},
         attention_layers="attn_layer_indices",
+        defaults={"num_local_experts": 8},
         # How a prompt is computed, other keys say it, or there is no such part.
         unused="init_method intermediate_size mamba_chunk_size mamba_conv_bias mamba_d_conv "
         "mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads num_experts_per_tok",
