@@ -63,8 +63,8 @@ class FactReader(NamedTuple):
 
     def read(self, facts: Facts) -> Any:
         """Return the value. Raises ModelFileError if it is missing or of another type."""
-        absent = " or ".join(self.keys) if self.how in ("integer", "adjusted") else self.keys[:1]
-        key = next((key for key in self.keys if facts.get(key) is not None), "".join(absent))
+        wanted = self.keys if self.how in ("integer", "adjusted") else self.keys[:1]
+        key = next((key for key in self.keys if facts.get(key) is not None), " or ".join(wanted))
         match self.how:
             case "const":
                 return self.argument

@@ -50,8 +50,8 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
         for key in _OF_SOME:
             if key not in goes_by and said.get(key) not in (None, 1.0):
                 kind = said.get("rope_type")
-                beside = f" with rope_type {reprlib.repr(kind)}" if kind else ""
-                beside = " without rope_type" if not kind and said is not config.values else beside
+                of_rope = f" with rope_type {reprlib.repr(kind)}" if kind else " without rope_type"
+                beside = of_rope if kind or said is not config.values else ""
                 config.fail(
                     f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
                     f"of this architecture uses it"
