@@ -19,10 +19,11 @@ from tests.parity.tiny_configs import CONFIGS, NEWER
 
 PIECES = (0, 37), (37, 38), (38, 60)
 NAMES = [*CONFIGS, *NEWER]
-# Some of whose logits float32 does not determine to 5e-6: the reference's own are 6e-6 to 3e-5 from
-# those that it computes in float64, and ours as far (docs/log/gpu.md).
+# Some of whose logits float32 does not determine to 5e-6: roundings of the embeddings alone change
+# those of the reference by 9e-6 to 7e-5 (docs/log/gpu.md).
 ILL_CONDITIONED = {
-    "deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "qwen3-next", "qwen3.5-moe",
+    "deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "qwen3-next",
+    "qwen3.5-moe",
 }  # fmt: skip
 
 
