@@ -234,6 +234,8 @@ def _beside(key: str, other: Any, config: Any) -> dict[str, Any]:
         beside["sliding_window"] = _WINDOW
     if key in ("num_hidden_layers", "n_layer", "n_layers"):
         beside |= {one: None for one in _KINDS_OF_LAYERS if getattr(config, one, None)}
+    if key == "layers_block_type" and other is None and hasattr(config, "mlp_bias"):
+        beside["mlp_bias"] = False  # the layers are Nemotron-H's own then, some of experts
     if key == "use_sliding_window" and other:
         beside |= {"sliding_window": _WINDOW, "layer_types": None, "max_window_layers": 1}
     if key in ("sliding_window", "max_window_layers") and hasattr(config, "max_window_layers"):
