@@ -82,7 +82,7 @@ def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
     original = scaling.integer("original_max_position_embeddings", max_position, low=2)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "su" or scaling.get("short_factor") is not None:
-        if kind == "default":  # transformers would turn by no factors, llama.cpp by these
+        if kind == "default":  # transformers would turn by none of them
             scaling.fail('short_factor is there without rope_type: add "rope_type": "longrope"')
         kind = "longrope"  # its first published names were "su" and, in Phi-3, "yarn"
     if kind == "dynamic" and scaling.get("alpha") and dim > 2:
