@@ -1,4 +1,4 @@
-"""What holds for every run: Hypothesis profiles, Ctrl-C, widths, kept bytecode, garbage."""
+"""What holds for every run: Hypothesis profiles, Ctrl-C, widths, folders, garbage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from ridgeline.engine_setup.home import default_home
+from tests.own_home import own_home
 
 # Every run tries the same examples.
 settings.register_profile(
@@ -39,6 +43,13 @@ os.environ.pop("COLUMNS", None)
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="ridgeline-bytecode-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
+
+# Servers learn how fast a model is, and keep batches: of the tests' models the user wants neither.
+# Workers find the folder.
+if "RIDGELINE_TESTS" not in os.environ:
+    os.environ["RIDGELINE_TESTS"] = tempfile.mkdtemp(prefix="ridgeline-tests-")
+    os.environ |= own_home(Path(os.environ["RIDGELINE_TESTS"]) / "home", default_home())
+    atexit.register(shutil.rmtree, os.environ["RIDGELINE_TESTS"], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

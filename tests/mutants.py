@@ -28,7 +28,7 @@ NEEDED = (
     "src",
     *PURE_TESTS,
     *PLANNER_TESTS,
-    *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py"),
+    *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py", "tests/own_home.py"),
     *("tests/data/configs.json", "tests/data/decisions.json"),
     *("tests/physics/__init__.py", "tests/physics/published.py", "tests/physics/stored.py"),
     *("tests/foresight/__init__.py", "tests/foresight/explain/__init__.py"),

@@ -13,6 +13,7 @@ from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import gate
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
+from ridgeline.bench.simulate.engines import settings_of
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.decoding.policies import POLICIES, Orca, Static
 from ridgeline.engine_setup import resolve as resolving
@@ -436,3 +437,12 @@ def test_a_window_lets_longer_sequences_fit() -> None:
     assert [group.window for group in whole.groups] == [None]
     assert narrow.max_model_len == 1 << 14
     assert whole.max_model_len < mixed.max_model_len == 1 << 14
+
+
+@pytest.mark.parametrize(("stages", "looks_ahead"), [(1, False), (2, True)])
+def test_stages_look_ahead_and_so_do_their_simulations(
+    memory: pytest.MonkeyPatch, stages: int, looks_ahead: bool
+) -> None:
+    config = resolve(Options(backend="cpu", stages=stages, block_size=32), ARCH)
+    assert config.looks_ahead is looks_ahead
+    assert settings_of(config, ()).looks_ahead is looks_ahead

@@ -7,15 +7,20 @@ about two hours.
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
 import random
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from ridgeline.engine_setup.home import default_home
 from tests.api.test_llm import write_model
 from tests.faults.oracles import Unreachable
 from tests.faults.rows import LEFT_OUT, ROWS
+from tests.own_home import own_home
 
 
 def main() -> int:
@@ -31,6 +36,9 @@ def main() -> int:
     if not options.rows:
         print(f"row  {'what happens':50} {'CI':>5} {'full':>8}  status")
     failed = 0
+    home = Path(tempfile.mkdtemp(prefix="ridgeline-faults-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    os.environ |= own_home(home / "home", default_home())
     for row in ROWS:
         if not options.rows:
             status = f"all but: {row.beyond}" if row.beyond else "runs"

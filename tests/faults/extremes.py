@@ -1,8 +1,8 @@
 """What any body costs: every field of every route at its extremes, by one server and by a router.
 
 The fields are those of the server's own document, at any depth; of a config that a plan is asked
-for, those of published models. Queries and uploads are sent too. Servers are processes of their
-own, so that their time and memory can be told.
+for, those of published models. Queries, uploads and messages of gRPC are sent too. Servers are
+processes of their own, so that their time and memory can be told.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import grpc
+
 from ridgeline.engine_setup.home import default_home
 from ridgeline.server.http.gate import UPLOADS
+from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
+from tests.own_home import own_home
 from tests.physics.published import PUBLISHED
 from tests.server.conftest import write_coder
 from tests.server.forms import FORM, FORMS, form, pressed_nothing
 from tests.server.serving import JSON
-from tests.server.test_main import cpu_s, process
+from tests.server.test_main import cpu_s, free_port, process
 
 PLAN = "/v1/plan"
 SAVE = "/slots/1?action=save"
@@ -133,7 +137,7 @@ TENSORS = {  # behind a body's JSON: type, what they are full of, and how many t
 # time: what fails there takes ten times too long.
 LIMITS = (3.0, 100.0, 0.5) if "PYTEST_VERSION" in os.environ else (0.3, 100.0, 0.05)
 _ANSWERS = re.compile(
-    "completions?|responses|messages$|chat$|generate(_stream)?$|infer$|infill$"
+    "completions?|responses|messages$|chat$|generate(_stream)?$|[iI]nfer$|infill$"
 )  # take steps
 
 
@@ -149,13 +153,16 @@ class Asked:
     kind: str = JSON["content-type"]
     coding: str = "identity"
     head: str | None = None  # where the JSON of a body ends, if tensors stand behind it
+    message: messages.Message | None = None  # of gRPC, in place of a body
 
 
 class Cost:
     """What the requests to one process cost it."""
 
-    def __init__(self, pid: int, port: int, silence: Silence) -> None:
-        self._pid, self._port, self.silence = pid, port, silence
+    def __init__(
+        self, pid: int, port: int, silence: Silence, channel: grpc.Channel | None = None
+    ) -> None:
+        self._pid, self._port, self.silence, self._channel = pid, port, silence, channel
 
     def _mib(self, name: str) -> float:
         text = Path(f"/proc/{self._pid}/status").read_text()
@@ -163,10 +170,20 @@ class Cost:
 
     def send(self, asked: Asked) -> tuple[int, bytes, float, float]:
         """Return status, answer, and what the body cost in seconds and MiB, but for steps."""
-        path = asked.path.replace("{model}", _MODEL)
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # forget the peak of memory
         before_s, before_mib = cpu_s(self._pid), self._mib("VmRSS")
         self.silence.longest_s = 0.0
+        if asked.message is None:
+            status, text = self._post(asked)
+        else:
+            assert self._channel is not None
+            status, text = messages.call(self._channel, asked.message)
+        if status == 200 and _ANSWERS.search(asked.path):
+            return status, text, 0.0, 0.0
+        return status, text, cpu_s(self._pid) - before_s, self._mib("VmHWM") - before_mib
+
+    def _post(self, asked: Asked) -> tuple[int, bytes]:
+        path = asked.path.replace("{model}", _MODEL)
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         headers = {"content-type": asked.kind, "content-encoding": asked.coding}
         if asked.head:
@@ -175,9 +192,7 @@ class Cost:
         response = connection.getresponse()
         text = response.read()
         connection.close()
-        if response.status == 200 and _ANSWERS.search(path):
-            return response.status, text, 0.0, 0.0
-        return (response.status, text, cpu_s(self._pid) - before_s, self._mib("VmHWM") - before_mib)
+        return response.status, text
 
 
 def _document(port: int) -> dict[str, Any]:
@@ -229,7 +244,7 @@ def with_tensors(how: str) -> Asked:
 
 
 def _all_asked(port: int, count: int, rng: random.Random) -> Iterator[Asked]:
-    """Yield so many requests: of nine, four have a field at its extremes, three one inside."""
+    """Yield so many requests: of 18, eight have a field at its extremes, five one inside."""
     fields = _fields(_document(port))
     cases = [(path, name, how) for path in fields for name in fields[path] for how in EXTREMES]
     rng.shuffle(cases)
@@ -239,18 +254,23 @@ def _all_asked(port: int, count: int, rng: random.Random) -> Iterator[Asked]:
     rng.shuffle(full)
     queries = [(*query, text) for query in QUERIES for text in WRITTEN]
     rng.shuffle(queries)
+    of_grpc = list(messages.extremes(_MODEL, _FULL))
+    rng.shuffle(of_grpc)
     odd = chain(
         [Asked(INFER, "", "nothing", pressed_nothing(_FULL // 4), coding="deflate")],
         (with_tensors(how) for how in TENSORS),
         (Asked(UPLOADS, name, "", form(name, _FULL), kind=FORM) for name in FORMS),
     )
-    wholes, written = cycle(full), cycle(queries)
+    wholes, written, calls = cycle(full), cycle(queries), cycle(of_grpc)
     for i in range(count):
         if i % 9 == 0:
             path, how = next(wholes)
             yield Asked(path, "", how, full_body(path, how))
         elif i % 18 == 4 and (asked := next(odd, None)):
             yield asked
+        elif i % 18 == 7:
+            one = next(calls)
+            yield Asked(f"/{one.method}", one.field, one.how, message=one)
         elif i % 9 == 4:
             method, path, name, text = next(written)
             yield Asked(f"{path}?{name}={quote(text)}", "", "", method=method)
@@ -281,15 +301,6 @@ def _costs(cost: Cost, asked: Asked, statuses: Counter[int]) -> tuple[float, flo
     return round(took_s, 2), round(took_mib, 1), round(cost.silence.longest_s, 3)
 
 
-def _own_home(folder: Path) -> dict[str, str]:
-    """Return variables by which no other server keeps a server's files; kernels are everybody's."""
-    kernels = default_home() / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    folder.mkdir()
-    (folder / "kernels").symlink_to(kernels)
-    return {"RIDGELINE_HOME": str(folder)}
-
-
 def b01(plain: Path, count: int, rng: random.Random) -> str:
     """``plain`` is left alone: /infill needs a model with the tokens for it."""
     statuses: Counter[int] = Counter()
@@ -303,21 +314,26 @@ def b01(plain: Path, count: int, rng: random.Random) -> str:
         one, other = Silence(Path(place) / "one"), Silence(Path(place) / "other")
         python = (sys.executable, *PROGRAM)
         of_one, of_other = (
-            silence.variables | _own_home(Path(place) / name)
+            silence.variables | own_home(Path(place) / name, default_home())
             for silence, name in ((one, "home"), (other, "home of the router"))
         )
+        grpc_port = str(free_port())
         with (
-            process(model, *flags, program=python, **of_one) as (server, url),
+            process(model, *flags, "--grpc-port", grpc_port, program=python, **of_one) as (
+                server,
+                url,
+            ),
+            grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
             routing(folder, log, program=PROGRAM, **of_other) as routed,
         ):
             routed.complete(_MODEL)
             port = int(url.rpartition(":")[2])
-            alone = Cost(server.pid, port, one)
+            alone = Cost(server.pid, port, one, channel)
             router = Cost(routed.process.pid, routed.port, other)
             for i, asked in enumerate(_all_asked(port, count, rng)):
                 # One that is unloaded at once is loaded for each of the others; and a router does
-                # not pass slots on.
-                is_alone = "lora" in asked.path or "slots" in asked.path
+                # not pass slots on. Its messages are those of its servers.
+                is_alone = asked.message or "lora" in asked.path or "slots" in asked.path
                 by_router = i % 4 == 0 and not is_alone and asked.field != "keep_alive"
                 cost = router if by_router else alone
                 costs = _costs(cost, asked, statuses)

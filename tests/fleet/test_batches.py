@@ -13,6 +13,7 @@ from openai import NotFoundError, OpenAI
 
 from ridgeline.engine_setup.home import default_home
 from tests.fleet.test_router import ASK, Routed, routing
+from tests.own_home import own_home
 from tests.server.batches.test_batches import begun, counts, ended, line, lines_of
 from tests.server.serving import eventually
 
@@ -20,11 +21,7 @@ from tests.server.serving import eventually
 @contextmanager
 def kept(folder: Path, home: Path, *flags: str) -> Iterator[Routed]:
     """A router with a home of its own, where its files are; its kernels are everybody's."""
-    kernels = default_home() / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    if not (home / "kernels").exists():
-        (home / "kernels").symlink_to(kernels)
-    with routing(folder, home / "log", *flags, RIDGELINE_HOME=str(home)) as routed:
+    with routing(folder, home / "log", *flags, **own_home(home, default_home())) as routed:
         yield routed
 
 

@@ -56,7 +56,7 @@ def engine_over(
         SplitFuse(),
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
-        looks_ahead=runner.looks_ahead,
+        looks_ahead=getattr(runner, "looks_ahead", False),  # the reference does not
     )
     return Engine(scheduler, runner, iter(range(10**9)).__next__, max_model_len=LONGEST)
 

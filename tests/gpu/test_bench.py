@@ -24,7 +24,9 @@ from ridgeline.backends.cuda.measure.parts import smoke
 from ridgeline.backends.cuda.measure.parts.bits import CLAIMS
 from ridgeline.backends.cuda.step import graphs as graphs_
 from ridgeline.backends.cuda.step.graphs import Graphs, Variant
+from ridgeline.bench.gpu import parts
 from ridgeline.bench.gpu.parts import LOST, PARTS
+from ridgeline.cli.commands.doctor import gpu_roof_facts
 from ridgeline.machine import DeviceLost
 from tests.gpu.executed import never_executed, traced
 
@@ -40,6 +42,19 @@ _WHERE_SOMETHING_FAILS = {
 }  # fmt: skip
 _IN_TESTS = {"inputs/attention.Texts.alone": 3}
 _LEFT = _ON_A_GPU | _WHERE_SOMETHING_FAILS | _IN_TESTS
+
+
+def test_doctor_measures_the_roof_of_a_gpu(tmp_path: Path) -> None:
+    known = dict(gpu_roof_facts(tmp_path))
+    assert known.keys() == {"gpu memory roof", "gpu bf16 roof"}
+    for name, unit in (("gpu memory roof", "TB/s"), ("gpu bf16 roof", "TFLOP/s")):
+        rate, said = known[name].split()
+        assert (float(rate) > 0, said) == (True, unit)
+
+
+def test_doctor_says_why_a_roof_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_MODULE", "ridgeline.backends.cuda.no_such_module")
+    assert {line.startswith("unknown: ") for _, line in gpu_roof_facts(tmp_path)} == {True}
 
 
 def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,14 +130,13 @@ class Served:
         self, path: str, body: Any = None, method: str | None = None, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
         """Send one request; return status, body (parsed if it is JSON) and headers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         method = method or ("GET" if data is None else "POST")
-        connection.request(method, path, data, (JSON if data is not None else {}) | given)
-        response = connection.getresponse()
-        text = without_signs(response.read())
-        connection.close()
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, data, (JSON if data is not None else {}) | given)
+            response = connection.getresponse()
+            text = without_signs(response.read())
         found = {name.lower(): value for name, value in response.getheaders()}
         is_json = found.get("content-type") == "application/json" and text
         return response.status, json.loads(text) if is_json else text, found

@@ -12,11 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ridgeline.server.audit.lines import files_of
 from ridgeline.server.dialects.triton.tensors import pack, unpack
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.triton_grpc.bounds import check_parts
 from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
 from ridgeline.server.triton_grpc.port import check_grpc_port
 from ridgeline.server.triton_grpc.translate import infer_request
@@ -44,13 +48,13 @@ class Service:
         request = request or CLASSES[f"{name}Request"]()
         return found(request, timeout=60, metadata=tuple(metadata.items()))
 
-    def stream(self, requests: Iterator[Any]) -> Any:
+    def stream(self, requests: Iterator[Any], **metadata: str) -> Any:
         found = self.channel.stream_stream(
             f"/{SERVICE}/ModelStreamInfer",
             lambda message: message.SerializeToString(),
             CLASSES["ModelStreamInferResponse"].FromString,
         )
-        return found(requests, timeout=60)
+        return found(requests, timeout=60, metadata=tuple(metadata.items()))
 
     def completion(self, **fields: Any) -> str:
         body = {"prompt": "one two"} | GREEDY | fields
@@ -262,15 +266,106 @@ def test_calls_have_lines_in_the_audit_log(model: Path, tmp_path: Path) -> None:
         ("inputs", [{"name": "a"}] * 257, "at most 256 inputs"),
         ("outputs", [{"name": "a"}] * 257, "at most 256 inputs, and as many outputs"),
         ("inputs", [{"shape": [1] * 33}], "at most 32 dimensions"),
-        ("inputs", [{"contents": {"int_contents": [1] * 131_073}}] * 2, "at most 262144 elements"),
-        ("inputs", [{"contents": {"bytes_contents": [b""] * 65_537}}], "at most 65536 are texts"),
-        ("parameters", {str(i): {"int64_param": 1} for i in range(65_537)}, "at most 65536 are"),
     ],
 )
-def test_a_message_of_too_much_is_refused_before_it_is_read(
+def test_more_tensors_than_a_request_may_have_are_refused(
     field: str, value: Any, said: str
 ) -> None:
-    """Eight MB of tensors of three bytes each took the event loop for 8 s."""
-    request = CLASSES["ModelInferRequest"](model_name="m", **{field: value})
     with at_most_lines(10_000), pytest.raises(ValueError, match=said):
-        infer_request(request)
+        infer_request(request_of(**{field: value}))
+
+
+def request_of(**fields: Any) -> Any:
+    return CLASSES["ModelInferRequest"](model_name="m", **fields)
+
+
+def contents(**elements: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "a", "shape": [1], "contents": elements}] * 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("bool", True), ("int", 1), ("int64", -1), ("uint", 1), ("uint64", 1 << 63),
+        ("fp32", 0.5), ("fp64", 0.5),
+    ],
+)  # fmt: skip
+def test_elements_are_counted_before_they_are_parsed(kind: str, value: Any) -> None:
+    """As many as JSON may have, with the dimension of each of two tensors."""
+    name = f"{kind}_contents"
+    most = request_of(**contents(**{name: [value] * ((1 << 17) - 1)})).SerializeToString()
+    more = request_of(**contents(**{name: [value] * (1 << 17)})).SerializeToString()
+    with at_most_lines(10_000):
+        check_parts("ModelInferRequest", most)
+        with pytest.raises(ValueError, match="at most 262144 elements"):
+            check_parts("ModelInferRequest", more)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": [{}] * 70_000},
+        {"inputs": [{"parameters": {str(i): {} for i in range(70_000)}}]},
+        {"raw_input_contents": [b""] * 70_000},
+        contents(bytes_contents=[b""] * 35_000),
+    ],
+)
+def test_parts_are_counted_before_they_are_parsed(fields: dict[str, Any]) -> None:
+    data = request_of(**fields).SerializeToString()
+    with at_most_lines(30 * 70_000), pytest.raises(ValueError, match="at most 65536 are texts"):
+        check_parts("ModelInferRequest", data * 20)
+    check_parts(
+        "ModelInferRequest",
+        request_of(**contents(bytes_contents=[b"a"] * 32_768)).SerializeToString(),
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x2a", b"\x2a\x05\x0a", b"\xff" * 100, b"\x2b\x2c", b"\x2a\x02\x22\x05abcde", b"\x09abc"],
+)
+def test_bytes_that_are_no_message_are_counted_as_none(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        check_parts("ModelInferRequest", data)
+
+
+@given(names=st.lists(st.text(max_size=9)), shape=st.lists(st.integers(-(2**63), 2**63 - 1)),
+       raw=st.lists(st.binary()), number=st.floats())  # fmt: skip
+def test_what_is_counted_can_be_parsed(
+    names: list[str], shape: list[int], raw: list[bytes], number: float
+) -> None:
+    request = request_of(raw_input_contents=raw)
+    for name in names:
+        request.inputs.add(name=name, shape=shape).parameters[name].double_param = number
+        request.inputs[-1].contents.fp64_contents.append(number)
+    check_parts("ModelInferRequest", request.SerializeToString())
+
+
+def test_names_that_become_a_path_are_short(service: Service) -> None:
+    for name, field in (("ModelReady", "version"), ("RepositoryModelLoad", "model_name")):
+        with pytest.raises(grpc.RpcError) as caught:
+            service.call(name, CLASSES[f"{name}Request"](**{field: "a" * 5000}))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == f"{field} may have at most 4096 characters"
+
+
+def test_a_message_of_too_many_parts_is_refused(model: Path) -> None:
+    key, long = {"authorization": "Bearer mine"}, request_of(id="x", inputs=[{}] * 70_000)
+    with serving(model, grpc_port=0, api_key=["mine"]) as served:
+        found = Service(served)
+        codes, said = [], []
+        for metadata in ({}, key):
+            with pytest.raises(grpc.RpcError) as caught:
+                found.call("ModelInfer", long, **metadata)
+            codes.append(caught.value.code())
+            said.append(caught.value.details())
+        for metadata in ({}, key):  # short, and no message
+            call = found.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"\xff" * 9, timeout=60, metadata=tuple(metadata.items()))
+            codes.append(caught.value.code())
+        [answer] = found.stream(iter([long]), **key)
+        found.channel.close()
+    assert codes == [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT] * 2
+    assert "at most 65536 are texts or parameters" in said[1]
+    assert answer.error_message == said[1]

@@ -169,13 +169,10 @@ class BackendRunner(Protocol):
     Attributes:
         arch: the model.
         num_blocks: of the cache.
-        looks_ahead: whether it starts the next step before it is asked for, so that sequences
-            should have room for one token more than they need.
     """
 
     arch: ModelArch
     num_blocks: int
-    looks_ahead: bool
 
     @property
     def lost(self) -> str:
@@ -254,6 +251,12 @@ class Backend(Protocol):
         """Return how many tokens of prompts a step may always have beside those that decode.
 
         With that many, arithmetic takes about twice as long as reading the weights.
+        """
+
+    def looks_ahead(self, arch: ModelArch, setup: Setup) -> bool:
+        """Whether it starts the next step before it is asked for.
+
+        Then sequences should have room for one token more than they need.
         """
 
     def describe(self) -> str:

@@ -309,7 +309,7 @@ def doctor(
     ] = None,
     roof: Annotated[
         bool,
-        typer.Option("--roof", help="Measure the roofline, memory and arithmetic, in ten seconds."),
+        typer.Option("--roof", help="Measure what memory and arithmetic reach, a GPU's too."),
     ] = False,
     as_json: models.AsJson = False,
 ) -> None:

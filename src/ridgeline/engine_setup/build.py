@@ -98,7 +98,7 @@ def new_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         speculation=speculation,
-        looks_ahead=runner.looks_ahead,
+        looks_ahead=config.looks_ahead,
     )
     return Engine(
         scheduler,

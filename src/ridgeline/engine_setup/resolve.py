@@ -32,12 +32,14 @@ _SHARED_SEQS, _SHARED_STEP = 64, 256
 class EngineConfig(Setup):
     """Plain values to build an engine from. ``notes`` are lines for the user.
 
-    ``num_checkpoints`` is None for models without recurrent layers.
+    ``num_checkpoints`` is None for models without recurrent layers. ``looks_ahead`` is what the
+    backend says.
     """
 
     backend: str
     policy: Policy
     num_checkpoints: int | None
+    looks_ahead: bool
     weights_bytes: int
     kv_bytes: int
     total_bytes: int
@@ -150,6 +152,7 @@ def _resolve(
         block_size=options.block_size,
         num_blocks=fitted.num_blocks,
         num_checkpoints=fitted.num_checkpoints,
+        looks_ahead=backend.looks_ahead(arch, setup),
         num_states=fitted.num_states,
         groups=groups,
         tensor_parallel_size=setup.tensor_parallel_size,

@@ -137,7 +137,7 @@ class RunningFleet:
         settle()
         if self._batches:
             self._batches.start()
-        async with grpc_beside(self.server.gate, self._options) as also, placing:
+        async with grpc_beside(self.server.app, self.server.gate, self._options) as also, placing:
             self._ready_line = f"{announce}{also}"
             if self._cluster is None:
                 self.server.on_started = self._say_ready

@@ -101,7 +101,7 @@ class Running:
         """
         self._answering.start()
         self.server.on_started = announce
-        async with grpc_beside(self.server.gate, self.options) as self.also:
+        async with grpc_beside(self.server.app, self.server.gate, self.options) as self.also:
             await self.server.serve_on(listener)
         await self._answering.stop()
         if self._lost is not None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.backends.cpu.batch import Batch, arrange
-from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK, TOKENS
+from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK, mixed_rows, row_block
+from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
 
@@ -50,6 +51,7 @@ chunks = st.lists(
     shortest=st.sampled_from([2, 16]),
     per_block=st.integers(1, 3),
     row_block=st.sampled_from([ROW_BLOCK, 4 * ROW_BLOCK]),
+    mixed_rows=st.sampled_from([MIXED_ROWS, 4 * MIXED_ROWS]),
 )
 def test_any_step(
     chunks: list[tuple[int, int]],
@@ -58,10 +60,13 @@ def test_any_step(
     shortest: int,
     per_block: int,
     row_block: int,
+    mixed_rows: int,
 ) -> None:
     work, tables = make_work(chunks, 16 * per_block)
     together = min(shortest, tile), tile
-    batch = arrange(work, num_threads, together, per_block, row_block=row_block)
+    batch = arrange(
+        work, num_threads, together, per_block, row_block=row_block, mixed_rows=mixed_rows
+    )
     num_tokens = sum(count for _, count in chunks)
     assert len(batch.tokens) == num_tokens
     assert sorted(batch.row_of_token) == list(range(num_tokens))  # one row for each token
@@ -76,9 +81,11 @@ def test_any_step(
             first = batch.sequences[0][row]
             assert batch.tables[first : first + len(records)] == records
             i += 1
-    if num_tokens > MIXED_ROWS:
+    if num_tokens > mixed_rows:
         assert_dealt(batch, num_threads, together, row_block)
         assert_asked_last(batch, work, num_threads)
+    else:
+        assert not batch.blocks
 
 
 def assert_dealt(batch: Batch, num_threads: int, together: tuple[int, int], row_block: int) -> None:
@@ -117,6 +124,11 @@ def assert_asked_last(batch: Batch, work: tuple[Work, ...], num_threads: int) ->
     asked = [row for low, high in zip(begins, ends, strict=True) for row in range(low, high)]
     assert set(wanted) <= set(asked)
     assert len(asked) <= len(wanted) + 15 * sum(bool(item.seeds) for item in work)
+
+
+@given(widest=st.integers(1, 100_000), by_tiles=st.booleans())
+def test_rows_that_all_share_fit_one_threads_buffers(widest: int, by_tiles: bool) -> None:
+    assert mixed_rows(widest, by_tiles=by_tiles) <= row_block(widest, by_tiles=by_tiles)
 
 
 @given(chunks=chunks, tile=st.integers(1, 4))

@@ -400,8 +400,8 @@ def test_who_is_done_takes_rows_of_others(make: Make, monkeypatch: pytest.Monkey
     runner = make(threads=2)
     wanted = runner.prompt_logits(TOKENS)
 
-    def to_the_first(*args: Any) -> Batch:
-        batch = arrange(*args)
+    def to_the_first(*args: Any, **named: Any) -> Batch:
+        batch = arrange(*args, **named)
         end = len(batch.blocks) - 1
         return replace(batch, block_bounds=[0, end, end], output_begins=[0, end])
 

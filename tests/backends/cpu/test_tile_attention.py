@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.backends.cpu.emit.tiles import Amx, Emulated
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
-from ridgeline.backends.cpu.layout.shapes import ROW_BLOCK
+from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK
 from ridgeline.machine import tiles_refusal
 from tests.backends.cpu.machine import TARGETS, same_bits
 from tests.backends.cpu.test_attention import LENGTH, SHAPES, WIDE, Built
@@ -66,3 +66,4 @@ def test_a_models_layers_attend_by_tiles_all_or_none() -> None:
         assert {heads.by_tiles for heads in sizes.all_heads} == {wanted}
         assert sizes.together[1] == max(heads.tile for heads in sizes.all_heads)
         assert sizes.row_block == ROW_BLOCK * (4 if has_tiles else 1)
+        assert sizes.mixed_rows == MIXED_ROWS * (4 if has_tiles else 1)

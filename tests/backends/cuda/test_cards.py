@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.backends.cuda import cards
+from ridgeline.backends.cuda.device import DeviceFacts
 from ridgeline.cli.commands import doctor
 from ridgeline.planner.catalogue import find_devices
 
@@ -29,8 +30,11 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, others: str
 def test_a_card_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, GPU + "Enabled")
     known = dict(doctor.facts(tmp_path))
-    assert known["gpu"] == "NVIDIA H100 80GB HBM3, 78.1 GiB usable of 79.6 GiB, driver 580.159"
+    card = "NVIDIA H100 80GB HBM3, 78.1 GiB usable of 79.6 GiB, driver 580.159"
+    assert known["gpu"] == card
     assert "torch" in known
+    monkeypatch.setattr(cards, "facts", lambda: DeviceFacts(driver=(13, 0)))
+    assert dict(cards.lines())["gpu"] == f"{card}, CUDA 13.0"
     assert not [line for line in cards.problems() if "persistence" in line or "other" in line]
 
 
@@ -49,7 +53,7 @@ def test_a_machine_without_a_gpu_hears_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not [*cards.lines(), *cards.problems()]
+    assert not [*cards.lines(), *cards.problems(), *doctor.gpu_roof_facts(tmp_path)]
     install(tmp_path, monkeypatch, "", answer)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
     assert not [*cards.lines(), *cards.problems()]

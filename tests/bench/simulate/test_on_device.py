@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.planner import plan
+from ridgeline.bench.simulate.engines import EngineOnDevice
+from ridgeline.engine_setup.options import Options
+from ridgeline.planner import PlanFlags, plan
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.bench.simulate.test_main import document, home, run  # noqa: F401  (a fixture)
 from tests.physics.published import PUBLISHED
@@ -61,6 +63,25 @@ def test_it_is_divided_and_stored_as_plans_divide_and_store_it(config: str) -> N
     # In bf16 one L4 does not hold weights and cache, so there are as many as do.
     alone = document(run(config, "--on", "l4", "--engine", "sglang", *AT_ONCE))
     assert alone["prediction"]["device"]["name"] in ("l4", "2 x l4")
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "engine", "looks_ahead"),
+    [
+        ("llama-3.1-8b", "h100-sxm", "ridgeline", True),
+        ("llama-3.1-8b", "h100-sxm", "vllm", False),
+        ("falcon-h1-0.5b", "h100-sxm", "ridgeline", False),
+        ("llama-3.1-8b", "cpu-epyc-9654", "ridgeline", False),
+    ],
+)
+def test_there_is_room_for_a_token_more_where_the_backend_runs_ahead(
+    name: str, on: str, engine: str, looks_ahead: bool, tmp_path: Path
+) -> None:
+    """The cuda backend does, but for models with states."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED[name]["config"]), encoding="utf-8")
+    found = EngineOnDevice(str(path)).set_up(Options(), PlanFlags(on=on, engine=engine), [500])
+    assert found.settings.looks_ahead is looks_ahead
 
 
 def test_a_device_of_ones_own_is_taken_by_flags_and_from_a_file(

@@ -146,6 +146,16 @@ async def test_whoever_rests_begins_by_itself(bench: Bench) -> None:
 
 
 @on_a_bench(2)
+async def test_who_comes_as_a_rest_ends_does_not_pass_who_waited(bench: Bench) -> None:
+    bench.pace.wait_s("b", 0)
+    bench.pace.note_work("a", 0.3)
+    await bench.ask("a1")
+    bench.now_s += 2.0  # the rest is over, and the timer has not rung
+    await bench.ask("a2")
+    await bench.now("a1")
+
+
+@on_a_bench(2)
 async def test_work_of_one_key_is_done_in_order_and_no_thread_rests(bench: Bench) -> None:
     await bench.ask("a1", "a2", "a3")
     for i in (1, 2, 3):

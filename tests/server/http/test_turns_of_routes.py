@@ -85,11 +85,13 @@ def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threadi
 
     async def flood() -> None:
         CALLER.set(key)
-        await asyncio.gather(*(turns.run(lambda: go_on.wait(60)) for _ in range(20)))
+        await asyncio.gather(*(turns.run(lambda: go_on.wait(300)) for _ in range(20)))
 
     flooding = asyncio.run_coroutine_threadsafe(flood(), served.loop)
+    most = turns._num_threads - 1
     try:
-        eventually(lambda: len(turns._waiting.get(key, ())) >= 17)
+        eventually(lambda: turns._num_running[key] == most)  # once the key has rested
+        eventually(lambda: len(turns._waiting[key]) == 20 - most)
         yield go_on
     finally:
         go_on.set()

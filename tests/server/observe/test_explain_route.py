@@ -25,7 +25,7 @@ STEP_S = 0.02
 @pytest.fixture(scope="module")
 def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text("ann key-of-ann\nbob key-of-bob\n")
+    file.write_text('ann key-of-ann\nbob key-of-bob\n"zoé\\ key-of-zoe\n')
     clock = StepClock()
     with serving(model, {"max_num_seqs": 1}, api_key_file=file) as served, clock.of(served):
         yield served
@@ -157,7 +157,7 @@ def test_the_oldest_are_forgotten_and_it_says_how_far_memory_reaches(keyed: Serv
 
 def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -> None:
     """And says the same: a request of 900 texts is 900 records, among thousands of others."""
-    num, body = 300, {"input": [f"{i} one two" for i in range(300)]}
+    body = {"input": [f"{i} one two" for i in range(300)]}
     status, _, headers = keyed.call(
         "/v1/embeddings", body, authorization="Bearer key-of-ann", x_request_id="texts"
     )
@@ -168,12 +168,24 @@ def test_what_the_server_wrote_itself_is_parsed_and_not_checked(keyed: Served) -
         own, request = history._find("texts", "ann")
     lines = [history._engine_line, *history._lines]
     checked = Recorded("the same", enumerate(lines), lines.__getitem__)
-    assert (own.engine, own.requests) == (checked.engine, checked.requests)
+    whole = checked.get("texts")
+    assert (own.engine, request) == (checked.engine, whole)
+    for seen, one in zip(own.requests, checked.requests, strict=True):
+        assert seen.items() <= one.items()
+        assert len(seen) == 7  # and the rest of the line was not read
     beside = own.around(request, 4000)
-    assert beside == checked.around(checked.get("texts"), 4000)
+    assert beside == checked.around(whole, 4000)
     asked = asked_in(map(_stood_in, beside))
     assert len({id(one.params) for one in asked.values() if one.name == "texts"}) == 1
-    assert sum(one.name == "texts" for one in asked.values()) == num
+    assert sum(one.name == "texts" for one in asked.values()) == 1 + 4000 // 16  # of the 300
+
+
+def test_a_key_with_odd_letters_is_told_of_its_requests(keyed: Served) -> None:
+    """What finds a request is read from its line as it stands, which has them in other letters."""
+    key = "key-of-zoe"
+    answer = keyed.client(key).completions.create(model="tiny", prompt="mine", **ASK)
+    assert why(keyed, answer.id, key)[0] == 200
+    assert why(keyed, "unknown", key)[1]["error"]["message"].endswith("has 1 of your requests")
 
 
 def _is_known(history: TraceBuffer, name: str) -> bool:

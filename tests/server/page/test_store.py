@@ -49,7 +49,8 @@ def tabs(page: Chrome, slow: Served) -> Any:
     page.switch_to.new_window("tab")
     set_size(page, DESK)
     second = page.current_window_handle
-    page.get(slow.url)
+    page.get(slow.url)  # in a new tab this may return before the page has loaded
+    sees(lambda: texts(page, ".body") == ["hello", "kept"])
     yield first, second
     page.switch_to.window(second)
     page.close()

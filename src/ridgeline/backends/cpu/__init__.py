@@ -19,13 +19,8 @@ from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes as _packed_bytes
-from ridgeline.backends.cpu.layout.shapes import (
-    MIXED_ROWS,
-    OUTPUT_SPLIT_ROWS,
-    PRUNED_ROWS,
-    ROW_BLOCK,
-    TOKENS,
-)
+from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, OUTPUT_SPLIT_ROWS, ROW_BLOCK
+from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS
 from ridgeline.backends.cpu.runner import load_runner
 from ridgeline.backends.cpu.stages.split import check_stages
 from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup
@@ -38,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Rates", "Roof", "check", "describe", "footprint", "join_stage", "least_prompt_tokens",
-    "measure_read", "measure_roof", "new_runner", "packed_bytes", "room_bytes", "step_knots",
+    "looks_ahead", "measure_read", "measure_roof", "new_runner", "packed_bytes", "room_bytes",
+    "step_knots",
 ]  # fmt: skip
 
 
@@ -114,6 +110,12 @@ def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     """Return what the policy takes by itself: it was found for processors."""
     del arch, setup
     return SplitFuse.least
+
+
+def looks_ahead(arch: ModelArch, setup: Setup) -> bool:
+    """Whether there are several stages: all but the last look ahead."""
+    del arch
+    return setup.stages > 1
 
 
 def step_knots() -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, ROW_BLOCK, TOKENS
+from ridgeline.backends.cpu.layout.row_split import MIXED_ROWS, ROW_BLOCK
+from ridgeline.backends.cpu.layout.shapes import TOKENS
 from ridgeline.core.step import Work, sampled_from
 
 Chunk = tuple[int, int, int]  # tokens that go to one thread together: item, first and end
@@ -44,18 +45,20 @@ def arrange(
     records_per_block: int,
     windows: tuple[int | None, ...] = (None,),
     row_block: int = ROW_BLOCK,
+    mixed_rows: int = MIXED_ROWS,
 ) -> Batch:
     """Assign a step's tokens to ``num_threads``; they attend one by one or ``together``.
 
     That is the smallest and the largest number of consecutive ones.
 
     A block of the cache is ``records_per_block`` records, which tables name one by one. ``windows``
-    are those of the groups of layers. A block of rows has at most ``row_block``.
+    are those of the groups of layers. A block of rows has at most ``row_block``; up to
+    ``mixed_rows`` belong to no thread, and lie in no block.
     """
     ends = list(accumulate(len(item.tokens) for item in work))
     rows = _RowLists(work, ends, together, row_block, [0] * ends[-1])
     bounds, begins = list[int](), list[int]()
-    if ends[-1] <= MIXED_ROWS:  # rows belong to no thread
+    if ends[-1] <= mixed_rows:
         for index, item in enumerate(work):
             rows.append(index, 0, len(item.tokens))
     else:

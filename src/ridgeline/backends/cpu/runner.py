@@ -55,7 +55,7 @@ _BATCHED = (
 class CpuRunner:
     """A ``core.step.Runner`` on compiled kernels. ``close()``, or dropping it, ends its threads."""
 
-    looks_ahead, lost = False, ""
+    lost = ""
 
     def __init__(
         self,
@@ -239,7 +239,10 @@ class CpuRunner:
         num_threads = self._adaptive_threads.size if few else self._threads
         records = self.block_size // TOKENS
         sizes = self.sizes
-        batch = arrange(work, num_threads, sizes.together, records, self._windows, sizes.row_block)
+        batch = arrange(
+            work, num_threads, sizes.together, records, self._windows,
+            row_block=sizes.row_block, mixed_rows=sizes.mixed_rows,
+        )  # fmt: skip
         if self._has_unlike_records:
             self._clear_begun(work)
         buffers = self._buffers

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import cards, device, gate, sizes
 from ridgeline.backends.cuda.device import CONTEXT_BYTES, KEPT_SHARE, describe
-from ridgeline.backends.cuda.layer_spec import missing
+from ridgeline.backends.cuda.layer_spec import missing, runs_ahead
 from ridgeline.backends.cuda.ranks import share
 from ridgeline.backends.cuda.sizes import FORMATS, footprint, weight_bits
 from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
@@ -26,8 +26,8 @@ from ridgeline.physics.kv_plan import gib
 
 __all__ = [
     "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "cards", "check", "describe", "expected_bytes",
-    "footprint", "gate", "least_prompt_tokens", "new_runner", "packed_bytes", "room_bytes",
-    "settle", "step_knots", "weight_bits",
+    "footprint", "gate", "least_prompt_tokens", "looks_ahead", "new_runner", "packed_bytes",
+    "room_bytes", "runs_ahead", "settle", "step_knots", "weight_bits",
 ]  # fmt: skip
 
 _OPS_PER_BYTE = 256.0  # of a GPU whose rates are not known
@@ -111,6 +111,12 @@ def new_runner(checkpoint: Checkpoint, setup: Setup, context: BackendContext) ->
     from ridgeline.backends.cuda.loading import load_runner
 
     return load_runner(checkpoint, setup, context)
+
+
+def looks_ahead(arch: ModelArch, setup: Setup) -> bool:
+    """Whether steps of this model run ahead."""
+    del setup
+    return runs_ahead(arch)
 
 
 def step_knots() -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
-from ridgeline.backends.cuda.device import facts, what_is_missing
+from ridgeline.backends.cuda.device import dotted, facts, what_is_missing
 from ridgeline.physics.kv_plan import gib
 
 _TIMEOUT_S = 20  # the driver may have to start first
@@ -28,12 +28,14 @@ class Card(NamedTuple):
 def lines() -> Iterator[tuple[str, str]]:
     """Yield what there is to compute on, name and text; nothing where there is no GPU."""
     cards = found()
+    if not cards:
+        return
+    known = facts()
+    newest = f", CUDA {dotted(known.driver)}" if known.driver else ""
     for card in cards:
         sizes = f"{gib(card.free_bytes)} usable of {gib(card.total_bytes)}"
-        yield "gpu", f"{card.name}, {sizes}, driver {card.driver}"
-    if cards:
-        known = facts()
-        yield "torch", what_is_missing(known) or f"{known.torch}, triton {version('triton')}"
+        yield "gpu", f"{card.name}, {sizes}, driver {card.driver}{newest}"
+    yield "torch", what_is_missing(known) or f"{known.torch}, triton {version('triton')}"
 
 
 def problems() -> Iterator[str]:

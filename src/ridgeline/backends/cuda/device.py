@@ -84,7 +84,7 @@ def what_is_missing(known: DeviceFacts) -> str | None:
         return "torch is not installed: pip install 'ridgeline[gpu]'"
     if _version(known.torch) < _LEAST_TORCH:
         return (
-            f"torch {known.torch} is too old: it must be {_dotted(_LEAST_TORCH)} or newer: pip "
+            f"torch {known.torch} is too old: it must be {dotted(_LEAST_TORCH)} or newer: pip "
             f"install --upgrade 'ridgeline[gpu]'"
         )
     if known.cuda is None:
@@ -104,8 +104,8 @@ def what_is_missing(known: DeviceFacts) -> str | None:
         )
     if known.driver[0] < known.cuda[0]:
         return (
-            f"the NVIDIA driver knows CUDA {_dotted(known.driver)}, and torch {known.torch} needs "
-            f"{_dotted(known.cuda)}: update the driver, or install a torch built for CUDA "
+            f"the NVIDIA driver knows CUDA {dotted(known.driver)}, and torch {known.torch} needs "
+            f"{dotted(known.cuda)}: update the driver, or install a torch built for CUDA "
             f"{known.driver[0]}"
         )
     if known.gpu is None:
@@ -115,8 +115,8 @@ def what_is_missing(known: DeviceFacts) -> str | None:
         )
     if known.capability < _LEAST_CAPABILITY:
         return (
-            f"{known.gpu} has compute capability {_dotted(known.capability)}, but "
-            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) is the minimum: {_CPU}"
+            f"{known.gpu} has compute capability {dotted(known.capability)}, but "
+            f"{dotted(_LEAST_CAPABILITY)} (Ampere) is the minimum: {_CPU}"
         )
     return None
 
@@ -248,5 +248,6 @@ def _version(text: str | None) -> Version:
     return int(major), int(minor)
 
 
-def _dotted(number: Version) -> str:
+def dotted(number: Version) -> str:
+    """Return a version as people write it."""
     return ".".join(map(str, number))

@@ -109,6 +109,11 @@ def missing(arch: ModelArch) -> str | None:
     return next(filter(None, map(_missing_of, arch.layers)), None)
 
 
+def runs_ahead(arch: ModelArch) -> bool:
+    """Whether steps run ahead. They do not with states, which an unused step would change."""
+    return all(layer.recurrent is None for layer in arch.layers)
+
+
 def _missing_of(layer: Layer) -> str | None:
     mixer = layer.attention
     if isinstance(layer.recurrent, Ssm) and layer.recurrent.step_rank:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
+from ridgeline.backends.cuda.layer_spec import runs_ahead
 from ridgeline.backends.cuda.model.adapters import AdaptedRows, LoadedAdapter, load_adapter
 from ridgeline.backends.cuda.model.cache import Cache
 from ridgeline.backends.cuda.model.forward import Inputs, Model
@@ -74,8 +75,7 @@ class CudaRunner:
         groups: of layers, each with a block table of its own.
         num_ahead: items that were computed already when they were asked for.
         num_in_vain: items that were computed ahead and never asked for.
-        looks_ahead: whether it runs ahead. It does not with states: an unused step would change
-            them.
+        looks_ahead: whether it may run ahead.
     """
 
     lost = ""  # a step finds out, and says so itself
@@ -109,7 +109,7 @@ class CudaRunner:
         self.num_ahead = self.num_in_vain = 0
         self.groups = setup.groups or one_group(arch)
         self.states = States(arch, setup.num_states, self.device)
-        self.looks_ahead = self.runs_ahead = not self.states.are_there
+        self.looks_ahead = self.runs_ahead = runs_ahead(arch)
         self.resize(setup.num_blocks)
         dtype, most = DTYPES[setup.dtype], setup.max_num_batched_tokens
         self.model = Model(

@@ -87,6 +87,12 @@ def least_prompt_tokens(arch: ModelArch, setup: Setup) -> int:
     return SplitFuse.least
 
 
+def looks_ahead(arch: ModelArch, setup: Setup) -> bool:
+    """Return no: a step begins when it is asked for."""
+    del arch, setup
+    return False
+
+
 def step_knots() -> tuple[int, ...]:
     """Return powers of two: at which sizes matrix products change their ways is not documented."""
     return tuple(1 << power for power in range(12))

@@ -68,7 +68,7 @@ _Places = tuple[Ints, Ints, list[Tiles]]  # of tokens: positions, slots of the c
 class ReferenceRunner:
     """A ``core.step.Runner``: weights and paged K/V in float32."""
 
-    looks_ahead, lost = False, ""
+    lost = ""
 
     def __init__(
         self,

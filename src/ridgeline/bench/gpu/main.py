@@ -80,7 +80,7 @@ def _measure(
     parts: Sequence[str], end_s: float, *, is_tiny: bool, take: Callable[[Finding], None]
 ) -> None:
     """Run parts one after another until ``end_s``; ValueError if there is nothing to compute on."""
-    home = str(default_home() / "kernels" / "triton")
+    home = default_home()
     last: dict[str, Any] = {}
 
     def note(finding: Finding) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Finding = Mapping[str, Any]
@@ -56,11 +57,12 @@ class ProcessEnd(NamedTuple):
 
 
 def measure(
-    part: str, *, left_s: float, is_tiny: bool, home: str, take: Callable[[Finding], None]
+    part: str, *, left_s: float, is_tiny: bool, home: Path, take: Callable[[Finding], None]
 ) -> None:
-    """Run a part within ``left_s``, and hand on its findings; kernels are kept in ``home``."""
+    """Run a part within ``left_s``, and hand on its findings; kernels are kept below ``home``."""
     seconds = _TINY_S if is_tiny else min(PARTS[part], left_s)
-    cache = {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", home)}
+    kernels = str(home / "kernels" / "triton")
+    cache = {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", kernels)}
     count = 1 if is_tiny else _WORKERS.get(part, 1)
     command = [sys.executable, "-m", _MODULE, part, "--workers", f"{count}"]
     if is_tiny:

@@ -22,6 +22,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.api.calibration.kept import all_of
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import AUTO, BACKENDS, cuda
+from ridgeline.bench.gpu.parts import PARTS, Finding, measure
 from ridgeline.engine_setup.home import why_unwritable
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
@@ -43,6 +44,12 @@ _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
     "asimd", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
 
+# Of the part "roof" of ``ridgeline bench gpu``: what a line is called, its finding, rate and unit.
+_GPU_ROOFS = (
+    ("gpu memory roof", "copy", "tb_per_s", "TB/s"),
+    ("gpu bf16 roof", "product bfloat16", "tflops_per_s", "TFLOP/s"),
+)
+
 
 def report(
     console: Console, home: Path, *, model: str | None = None, with_roof: bool = False
@@ -54,7 +61,7 @@ def report(
     """
     table = table_of()
     table.columns[0].style = "dim"
-    for name, value in (*facts(home), *(roof_facts(home) if with_roof else ())):
+    for name, value in _known(home, with_roof=with_roof):
         table.add_row(name, escape(value))
     console.print(table)
     if model is not None:
@@ -68,13 +75,20 @@ def report(
 
 def document(home: Path, *, model: str | None = None, with_roof: bool = False) -> dict[str, Any]:
     """Return what ``report`` prints, for JSON: facts, problems, and a model's memory in bytes."""
-    known = (*facts(home), *(roof_facts(home) if with_roof else ()))
+    known = _known(home, with_roof=with_roof)
     content: dict[str, Any] = {"facts": [{"name": name, "value": value} for name, value in known]}
     if model is not None:
         with LLM(model) as llm:
             llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
             content["memory"] = llm.memory().as_dict()
     return content | {"problems": list(problems(home))}
+
+
+def _known(home: Path, *, with_roof: bool) -> Iterator[tuple[str, str]]:
+    yield from facts(home)
+    if with_roof:
+        yield from roof_facts(home)
+        yield from gpu_roof_facts(home)
 
 
 def facts(home: Path) -> Iterator[tuple[str, str]]:
@@ -183,6 +197,29 @@ def roof_facts(home: Path) -> Iterator[tuple[str, str]]:
             )
             on_all = f"   {together} on {roof.threads}" if roof.threads > 1 else ""
             yield name, f"{alone} on 1 thread{on_all}"
+
+
+def gpu_roof_facts(home: Path) -> Iterator[tuple[str, str]]:
+    """Measure what the first GPU reaches, in a process of its own: twenty seconds at most.
+
+    Nothing is yielded where there is no GPU that the cuda backend could compute on.
+    """
+    if cuda.device.problem() is not None:
+        return
+    found: dict[str, Finding] = {}
+    measure(
+        "roof",
+        left_s=PARTS["roof"],
+        is_tiny=cuda.device.uses_twins(),
+        home=home,
+        take=lambda finding: found.update({finding["what"]: finding}),
+    )
+    for name, what, rate, unit in _GPU_ROOFS:
+        if rate in (of := found.get(what, {})):
+            yield name, f"{of[rate]:8,.2f} {unit}"
+        else:
+            why = of.get("failed") or " ".join(found["end"]["tail"][-1:]) or "nothing was measured"
+            yield name, f"unknown: {why}"
 
 
 def problems(home: Path) -> Iterator[str]:

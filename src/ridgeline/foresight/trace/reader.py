@@ -41,6 +41,7 @@ _MOST = {
 }
 _REASONS = frozenset(Wait)
 _LEAST_STEPS = 200  # some of which say how long a step takes
+_LEAST_TOKENS = 16  # as which a request counts, a text to embed too: it costs a simulation as much
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # before a request's name in an answer's id
 
 
@@ -49,7 +50,8 @@ class Recorded:
 
     Attributes:
         engine: the first record.
-        requests: those that have ended, in order of their end, with ``num_prompt_tokens``.
+        requests: those that have ended, in order of their end, with ``num_prompt_tokens``; of lines
+            that ``glance`` knows, what it saw of them.
     """
 
     def __init__(
@@ -58,15 +60,16 @@ class Recorded:
         lines: Iterable[tuple[int, bytes]],
         fetch: Callable[[int], bytes],
         *,
-        is_own: bool = False,
+        glance: Callable[[bytes], Json | None] | None = None,
     ) -> None:
         """Read ``lines``, each with the place where ``fetch`` finds it again.
 
-        Those that ``is_own``, written by this very process, are not checked: it takes eight times
-        as long as to parse them. Raises ValueError, with ``source`` and the line, if they are not a
-        trace.
+        With ``glance`` they were written by this very process, and are not checked: it takes eight
+        times as long as to parse them. It returns what finds a request (number, name, arrival, end,
+        tokens) from its line, and None for any other line. Raises ValueError, with ``source`` and
+        the line, if they are not a trace.
         """
-        self._source, self._fetch, self._is_own = source, fetch, is_own
+        self._source, self._fetch, self._glance = source, fetch, glance
         self.engine: Json = {}
         self.requests: list[Json] = []
         self._starts_s = array("d")  # of steps, and their lines
@@ -74,10 +77,12 @@ class Recorded:
         self._of_requests: list[int] = []  # their places
         for number, (place, line) in enumerate(lines, start=1):
             start_s = _start_s(line)
-            if start_s is None:
-                self._note(number, place, line)
-            else:
+            if start_s is not None:
                 self._note_step(number, place, start_s)
+            elif glance and (seen := glance(line)):
+                self._note_request(place, seen)
+            else:
+                self._note(number, place, line)
         if not self.engine:
             raise ValueError(f"{source} is not a trace: it is empty")
 
@@ -99,14 +104,17 @@ class Recorded:
         elif kind == "request":
             ids = record.pop("prompt_token_ids", ())  # still there if its type stands elsewhere
             record.setdefault("num_prompt_tokens", len(ids))
-            self.requests.append(record)
-            self._of_requests.append(place)
+            self._note_request(place, record)
         elif kind == "step":
             self._note_step(number, place, record["start_s"])
 
     def _parsed(self, number: int, line: bytes) -> Json | None:
         """Return a line's record, as ``_parse``."""
-        return parse(line.decode()) if self._is_own else _parse(self._source, number, line)
+        return parse(line.decode()) if self._glance else _parse(self._source, number, line)
+
+    def _note_request(self, place: int, request: Json) -> None:
+        self.requests.append(request)
+        self._of_requests.append(place)
 
     def _note_step(self, number: int, place: int, start_s: float) -> None:
         if not self.engine:
@@ -143,11 +151,13 @@ class Recorded:
 
         These came while it was there, or before, since nothing was left to do: what came earlier
         could not matter. Those before have at most that many tokens of answers together, and so
-        have those behind. Steps reach back further if too few would say how long a step takes.
+        have those behind; each counts as at least ``_LEAST_TOKENS``. Steps reach back further if
+        too few would say how long a step takes.
         """
+        number = request["request_id"]
         pairs = zip(self.requests, self._of_requests, strict=True)
-        known = sorted(pairs, key=lambda pair: (pair[0]["arrival_s"], pair[0] is not request))
-        here = next(i for i, (one, _) in enumerate(known) if one is request)
+        known = sorted(pairs, key=lambda p: (p[0]["arrival_s"], p[0]["request_id"] != number))
+        here = next(i for i, (one, _) in enumerate(known) if one["request_id"] == number)
         nearest = here - _fitting(reversed(known[:here]), most_tokens)
         before = known[max(nearest, _last_idle(known[: here + 1])) : here]
         behind = [pair for pair in known[here + 1 :] if pair[0]["arrival_s"] <= request["finish_s"]]
@@ -179,8 +189,17 @@ class Recorded:
         allowed = [request for request in reversed(self.requests) if is_allowed(request)]
         for name in (wanted, bare):
             if match := next((one for one in allowed if one["name"] == name != ""), None):
-                return match
-        return next((one for one in allowed if str(one["request_id"]) == wanted), None)
+                return self._whole(match)
+        match = next((one for one in allowed if str(one["request_id"]) == wanted), None)
+        return match and self._whole(match)
+
+    def _whole(self, request: Json) -> Json:
+        """Return the record of a request of which perhaps only a glance was taken."""
+        if not self._glance:
+            return request
+        pairs = zip(self.requests, self._of_requests, strict=True)
+        place = next(place for one, place in pairs if one is request)
+        return self._parsed(0, self._fetch(place)) or request
 
     def get(self, wanted: str) -> Json:
         """Return a request as ``find`` does. Raises ValueError if it is unknown."""
@@ -313,7 +332,7 @@ def read_whole(path: Path) -> list[Json]:
 
 def _fitting(known: Iterable[tuple[Json, int]], most_tokens: int) -> int:
     """Return how many of the first requests have at most that many tokens of answers."""
-    totals = accumulate(sum(one["num_generated"]) for one, _ in known)
+    totals = accumulate(max(sum(one["num_generated"]), _LEAST_TOKENS) for one, _ in known)
     return sum(1 for _ in takewhile(lambda total: total <= most_tokens, totals))
 
 

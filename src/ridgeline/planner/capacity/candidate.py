@@ -106,6 +106,7 @@ def engine_record(placement: Placement, times: TimeModel, held: Iterable[int]) -
         enable_prefix_caching=False,
         seed=0,
         eos_ids=(),
+        looks_ahead=placement.setting.engine.looks_ahead,
         least_prompt_tokens=SplitFuse.least if is_cpu else least_prompt_tokens(times.seconds),
     )
 

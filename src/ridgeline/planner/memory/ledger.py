@@ -66,6 +66,7 @@ class EngineOverheads:
         graphs_bytes: of captured graphs.
         in_margin: driver, graphs and what the allocator cannot use lie in what its fraction leaves
             free, and not in the fraction itself.
+        looks_ahead: sequences get room for one token more than they need.
         bytes_per_logit: logits in the model's type and in f32, probabilities, and a sorted copy.
     """
 
@@ -80,6 +81,7 @@ class EngineOverheads:
     context_name: str = "driver and runtime"
     graphs_bytes: int = 3 * _GIB // 10
     in_margin: bool = False
+    looks_ahead: bool = False
     bytes_per_logit: int = 22
 
 

@@ -43,10 +43,14 @@ def computes_on(device: Device) -> bool:
     return device.kind == "gpu" and device.generation in _GENERATIONS
 
 
-def on_gpu(engine: EngineOverheads) -> EngineOverheads:
-    """Return how our engine divides a GPU's memory, with the backend's own constants."""
+def on_gpu(engine: EngineOverheads, arch: ModelArch | None) -> EngineOverheads:
+    """Return how our engine divides a GPU's memory, with the backend's own constants.
+
+    None is a model of which no more than its sizes is known.
+    """
     return replace(
         engine,
+        looks_ahead=arch is None or cuda.runs_ahead(arch),
         utilization=1 - cuda.KEPT_SHARE,
         context_bytes=cuda.CONTEXT_BYTES,
         context_name="driver, runtime and graphs",

@@ -151,7 +151,7 @@ def engine_on(subject: ModelSpec, device: Device, flags: PlanFlags) -> EngineOve
     engine = replace(engine, max_num_seqs=flags.max_num_seqs or engine.max_num_seqs)
     if name == OWN and any(one.cache.state_values for one in subject.shape.layers):
         engine = replace(engine, frees_windows=False)
-    return on_gpu(engine) if is_on_gpu(engine, device) else engine
+    return on_gpu(engine, subject.arch) if is_on_gpu(engine, device) else engine
 
 
 def refusal(subject: ModelSpec, device: Device, flags: PlanFlags) -> str | None:

@@ -53,6 +53,7 @@ class Gate:
 
     Attributes:
         closed: returns why no request is let through now, if so.
+        pace: how requests of a key are spaced out.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Gate:
                 expose_headers=["*"],
                 allow_private_network=True,
             )
-        self._limits, self._pace = limits, limits.pace
+        self._limits, self.pace = limits, limits.pace
         self._max_body_bytes, self._max_file_bytes = max_body_bytes, max_file_bytes
         self._root_path = root_path
         self._routes, self._paths = routes, frozenset(getattr(r, "path", "") for r in routes)
@@ -173,7 +174,7 @@ class Gate:
                 status = refused[0] if status == 499 else status
                 note["error"] = refused[1]
             if status in _COME_LATER and (tenant := scope["state"].get("tenant")):
-                self._pace.note_refusal(tenant)
+                self.pace.note_refusal(tenant)
             self._count(*self._labels(scope["method"], scope["path"]), status)
             line = {"id": request_id.decode(), "key": scope["state"].get("tenant")}
             if trace := _TRACE.fullmatch(_first(scope).get(b"traceparent", b"")):
@@ -202,12 +203,25 @@ class Gate:
             method if method in _METHODS else "other",
         )
 
+    async def admit(self, headers: dict[bytes, bytes], num_bytes: int) -> None:
+        """Let what comes by another way wait, as a request with a body of this length would.
+
+        What is done for it then counts as done for its key. Raises ApiError 401.
+        """
+        tenant = self._tenant("", headers)
+        CALLER.set(tenant)
+        await self._wait(tenant, num_bytes)
+
+    async def _wait(self, tenant: str, num_bytes: int) -> None:
+        if wait_s := self.pace.wait_s(tenant, num_bytes):
+            await asyncio.sleep(wait_s)
+
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check key and origin, and read the whole body, before the request goes on."""
         headers = _first(scope)
         try:
             self._check_origin(headers)
-            tenant = self._tenant(scope, headers)
+            tenant = self._tenant(scope["path"], headers)
             is_operator = self._keys.is_operator(tenant)
             scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
             scope["state"] |= {"owner": self._keys.owner_of(tenant)}
@@ -219,8 +233,7 @@ class Gate:
                 raise why
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             length = headers.get(b"content-length", b"")
-            if wait_s := self._pace.wait_s(tenant, int(length) if length.isdigit() else 0):
-                await asyncio.sleep(wait_s)
+            await self._wait(tenant, int(length) if length.isdigit() else 0)
             with self._counted(tenant, scope):
                 if (scope["method"], scope["path"]) == ("POST", UPLOADS):
                     body = self._counting(headers, receive)
@@ -241,14 +254,14 @@ class Gate:
         scope["state"]["left"] = partial(self._limits.headers, tenant)
         return self._limits.counted(tenant)
 
-    def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+    def _tenant(self, path: str, headers: dict[bytes, bytes]) -> str:
         """Return the label of the caller's key; raises ApiError 401."""
         if not self._keys.are_needed:
             return ANYONE
         if (label := self._vouched(headers)) is not None:
             return label
         label = self._keys.label_of(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        if label is None and scope["path"] not in OPEN_PATHS:
+        if label is None and path not in OPEN_PATHS:
             raise ApiError(
                 401,
                 "this server needs an API key: send the header Authorization: Bearer KEY",

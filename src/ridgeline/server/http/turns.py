@@ -116,9 +116,6 @@ class Turns:
 
     async def _turn(self, caller: str) -> None:
         """Return when the caller's next piece of work may begin; ``_leave`` must follow."""
-        if self._is_free(caller):  # then no work waits that could begin
-            self._begin(caller)
-            return
         waiting = self._waiting.setdefault(caller, deque())
         if len(waiting) >= self._most_waiting:
             message = f"{len(waiting)} requests of this key wait to be prepared: try again later"
@@ -126,7 +123,7 @@ class Turns:
             raise ApiError(429, message, code="server_is_overloaded", headers=headers)
         turn = asyncio.get_running_loop().create_future()
         waiting.append(turn)
-        self._begin_next()  # nobody, but it notes when one that rests may
+        self._begin_next()
         try:
             await turn
         except asyncio.CancelledError:
@@ -167,9 +164,6 @@ class Turns:
             if not turn.cancelled():  # it is about to leave
                 self._begin(first)
                 turn.set_result(None)
-
-    def _is_free(self, caller: str) -> bool:
-        return self._num_running.total() < self._num_threads and self._may_begin(caller)
 
     def _may_begin(self, caller: str) -> bool:
         has_thread = self._num_running[caller] < self._num_threads - 1

@@ -44,7 +44,8 @@ class WebServer(uvicorn.Server):
     """uvicorn without its signal handlers, and without its ten checks a second for the end.
 
     Attributes:
-        gate: the application behind its gate, for requests that do not come over HTTP.
+        app: the application behind its gate, for requests that do not come over HTTP.
+        gate: this gate.
         on_started: called once it listens.
         ended: set to end it.
     """
@@ -71,7 +72,7 @@ class WebServer(uvicorn.Server):
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        gate = Gate(
+        self.gate = gate = Gate(
             app,
             keys=keys,
             hosts=_hosts(options),
@@ -85,12 +86,12 @@ class WebServer(uvicorn.Server):
             count=count,
             vouched=vouched,
         )
-        self.gate: ASGIApp = gate
+        self.app: ASGIApp = gate
         on_refused: Callable[[int, str, str, str], object] = gate.on_refused
         if audit:
             from ridgeline.server.audit.requests import Audited
 
-            self.gate = audited = Audited(gate, audit)
+            self.app = audited = Audited(gate, audit)
             gate.closed, on_refused = audited.closed, audited.on_refused
         own = {
             "receive_timeout_s": options.receive_timeout,
@@ -104,7 +105,7 @@ class WebServer(uvicorn.Server):
         protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(
-                self.gate,
+                self.app,
                 http=protocol,
                 backlog=_ACCEPTS_PER_TURN,
                 ws="none",

@@ -7,6 +7,7 @@ made in the engine's thread, and read by clients that ask why a request was slow
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,21 @@ _LEFT_OUT = ("prompt_token_ids", "params")  # of requests: what they say, and wh
 # Of what ends them, that which says how much work they are.
 _PARAMS = ("max_tokens", "n", "best_of", "use_beam_search", "penalty_alpha")
 _REQUEST = tuple(field.name for field in fields(RequestRecord) if field.name not in _LEFT_OUT)
+# What finds a request, from the line that ``_on_record`` writes: a tenth of the time of parsing it.
+_VALUES = {
+    "request_id": r"(?P<request_id>\d+)",
+    "name": r'"(?P<name>[^"\\]*)"',
+    "arrival_s": r"(?P<arrival_s>[^,]+)",
+    "finish_s": r"(?P<finish_s>[^,]+)",
+    "num_generated": r"\[(?P<num_generated>[\d,]*)\]",
+}
+_FIRST = _REQUEST[: max(map(_REQUEST.index, _VALUES)) + 1]  # no value among the others has a comma
+_SEEN = re.compile(
+    r'\{"type":"request",'
+    + ",".join(f'"{name}":{_VALUES.get(name, "[^,]*")}' for name in _FIRST)
+    + r',.*"num_prompt_tokens":(?P<num_prompt_tokens>\d+),"params":.*'
+    r'"tenant":"(?P<tenant>[^"\\]*)"\}'
+)
 
 
 class Forgotten(LookupError):
@@ -111,7 +127,7 @@ class TraceBuffer:
         """Return what is remembered, and a request of a key in it; raises Forgotten."""
         with self._lock:
             lines, has_forgotten = [self._engine_line, *self._lines], self._has_forgotten
-        recorded = Recorded("the history", enumerate(lines), lines.__getitem__, is_own=True)
+        recorded = Recorded("the history", enumerate(lines), lines.__getitem__, glance=_glance)
         begin_s = recorded.start_s if has_forgotten else None
 
         def is_allowed(one: Json) -> bool:
@@ -128,6 +144,22 @@ class TraceBuffer:
         if self._score.is_calibrated:
             return predictor(self._score.calibration.times)
         return usual_steps(recorded)
+
+
+def _glance(line: bytes) -> Json | None:
+    """Return what finds a request, from its line; None if it is another, or has odd letters."""
+    seen = _SEEN.fullmatch(line.decode())
+    if seen is None:
+        return None
+    return {
+        "request_id": int(seen["request_id"]),
+        "name": seen["name"],
+        "arrival_s": float(seen["arrival_s"]),
+        "finish_s": float(seen["finish_s"]),
+        "num_generated": [int(count) for count in seen["num_generated"].split(",") if count],
+        "num_prompt_tokens": int(seen["num_prompt_tokens"]),
+        "tenant": seen["tenant"],
+    }
 
 
 def _stood_in(record: Json) -> Json:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,7 +14,11 @@ from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
 from ridgeline.server.dialects.triton.routes import STREAM
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.turns import Turns
+from ridgeline.server.triton_grpc.bounds import check_parts
 from ridgeline.server.triton_grpc.local_http import Cut, LocalAnswer, asked
 from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
 from ridgeline.server.triton_grpc.translate import (
@@ -28,6 +33,9 @@ from ridgeline.server.triton_grpc.translate import (
 _MAX_STREAMS = 128  # calls on one connection at a time
 _GRACE_S = 2.0
 _DATA = b"data: "
+_SHORT_BYTES = 1 << 12  # of a message that is counted at once
+_NAMES = ("name", "version", "model_name", "model_version")  # which become a path
+_MOST_NAME_CHARS = 4096
 _PASSED = ("authorization", "x-api-key", "x-request-id", "traceparent")
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,9 +59,9 @@ class _Failed(Exception):
 class Translator:
     """The calls of Triton's service, each a request of the application's."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Ask ``app``, with its gate."""
-        self._app = app
+    def __init__(self, app: ASGIApp, gate: Gate, turns: Turns) -> None:
+        """Ask ``app``, which stands behind ``gate``; long messages are counted in ``turns``."""
+        self._app, self._gate, self._turns = app, gate, turns
 
     def handlers(self) -> dict[str, Any]:
         """Return the service's calls by name."""
@@ -74,7 +82,7 @@ class Translator:
         unary |= {name: self._about(ending, make) for name, ending, make in named}
         found: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
-                _aborting(call, f"{name}Request"), response_serializer=_serialized
+                self._aborting(call, f"{name}Request"), response_serializer=_serialized
             )
             for name, call in unary.items()
         }
@@ -132,7 +140,7 @@ class Translator:
         async def answer(data: bytes) -> None:
             request = CLASSES["ModelInferRequest"]()
             try:
-                request = _parsed("ModelInferRequest", data)
+                request = await self._parsed("ModelInferRequest", data, context)
                 async for response in self._answers(request, context):
                     await responses.put(made(infer_response=response))
             except (_Failed, Cut) as error:
@@ -178,8 +186,51 @@ class Translator:
         headers: Mapping[str, str] = {},
         body: bytes = b"",
     ) -> contextlib.AbstractAsyncContextManager[LocalAnswer]:
-        said = {name: value for name, value in context.invocation_metadata() if name in _PASSED}
-        return asked(self._app, method, path, {**said, **headers}, body)
+        return asked(self._app, method, path, {**_said(context), **headers}, body)
+
+    def _aborting(
+        self, call: Callable[[Any, Any], Awaitable[Any]], kind: str
+    ) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """Return a call that takes a message of this kind, and has a status if ``call`` fails."""
+
+        async def answer(data: bytes, context: Any) -> Any:
+            try:
+                return await call(await self._parsed(kind, data, context), context)
+            except _Failed as error:
+                await context.abort(error.code, str(error))
+            except Cut as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+        return answer
+
+    async def _parsed(self, kind: str, data: bytes, context: Any) -> Any:
+        """Return a message that is bounded. Raises _Failed."""
+        try:
+            return await self._bounded(kind, data, context)
+        except ApiError as error:
+            code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+            raise _Failed(code, str(error)) from None
+
+    async def _bounded(self, kind: str, data: bytes, context: Any) -> Any:
+        """Return a message; who sends long ones, or wrong ones, waits.
+
+        Raises ApiError if a key is missing or too much waits, and _Failed for a wrong message.
+        """
+        headers = {name.encode(): value.encode() for name, value in _said(context).items()}
+        is_long = len(data) > _SHORT_BYTES
+        try:
+            if is_long:
+                await self._gate.admit(headers, len(data))
+                await self._turns.run(partial(check_parts, kind, data))
+            else:
+                check_parts(kind, data)
+            return _with_short_names(CLASSES[kind].FromString(data))
+        except (DecodeError, ValueError) as error:
+            if not is_long:
+                await self._gate.admit(headers, len(data))
+            is_none = isinstance(error, DecodeError)
+            why = f"the message is not a {kind}" if is_none else str(error)
+            raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, why) from None
 
 
 async def _json(asking: contextlib.AbstractAsyncContextManager[LocalAnswer]) -> Any:
@@ -190,28 +241,17 @@ async def _json(asking: contextlib.AbstractAsyncContextManager[LocalAnswer]) -> 
         return json.loads(await answer.read())
 
 
-def _aborting(
-    call: Callable[[Any, Any], Awaitable[Any]], kind: str
-) -> Callable[[bytes, Any], Awaitable[Any]]:
-    """Return a call that takes a message of this kind, and has a status where ``call`` raises."""
-
-    async def answer(data: bytes, context: Any) -> Any:
-        try:
-            return await call(_parsed(kind, data), context)
-        except _Failed as error:
-            await context.abort(error.code, str(error))
-        except Cut as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-
-    return answer
+def _said(context: Any) -> dict[str, str]:
+    """Return the headers of a call that a request has, too."""
+    return {name: value for name, value in context.invocation_metadata() if name in _PASSED}
 
 
-def _parsed(kind: str, data: bytes) -> Any:
-    try:
-        return CLASSES[kind].FromString(data)
-    except DecodeError:
-        message = f"the message is not a {kind}"
-        raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, message) from None
+def _with_short_names(message: Any) -> Any:
+    """Return a message. Raises ValueError if a name in it is too long to be a path."""
+    for name in _NAMES:
+        if len(getattr(message, name, "")) > _MOST_NAME_CHARS:
+            raise ValueError(f"{name} may have at most {_MOST_NAME_CHARS} characters")
+    return message
 
 
 def _serialized(message: Any) -> bytes:
@@ -242,8 +282,11 @@ async def _events(answer: LocalAnswer) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(app: ASGIApp, options: ServeOptions) -> AsyncIterator[int]:
-    """Serve gRPC for as long as the block lasts; yield the port. Raises OSError if it is taken."""
+async def serving_grpc(app: ASGIApp, gate: Gate, options: ServeOptions) -> AsyncIterator[int]:
+    """Serve gRPC for as long as the block lasts; yield the port. Raises OSError if it is taken.
+
+    It asks ``app``, which stands behind ``gate``.
+    """
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),
@@ -252,7 +295,8 @@ async def serving_grpc(app: ASGIApp, options: ServeOptions) -> AsyncIterator[int
             ("grpc.max_send_message_length", -1),
         ]
     )
-    handlers = Translator(app).handlers()
+    turns = Turns(2, "messages", options.max_queued_requests, gate.pace)
+    handlers = Translator(app, gate, turns).handlers()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{host}:{options.grpc_port}"
@@ -271,3 +315,4 @@ async def serving_grpc(app: ASGIApp, options: ServeOptions) -> AsyncIterator[int
         yield port
     finally:
         await server.stop(_GRACE_S)
+        turns.close()

@@ -9,7 +9,6 @@ from typing import Any
 from ridgeline.server.dialects.triton.protocol import MAX_DIMENSIONS, MAX_TENSORS
 from ridgeline.server.dialects.triton.routes import LENGTH
 from ridgeline.server.dialects.triton.tensors import pack
-from ridgeline.server.http.json_body import MAX_PARTS, MAX_VALUES
 from ridgeline.server.triton_grpc.messages import CLASSES, DATA_TYPES
 
 EMPTY_LAST = "triton_enable_empty_final_response"  # asks for a last message without outputs
@@ -63,24 +62,12 @@ def infer_request(request: Any) -> tuple[dict[str, str], bytes]:
 
 
 def _check_numbers(request: Any) -> None:
-    """Raise ValueError for more than infer takes, before any of it is made into objects.
-
-    A few bytes of a message are a tensor, and 8 MB of them would take the event loop for seconds.
-    """
+    """Raise ValueError for more tensors or dimensions than infer takes: see ``bounds`` for all."""
     inputs, outputs = request.inputs, request.outputs
     if max(len(inputs), len(outputs)) > MAX_TENSORS:
         raise ValueError(f"a request may have at most {MAX_TENSORS} inputs, and as many outputs")
     if any(len(one.shape) > MAX_DIMENSIONS for one in inputs):
         raise ValueError(f"a tensor may have at most {MAX_DIMENSIONS} dimensions")
-    kinds = {*_CONTENTS.values(), *_NARROW}
-    num_values = sum(len(getattr(one.contents, kind)) for one in inputs for kind in kinds)
-    num_parts = sum(len(one.contents.bytes_contents) for one in inputs)
-    num_parts += sum(len(one.parameters) for one in (request, *inputs, *outputs))
-    if num_values > MAX_VALUES or num_parts > MAX_PARTS:
-        raise ValueError(
-            f"a request may have at most {MAX_VALUES} elements and parameters, of which at most "
-            f"{MAX_PARTS} are texts or parameters"
-        )
 
 
 def _elements(tensor: Any) -> list[Any]:

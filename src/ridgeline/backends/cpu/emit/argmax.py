@@ -44,8 +44,9 @@ from ridgeline.backends.cpu.emit.rows import ADD_BIAS, COPY, FLOATS, NORM, quant
 from ridgeline.backends.cpu.emit.threads import fetch_add
 from ridgeline.backends.cpu.layout.arguments import EXACT_AT, SHARE_BYTES
 from ridgeline.backends.cpu.layout.formats import TILE
+from ridgeline.backends.cpu.layout.row_split import ROW_BLOCK
 from ridgeline.backends.cpu.layout.sampling_table import ENTRY, ENTRY_BYTES, scratch_bytes
-from ridgeline.backends.cpu.layout.shapes import HEAD_TILES, ROW_BLOCK
+from ridgeline.backends.cpu.layout.shapes import HEAD_TILES
 
 # A row's argmax so far: value f32, non-finite flag f32, place i64: ~index, or 0 while there is
 # none. Of two the greater one wins, as tuples are compared: of equal logits the lowest index. The

@@ -5,9 +5,9 @@ Work is split between threads in one of three ways, by how many rows (tokens) th
 * **by output features**, up to 6 rows: every thread computes its share of each product's outputs
   for all rows, then steals some of what another has left; they wait for each other five times a
   layer. What is cheap - norms, quantising - each does for itself.
-* **mixed**, up to 16 rows: products by output features, all else by tokens, so they wait three or
-four times more. Each weight is still read once.
-* **by tokens**, from 17 on: a thread takes blocks of rows through a whole layer, its own, then
+* **mixed**, up to 16 rows, more with matrix tiles (``layout.row_split``): products by output
+features, all else by tokens, so they wait three or four times more. Each weight is still read once.
+* **by tokens**, beyond: a thread takes blocks of rows through a whole layer, its own, then
 steals what is left of others', and they wait for each other once a layer, when keys and values are
 in the cache.
 
@@ -56,13 +56,8 @@ from ridgeline.backends.cpu.emit.states import (
 from ridgeline.backends.cpu.emit.threads import BARRIER, STEP
 from ridgeline.backends.cpu.emit.tile_attention import TILE_SCORES, TILE_VALUES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS
-from ridgeline.backends.cpu.layout.shapes import (
-    MIXED_ROWS,
-    OUTPUT_SPLIT_ROWS,
-    TOKENS,
-    LayerKind,
-    Sizes,
-)
+from ridgeline.backends.cpu.layout.row_split import OUTPUT_SPLIT_ROWS
+from ridgeline.backends.cpu.layout.shapes import TOKENS, LayerKind, Sizes
 
 _BY_OUTPUTS, _MIXED, _BY_TOKENS, _HEAD, _INPUTS = (
     Kernel(name, STEP.parameters) for name in ("by_outputs", "mixed", "by_tokens", "head", "inputs")
@@ -98,9 +93,9 @@ def emit_step(module: object, sizes: Sizes, kinds: Sequence[str]) -> None:
         num_rows = words["num_rows"]
         with fn.when(num_rows <= OUTPUT_SPLIT_ROWS):
             _BY_OUTPUTS.call(fn, args=args, thread=thread)
-        with fn.when((num_rows > OUTPUT_SPLIT_ROWS) & (num_rows <= MIXED_ROWS)):
+        with fn.when((num_rows > OUTPUT_SPLIT_ROWS) & (num_rows <= sizes.mixed_rows)):
             _MIXED.call(fn, args=args, thread=thread)
-        with fn.when(num_rows > MIXED_ROWS):
+        with fn.when(num_rows > sizes.mixed_rows):
             _BY_TOKENS.call(fn, args=args, thread=thread)
         BARRIER.call(fn, sync=words["sync"], num_threads=words["num_threads"])
     _HEAD.call(fn, args=args, thread=thread)

@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ridgeline.arch.model import Attention
-from ridgeline.backends.cpu.layout import tile_rows
+from ridgeline.backends.cpu.layout import row_split, tile_rows
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
 from ridgeline.backends.cpu.layout.latent import LatentHeads
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
+from ridgeline.backends.cpu.layout.row_split import OUTPUT_SPLIT_ROWS, ROW_BLOCK
 from ridgeline.backends.cpu.layout.sampling_table import scratch_bytes
 
 TOKENS = 16  # per record
-OUTPUT_SPLIT_ROWS = 6  # most rows whose work is split by output features
-MIXED_ROWS = 16  # most rows whose work is split both ways; above, by tokens
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic
-ROW_BLOCK = 64  # most rows that a thread takes through a layer together (see ``Sizes.row_block``)
-_WIDE = 4096  # inputs of a product, for whose rows the second-level cache is small
 RANK_STEP = 4  # ranks of an adapter that are computed side by side
 HEAD_TILES = 8  # tiles of logits that are searched while they are in the nearest cache
 
@@ -409,14 +406,19 @@ class Sizes:
         return -(-self.max_lora_rank // RANK_STEP) * RANK_STEP * 4
 
     @property
-    def row_block(self) -> int:
-        """The most rows that a thread takes through a layer together.
+    def multiplies_by_tiles(self) -> bool:
+        """Whether products of at least 16 rows go by matrix tiles."""
+        return self.activations == "rows" and self.has_tiles
 
-        Rows of bytes are so quickly multiplied by tiles that more of them must share a weight.
-        """
-        if self.activations != "rows" or not self.has_tiles:
-            return ROW_BLOCK
-        return ROW_BLOCK * (4 if self.widest <= _WIDE else 2)  # what the second-level cache holds
+    @property
+    def mixed_rows(self) -> int:
+        """See ``row_split``."""
+        return row_split.mixed_rows(self.widest, by_tiles=self.multiplies_by_tiles)
+
+    @property
+    def row_block(self) -> int:
+        """See ``row_split``."""
+        return row_split.row_block(self.widest, by_tiles=self.multiplies_by_tiles)
 
     def local_offsets(self) -> dict[str, int]:
         """Return the offset of each buffer in a thread's local memory.
@@ -425,13 +427,9 @@ class Sizes:
         them the planes of probabilities, half as long.
         """
         lengths = {
-            "in_floats": self.widest * 4 + self.row_block * self.float_stride,
             "rotated": self.widest * 4,
-            "in_values": self.row_block * self.value_stride,
-            "in_act_scales": self.row_block * self.act_scales_stride,
-            "gated_floats": self.widest * 4 + self.row_block * self.float_stride,
-            "gated_values": self.row_block * self.value_stride,
-            "gated_act_scales": self.row_block * self.act_scales_stride,
+            **self._activation_bytes("in"),
+            **self._activation_bytes("gated"),
             "qkv": self.row_block * max(kind.qkv for kind in self.kinds) * 4,
             "y": self.row_block * self.hidden * 4,
             "gate_up": self.row_block * max(ffn.gate_up_stride for ffn in self.all_ffns),
@@ -453,6 +451,14 @@ class Sizes:
             at += -(-length // 4096) * 4096 + 64  # off the page grid: see gate_up_stride
         return offsets | {"scores": at}
 
+    def _activation_bytes(self, group: str) -> dict[str, int]:
+        """Return room for a block of rows of activations, before and after they are quantised."""
+        return {
+            f"{group}_floats": self.widest * 4 + self.row_block * self.float_stride,
+            f"{group}_values": self.row_block * self.value_stride,
+            f"{group}_act_scales": self.row_block * self.act_scales_stride,
+        }
+
     def _latent_bytes(self) -> dict[str, int]:
         """Return room for a group's absorbed queries, and for the latents that its tile saw."""
         shapes = [heads for heads in self.all_heads if heads.latent]
@@ -467,18 +473,12 @@ class Sizes:
         strides = [route_stride(one) for one in experts]
         dense = {"joined": self.hidden * 4} if any(kind.dense for kind in self.kinds) else {}
         if any(one.beside for one in experts):
-            dense |= {
-                "dense_floats": self.widest * 4 + self.row_block * self.float_stride,
-                "dense_values": self.row_block * self.value_stride,
-                "dense_act_scales": self.row_block * self.act_scales_stride,
-            }
+            dense |= self._activation_bytes("dense")
         return dense | {
             "routes": self.row_block * max(strides),
             "choice": max(choice_bytes(one) for one in experts),
             "picked": self.row_block * 4,
-            "gathered_floats": self.widest * 4 + self.row_block * self.float_stride,
-            "gathered_values": self.row_block * self.value_stride,
-            "gathered_act_scales": self.row_block * self.act_scales_stride,
+            **self._activation_bytes("gathered"),
             "expert_y": self.row_block * self.hidden * 4,
             "expert_sums": self.row_block * self.hidden * 4,
         }

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cpu.layout.model_weights import Weights
-from ridgeline.backends.cpu.layout.shapes import MIXED_ROWS, TOKENS, Sizes
+from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 from ridgeline.backends.interface import Traffic
 from ridgeline.core.records import StepRecord
 from ridgeline.physics.costs import (
@@ -50,7 +50,7 @@ def step_traffic(
     num_rows = sum(drawn)
     head = weights.proxy if weights.proxy and weights.prunes(num_rows) else weights.head
     without_output: list[tuple[int, int]] = []
-    if num_tokens > MIXED_ROWS:
+    if num_tokens > sizes.mixed_rows:
         pairs = zip(step.work, drawn, strict=True)
         without_output = [(start, n - num_drawn) for (_, start, n), num_drawn in pairs]
     last = arch.layers[-1]  # of which only keys, values and states are computed, for such tokens

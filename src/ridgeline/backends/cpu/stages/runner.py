@@ -158,13 +158,10 @@ class StagesRunner:
     Attributes:
         arch: the whole model.
         num_blocks: of the cache, on every stage.
-        looks_ahead: all stages but the last do.
         num_ahead: tokens that were there already when they were asked for.
         last: the runner of the last stage.
         stages: all others.
     """
-
-    looks_ahead = True
 
     def __init__(
         self, arch: ModelArch, last: CpuRunner, stages: Stages, max_model_len: int
