@@ -333,8 +333,9 @@ class Prompts:
         Raises ApiError.
         """
         deadline = body.deadline_by(deadline_header)
-        recommended = partial(with_recommended, self._text.generation_defaults)
-        params = body.params(recommended, self._text.vocab_size)
+        rules, make = self._rules(), partial(with_recommended, self._text.generation_defaults)
+        params_of = partial(rules.params_of, body) if rules else body.params
+        params = params_of(make, self._text.vocab_size)
         body.check_bounds(params, self._options)
         use = body.use if isinstance(body, ChatRequest) else None
         try:
@@ -383,8 +384,7 @@ class Prompts:
             continues = bool(body.continue_final_message)
             form = self._text.message_form(prompt, use, continues=continues)
         if wanted is None and not use:
-            rules = self._token_rules(params, narrows=body.narrows)
-            return Prepared(params, form, token_rules=rules)
+            return Prepared(params, form, token_rules=self._token_rules(params, body.narrows))
         param = wanted.param if wanted else "tools"
         if params.penalty_alpha:
             raise _bad(param, f"{param} cannot be used with penalty_alpha")
@@ -397,7 +397,7 @@ class Prompts:
             except ValueError as error:
                 raise _bad(str(error).split(" ")[0], str(error)) from None
         constraint = self._constraint(params, form, param, may_compile=may_compile)
-        rules = self._token_rules(params, narrows=body.narrows)
+        rules = self._token_rules(params, body.narrows)
         return Prepared(params, form, constraint, param, constraint.ignored, rules)
 
     def _constraint(
@@ -414,7 +414,7 @@ class Prompts:
         self._metrics.note_grammar(time.monotonic() - begin_s)
         return constraint
 
-    def _token_rules(self, params: SamplingParams, *, narrows: bool) -> TokenRules:
+    def _token_rules(self, params: SamplingParams, narrows: bool) -> TokenRules:
         """Return what the parameters say of tokens; making it may take a search of their texts.
 
         Raises ApiError as the lexicon does ValueError.

@@ -288,13 +288,11 @@ class Service:
         """
         self.check_queue(len(prompts))
         state, header = request.state, request.headers.get(HEADER)
-        if rules := self.rules():
-            rules.check_answer(body)
         prepared = await self.prompts.prepare(body, prompts, param, header, is_middle=is_middle)
         screen = await self.judged(request, body, prepared.prompts, param)
         if state.is_background and prepared.deadline:
             raise contradiction("deadline", "a batch cannot have a deadline")
-        params = rules.capped(prepared.params) if rules else prepared.params
+        rules, params = self.rules(), prepared.params
         if params.seed is None and state.seed is not None:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name

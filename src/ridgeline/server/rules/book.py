@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,13 +79,16 @@ class RuleBook:
         return found
 
 
-def features_of(body: Any) -> list[str]:
-    """Return what a request for an answer uses of what a key may be denied."""
+def features_of(body: Any, params: SamplingParams) -> list[str]:
+    """Return what a request for an answer uses of what a key may be denied.
+
+    ``params`` are those that were made of it: a route has its own names for the same.
+    """
     used = ["chat" if hasattr(body, "messages") else "completions"]
     used += ["stream"] if body.stream else []
     used += ["tools"] if getattr(body, "tools", None) else []
-    asks = body.logprobs not in (None, False) or body.prompt_logprobs is not None
-    return used + (["logprobs"] if asks else [])
+    tells = params.logprobs is not None or params.prompt_logprobs is not None
+    return used + (["logprobs"] if tells else [])
 
 
 class RequestRules:
@@ -109,16 +112,33 @@ class RequestRules:
         if not self.key.may_use(model):
             raise self._denied(f"the model {model[:80]!r}", "models", "model")
 
-    def check_answer(self, body: Any) -> None:
-        """Raise ApiError unless the key may use all that a request for an answer asks for."""
-        self.check_features(features_of(body))
+    def params_of(
+        self, body: Any, make: Callable[..., SamplingParams], vocab_size: int
+    ) -> SamplingParams:
+        """Return the parameters of a request for an answer, within what the key may have.
 
-    def capped(self, params: SamplingParams) -> SamplingParams:
-        """Return parameters with at most as many tokens as the key may have in an answer."""
+        Raises ApiError for those that cannot be, and for all that the key may not use.
+        """
+        params: SamplingParams = body.params(partial(self._limited, make), vocab_size)
+        self.check_features(features_of(body, params))
+        return params
+
+    def _limited(
+        self,
+        make: Callable[..., SamplingParams],
+        *,
+        max_tokens: int | None = None,
+        min_tokens: int = 0,
+        **others: Any,
+    ) -> SamplingParams:
+        """Make parameters with at most as many tokens as the key may have. Raises ValueError."""
         most = self.key.limits.get("max_tokens")
-        if most is None or (params.max_tokens is not None and params.max_tokens <= most):
-            return params
-        return replace(params, max_tokens=most)
+        if most is not None and min_tokens > most:
+            where = f"limits of [keys.{self.key.section}] in the rules"
+            message = f"answers to this key have at most {most} tokens: {where}"
+            raise ValueError(f"min_tokens is {min_tokens}: {message}")
+        longest = min((one for one in (max_tokens, most) if one is not None), default=None)
+        return make(max_tokens=longest, min_tokens=min_tokens, **others)
 
     def check_features(self, used: Collection[str]) -> None:
         """Raise ApiError unless the key may use these features."""
