@@ -12,6 +12,6 @@ questions = ["How do I bake bread?", "What do astronomers do?", "Who won the foo
 
 with LLM("all-minilm") as llm:
     for question in questions:
-        scores = llm.score(question, sentences)
+        scores = [out.outputs.score for out in llm.score(question, sentences)]
         best = max(range(len(sentences)), key=scores.__getitem__)
         print(f"{scores[best]:.2f}  {question}  {sentences[best]}")

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
         Logprob,
         PoolingRequestOutput,
         RequestOutput,
+        ScoringRequestOutput,
     )
+    from ridgeline.api.vllm.arguments import EngineArgs, FlexibleArgumentParser
     from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams
+    from ridgeline.api.vllm.params import SamplingParams
     from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
-    from ridgeline.core.params import SamplingParams
     from ridgeline.core.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -31,11 +33,14 @@ __all__ = [
     "Chunk",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "FlexibleArgumentParser",
     "LoRARequest",
     "Logprob",
     "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -44,9 +49,11 @@ __all__ = [
 _PLACES = {
     "BeamSearchOutput": "ridgeline.api.vllm.beams",
     "BeamSearchParams": "ridgeline.api.vllm.beams",
+    "EngineArgs": "ridgeline.api.vllm.arguments",
+    "FlexibleArgumentParser": "ridgeline.api.vllm.arguments",
     "LLM": "ridgeline.api.llm",
     "LoRARequest": "ridgeline.api.adapters",
-    "SamplingParams": "ridgeline.core.params",
+    "SamplingParams": "ridgeline.api.vllm.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
     "TextPrompt": "ridgeline.api.vllm.prompts",
     "TokensPrompt": "ridgeline.api.vllm.prompts",

@@ -22,11 +22,11 @@ def test_the_code_of_the_page_runs(
 ) -> None:
     from ridgeline import LLM
 
-    load = LLM.__init__
+    load, path = LLM.__init__, model
 
-    def small(self: LLM, name: str, **options: Any) -> None:
-        assert name == "smollm2"
-        load(self, model, **{"kv_cache_memory": "1MiB", "threads": 1} | options)
+    def small(self: LLM, model: str, **options: Any) -> None:
+        assert model == "smollm2"
+        load(self, path, **{"kv_cache_memory": "1MiB", "threads": 1} | options)
 
     monkeypatch.setattr(LLM, "__init__", small)
     names: dict[str, Any] = {}

@@ -138,16 +138,20 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_encoder(tmp_path_factory.mktemp("models") / "ranker", scores_pairs=True)
 
 
+def scores(llm: LLM, *texts: str | list[str]) -> list[float]:
+    return [out.outputs.score for out in llm.score(*texts)]
+
+
 def test_a_score_depends_on_its_pair_alone(ranker: Path) -> None:
     """Bit for bit; and on which text comes first, which a cosine does not."""
     with LLM(ranker, threads=1, **OPTIONS) as llm:
-        wanted = [llm.score("a quick fox", text)[0] for text in TEXTS]
-        assert llm.score("a quick fox", TEXTS * 5) == wanted * 5
-        assert llm.score(TEXTS, ["a quick fox"] * 4) != wanted
+        wanted = [scores(llm, "a quick fox", text)[0] for text in TEXTS]
+        assert scores(llm, "a quick fox", TEXTS * 5) == wanted * 5
+        assert scores(llm, TEXTS, ["a quick fox"] * 4) != wanted
         assert all(0 < score < 1 for score in wanted)
         assert len({*wanted}) > 1
     with LLM(ranker, threads=3, max_num_seqs=2, **OPTIONS) as llm:
-        assert llm.score("a quick fox", TEXTS * 3) == wanted * 3
+        assert scores(llm, "a quick fox", TEXTS * 3) == wanted * 3
 
 
 def test_the_second_text_is_of_another_type(ranker: Path) -> None:
@@ -171,7 +175,7 @@ def test_what_spells_a_control_token_is_text_in_a_pair(ranker: Path) -> None:
 
 def test_documents_are_ranked_by_their_scores(ranker: Path) -> None:
     with LLM(ranker, threads=1, **OPTIONS) as llm:
-        wanted = llm.score("a quick fox", TEXTS)
+        wanted = scores(llm, "a quick fox", TEXTS)
         num_tokens = sum(len(llm.text.encode_pair("a quick fox", text)) for text in TEXTS)
     with serving(ranker) as served:
         body = {"query": "a quick fox", "documents": TEXTS}

@@ -461,8 +461,12 @@ def test_what_vectors_refuse(llm: LLM) -> None:
         llm.embed([[5], [5, POISON, 6]])
 
 
+def scores(llm: LLM, *texts: str | list[str]) -> list[float]:
+    return [out.outputs.score for out in llm.score(*texts)]
+
+
 def test_scores_of_a_text_model_are_cosines(llm: LLM) -> None:
-    assert llm.score("dog", ["dog", "cat"])[0] == pytest.approx(1)
+    assert scores(llm, "dog", ["dog", "cat"])[0] == pytest.approx(1)
     one, other = (out.outputs.embedding for out in llm.embed(["dog", "cat"]))
     wanted = sum(a * b for a, b in zip(one, other, strict=True))
-    assert llm.score(["dog"], ["cat"]) == [pytest.approx(wanted, abs=1e-6)]
+    assert scores(llm, ["dog"], ["cat"]) == [pytest.approx(wanted, abs=1e-6)]

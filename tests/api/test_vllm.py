@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 import ridgeline
-from ridgeline import LLM, BeamSearchParams, SamplingParams, TextPrompt, TokensPrompt
+from ridgeline import (
+    LLM,
+    BeamSearchParams,
+    EngineArgs,
+    FlexibleArgumentParser,
+    SamplingParams,
+    TextPrompt,
+    TokensPrompt,
+)
 from ridgeline.api.running import requests
 from ridgeline.api.vllm.options import taken
 from ridgeline.engine_setup.progress import count_lines
@@ -174,6 +182,127 @@ def test_the_tokenizer_has_the_methods_that_people_call(llm: LLM) -> None:
     assert texts(llm.generate([ids], GREEDY)) == texts(llm.chat(CHAT, GREEDY))
 
 
+def test_the_tokenizer_knows_how_tokens_are_written(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    rows = tokenizer(["Hello", "there"])
+    assert rows["input_ids"] == [tokenizer("Hello")["input_ids"], tokenizer.encode("there")]
+    assert [len(row) for row in rows["attention_mask"]] == [len(r) for r in rows["input_ids"]]
+    assert tokenizer.batch_decode(rows["input_ids"]) == ["Hello", "there"]
+    assert tokenizer.eos_token is not None
+    assert tokenizer.convert_tokens_to_ids(tokenizer.eos_token) == tokenizer.eos_token_id
+    assert tokenizer.encode(tokenizer.eos_token, add_special_tokens=False) == [0]
+    ids = [*range(len(tokenizer)), len(tokenizer)]
+    written = tokenizer.convert_ids_to_tokens(ids)
+    assert isinstance(written, list)
+    assert written[-1] is None
+    assert tokenizer.convert_tokens_to_ids([w for w in written if w is not None]) == ids[:-1]
+    assert tokenizer.convert_tokens_to_ids("no such token") is None
+    assert tokenizer.get_vocab()[written[5] or ""] == tokenizer.convert_tokens_to_ids(written[5])
+    assert tokenizer.chat_template == llm.text.chat_template.source
+
+
+def test_parameters_are_changed_by_assignment_and_a_prompt_takes_a_copy(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    params.min_tokens = 3  # more than max_tokens is now, which comes next
+    params.max_tokens = 4
+    params.temperature = 0.0
+    params.stop = "never"
+    assert params.stop == ("never",)
+    copied = params.clone()
+    copied.n, copied.temperature, copied.seed = 2, 1.0, 5
+    assert (params.n, params.seed) == (1, None)
+    streaming = llm.stream("Hello", params)
+    params.max_tokens = 1
+    assert sum(chunk.token_id is not None for chunk in streaming) == 4
+    (out,) = llm.generate("Hello", copied, use_tqdm=False)
+    assert len(out.outputs) == 2
+    assert out.finished
+    with pytest.raises(ValueError, match="min_tokens is 3: over max_tokens 1"):
+        llm.generate("Hello", params)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("temperature", -1, "temperature is -1"),
+        ("n", 1.5, "n must be a whole number"),
+        ("stop", [3], "stop must be one or more non-empty strings"),
+        ("structured_outputs", 3, "structured_outputs must be StructuredOutputsParams"),
+    ],
+)
+def test_an_assigned_value_is_checked_at_once(name: str, value: Any, reason: str) -> None:
+    params = SamplingParams(max_tokens=3, seed=1)
+    with pytest.raises(ValueError, match=reason):
+        setattr(params, name, value)
+    assert params == SamplingParams(max_tokens=3, seed=1)
+
+
+def test_a_parameter_that_there_is_not_cannot_be_assigned() -> None:
+    with pytest.raises(AttributeError, match="SamplingParams has no 'max_token'"):
+        SamplingParams().max_token = 3  # type: ignore[attr-defined]
+
+
+def test_parameters_without_effect_are_taken() -> None:
+    made = SamplingParams.from_optional(
+        n=None, max_tokens=3, spaces_between_special_tokens=False, extra_args={"a": 1}
+    )
+    assert made == SamplingParams(max_tokens=3)
+    assert made != SamplingParams(max_tokens=4)
+
+
+def test_a_conversation_can_be_written_by_another_template(llm: LLM) -> None:
+    other = "{% for m in messages %}{{ m.content }}!{% endfor %}{{ mood }}"
+    (out,) = llm.chat(CHAT, GREEDY, chat_template=other, chat_template_kwargs={"mood": "so"})
+    assert out.prompt_token_ids == llm.tokenizer.encode("Hello!so")
+    (own,) = llm.chat(CHAT, GREEDY)
+    assert own.prompt_token_ids != out.prompt_token_ids
+    with pytest.raises(TypeError, match="chat_templates"):
+        llm.chat(CHAT, GREEDY, chat_templates=other)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="chat_template_content_format is 'xml'"):
+        llm.chat(CHAT, GREEDY, chat_template_content_format="xml")  # type: ignore[arg-type]
+
+
+def test_tools_are_an_argument(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    names = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}!"
+    for tools, written in (([tool, tool], "looklook!"), (None, "!")):
+        (out,) = llm.chat(CHAT, GREEDY, tools=tools, chat_template=names)
+        assert out.prompt_token_ids == llm.tokenizer.encode(written)
+
+
+def test_a_prefix_can_be_forgotten(llm: LLM) -> None:
+    ids = list(range(300, 340))
+    for forgets, cached in ((False, 0), (False, 32), (True, 0)):
+        if forgets:
+            assert llm.reset_prefix_cache()
+        (out,) = llm.generate([ids], GREEDY)
+        assert out.num_cached_tokens == cached
+    stream = llm.stream([*ids, 7], GREEDY)
+    next(stream)
+    with pytest.raises(RuntimeError, match="1 requests run"):
+        llm.reset_prefix_cache()
+    stream.close()
+
+
+def test_flags_of_a_program_become_options() -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.set_defaults(runner="pooling", enforce_eager=True)
+    typed = "--model m --max_model_len=64 --block-size 8 --no-enable-prefix-caching --dtype half"
+    found = taken(**_by_name(vars(parser.parse_args(typed.split()))))
+    assert found == (
+        "m",
+        {"max_model_len": 64, "block_size": 8, "enable_prefix_caching": False, "dtype": "auto"},
+        ["nothing here depends on enforce_eager, runner"],
+    )
+
+
+def _by_name(options: dict[str, Any]) -> dict[str, Any]:
+    rest = dict(
+        sorted(options.items(), key=lambda item: item[0] not in ("enforce_eager", "runner"))
+    )
+    return {"model": rest.pop("model"), "given": rest}
+
+
 def test_beams_come_by_vllms_names(llm: LLM) -> None:
     (found,) = llm.beam_search("Hello", BeamSearchParams(beam_width=3, max_tokens=5))
     ours = SamplingParams(use_beam_search=True, n=3, best_of=3, max_tokens=5, temperature=0)
@@ -193,6 +322,9 @@ def test_encode_returns_vectors(llm: LLM) -> None:
         out.outputs.embedding for out in embedded
     ]
     assert llm.get_default_sampling_params() == llm.default_params()
+    assert llm.encode("one", pooling_task="embed")[0].finished
+    with pytest.raises(ValueError, match="pooling_task is 'classify'"):
+        llm.encode("one", pooling_task="classify")
 
 
 def test_all_logprobs_are_a_distribution(llm: LLM) -> None:

@@ -92,7 +92,7 @@ def answers_of(
             vectors = [np.array(out.outputs.embedding) for out in found]
             return [Pooled(ids, None, row) for ids, row in zip(texts, vectors, strict=True)]
         pairs = pairs_of(texts)
-        scores = llm.score(*zip(*pairs, strict=True))
+        scores = [out.outputs.score for out in llm.score(*zip(*pairs, strict=True))]
     return [
         Pooled(*pair_ids(folder, pair), np.array([score]))
         for pair, score in zip(pairs, scores, strict=True)

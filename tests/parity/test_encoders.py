@@ -121,7 +121,7 @@ def test_random_cross_encoders(tmp_path: Path, name: str, backend: str) -> None:
     f32 = {"dtype": "f32"} if backend == "cpu" else {}
     query, documents = "w5 w9", ["w7", "w10 w11 w12 " * 9, "w5 w9", "w200 w17"]
     with LLM(tmp_path / "m", backend=backend, kv_cache_memory="8MiB", **f32) as llm:
-        found = llm.score(query, documents)
+        found = [out.outputs.score for out in llm.score(query, documents)]
         for text, score in zip(documents, found, strict=True):
             pair = theirs(query, text, return_token_type_ids=True)
             assert llm.text.encode_pair(query, text) == pair["input_ids"]

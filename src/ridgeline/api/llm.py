@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from ridgeline.api.outputs import (
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
 )
 from ridgeline.api.running.requests import AnyLoras, Chunks, Params, Requests, progress_bar
 from ridgeline.api.sleep import Sleep
@@ -36,6 +38,7 @@ from ridgeline.api.text_processor import (
     text_of,
 )
 from ridgeline.api.vectors import cosine, paired, shaped
+from ridgeline.api.vllm import params as vllm_params
 from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from ridgeline.api.vllm.options import UseTqdm, taken, wants_progress
 from ridgeline.api.vllm.tokenizer import TokenizerView
@@ -61,6 +64,8 @@ from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ridgeline.kv_disk.tier import Tier
+
+ContentFormat = Literal["auto", "string", "openai"]
 
 
 class LLM:
@@ -153,11 +158,11 @@ class LLM:
             caches.append(speculation.drafter.kv)
         return Sleep(self.engine, runners, caches)
 
-    def default_params(self, **changes: Any) -> SamplingParams:
+    def default_params(self, **changes: Any) -> vllm_params.SamplingParams:
         """Return the sampling that the model's files or its card recommend, with ``changes``."""
-        return self.text.default_params(**changes)
+        return vllm_params.assignable(self.text.default_params(**changes))
 
-    def get_default_sampling_params(self) -> SamplingParams:
+    def get_default_sampling_params(self) -> vllm_params.SamplingParams:
         """Return the recommended sampling, as ``default_params`` does; vLLM's name."""
         return self.default_params()
 
@@ -303,26 +308,51 @@ class LLM:
         return_errors: bool = False,
         progress: bool | None = None,
         use_tqdm: UseTqdm = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many.
 
-        ``template`` and ``chat_template_kwargs``, vLLM's name, are passed to the chat template.
+        Args:
+            messages: one conversation, or a list of them.
+            sampling_params: as for ``generate``, and so are ``lora_request``, ``return_errors``,
+                ``progress`` and ``use_tqdm``.
+            chat_template: jinja2 source in place of the model's own.
+            chat_template_content_format: "auto", "string" or "openai". It changes nothing: a
+                template shows in which form it reads content.
+            add_generation_prompt: end with the opening of the assistant's next message.
+            continue_final_message: go on with the last message instead.
+            tools: what the model may call, as OpenAI's API has them.
+            chat_template_kwargs: further values for the template, such as ``enable_thinking``.
 
         Raises:
             ValueError: as in ``generate``; or the model has no chat template, or it refuses.
         """
+        if chat_template_content_format not in get_args(ContentFormat):
+            known = ", ".join(get_args(ContentFormat))
+            raise ValueError(
+                f"chat_template_content_format is {chat_template_content_format!r}, not of {known}"
+            )
         one = not is_list(messages) or is_chat(messages)
         many: Sequence[Any] = [messages] if one else messages
         self.text.check_task(SamplingParams())
-        encode = partial(
-            self.text.chat_template.render_ids, **(template | dict(chat_template_kwargs or {}))
-        )
+        variables = dict(chat_template_kwargs or {}) | ({"tools": tools} if tools else {})
+        variables.setdefault("add_generation_prompt", add_generation_prompt)
+        variables.setdefault("continue_final_message", continue_final_message)
         params = self._requests.params_of_each(sampling_params, len(many))
-        asked = self._requests.submit(
-            many, encode, params, lora_request, is_many=not one, return_errors=return_errors
-        )
+        with self.text.chat_template.written_as(chat_template) as template:
+            asked = self._requests.submit(
+                many,
+                partial(template.render_ids, **variables),
+                params,
+                lora_request,
+                is_many=not one,
+                return_errors=return_errors,
+            )
         show = wants_progress(progress, use_tqdm)
         outputs = dict(self._requests.outputs(asked, [None] * len(many), show))
         return [outputs[i] for i in sorted(outputs)]
@@ -371,12 +401,18 @@ class LLM:
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],
         *,
+        pooling_task: str | None = None,
         use_tqdm: UseTqdm = None,
     ) -> list[PoolingRequestOutput]:
         """Return the vectors of texts as ``embed`` does, in vLLM's other form.
 
-        Raises ValueError and RuntimeError as ``embed`` does.
+        Raises ValueError and RuntimeError as ``embed`` does, and ValueError for a ``pooling_task``
+        that is not "embed".
         """
+        if pooling_task not in (None, "embed"):
+            raise ValueError(
+                f"pooling_task is {pooling_task!r:.80}: a text has one vector: 'embed'"
+            )
         return [
             PoolingRequestOutput(
                 out.request_id,
@@ -388,8 +424,13 @@ class LLM:
         ]
 
     def score(
-        self, text_1: str | Sequence[str], text_2: str | Sequence[str], progress: bool | None = None
-    ) -> list[float]:
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        progress: bool | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+    ) -> list[ScoringRequestOutput]:
         """Return how near texts are to each other: one to many, or each to the other's.
 
         A model with a classifier reads each pair together (a cross-encoder), and gives its score;
@@ -400,11 +441,17 @@ class LLM:
             RuntimeError: the model failed on a text; the message says why.
         """
         ones, others = ([x] if isinstance(x, str) else list(x) for x in (text_1, text_2))
-        pairs = paired(ones, others)
+        show = wants_progress(progress, use_tqdm)
+        scores = self._scores(paired(ones, others), show)
+        return [
+            ScoringRequestOutput(str(i), ScoringOutput(score)) for i, score in enumerate(scores)
+        ]
+
+    def _scores(self, pairs: Sequence[tuple[str, str]], progress: bool | None) -> list[float]:
         if self.text.has_scores:
             _, scores = self._vectors(pairs, lambda pair: self.text.encode_pair(*pair), progress)
             return [scores[i][0] for i in range(len(pairs))]
-        texts = list(dict.fromkeys((*ones, *others)))
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         _, rows = self._vectors(texts, self.text.encode_whole, progress)
         vectors = {text: rows[i] for i, text in enumerate(texts)}
         return [cosine(vectors[one], vectors[other]) for one, other in pairs]
@@ -466,6 +513,14 @@ class LLM:
         Raises ValueError if the backend cannot, and RuntimeError while prompts run.
         """
         return self._requests.alone(partial(self.sleeping.begin, level))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prefixes in memory; return True, as vLLM does.
+
+        Raises RuntimeError while prompts run.
+        """
+        self._requests.alone(self.sleeping.forget)
+        return True
 
     def wake_up(self, tags: object = None) -> None:
         """Be awake, as after any prompt; vLLM's name, which also knows parts by ``tags``."""

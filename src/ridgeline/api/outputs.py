@@ -62,6 +62,8 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         num_draft_tokens: tokens that were guessed, and verified beside one that was not.
         num_accepted_tokens: of these, the right ones.
+        finished: True; answers that grow are ``LLM.stream``'s.
+        metrics: None; ``--trace`` records where a request's time went.
     """
 
     request_id: int
@@ -72,6 +74,8 @@ class RequestOutput:
     num_cached_tokens: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    finished: bool = True
+    metrics: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,28 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     outputs: PoolingOutput
     num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How near two texts are to each other."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair of texts with its score, by vLLM's names.
+
+    Attributes:
+        request_id: the place of the pair, from "0".
+        outputs: the score.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
     finished: bool = True
 
 

@@ -45,19 +45,27 @@ class Sleep:
         """
         if level not in LEVELS:
             raise ValueError(f"level is {level!r}: 1 gives the cache back, 2 weights too")
-        if self._engine.requests:  # also paused ones, of which a draft model keeps its own
-            raise RuntimeError(f"{len(self._engine.requests)} requests run: it cannot sleep now")
+        self._check_idle()
         before_bytes = memory_of(os.getpid()).resident_bytes
         for runner in self._runners:  # one that cannot says so before anything is forgotten
             runner.give_back(weights=level > 1)
-        for cache in self._caches:
-            cache.forget()
+        self.forget()
         if level > 1:
             give_back()
         if not self.level:
             self._engine.listeners.append(self._on_record)
         self.level = level
         return max(0, before_bytes - memory_of(os.getpid()).resident_bytes)
+
+    def forget(self) -> None:
+        """Forget all prefixes that are in memory. Raises RuntimeError while requests run."""
+        self._check_idle()
+        for cache in self._caches:
+            cache.forget()
+
+    def _check_idle(self) -> None:
+        if num := len(self._engine.requests):  # also paused ones, of which a draft model has blocks
+            raise RuntimeError(f"{num} requests run: what they need cannot be forgotten now")
 
     def end(self) -> None:
         """Be awake; memory is taken again as it is needed."""

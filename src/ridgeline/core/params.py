@@ -97,7 +97,8 @@ class SamplingParams:
         include_stop_str_in_output: cut the text behind a stop string.
         skip_special_tokens: leave control tokens out of the text.
         truncate_prompt_tokens: keep the last tokens of a longer prompt; -1 keeps what fits.
-        guided_decoding: vLLM's older name of structured_outputs; its other two change nothing.
+        guided_decoding: vLLM's older name of structured_outputs. Of its other names detokenize,
+            output_kind, spaces_between_special_tokens and extra_args change nothing here.
     """
 
     n: int = 1
@@ -143,8 +144,10 @@ class SamplingParams:
     guided_decoding: InitVar[Any] = None
     detokenize: InitVar[bool] = True
     output_kind: InitVar[Any] = None
+    spaces_between_special_tokens: InitVar[bool] = True
+    extra_args: InitVar[Mapping[str, Any] | None] = None
 
-    def __post_init__(self, guided_decoding: Any, detokenize: bool, output_kind: Any) -> None:
+    def __post_init__(self, guided_decoding: Any, *without_effect: Any) -> None:
         if guided_decoding is not None:
             object.__setattr__(self, "structured_outputs", guided_decoding)
         for name, (low, high) in _RANGES.items():

@@ -19,6 +19,7 @@ from ridgeline.api.outputs import (
 )
 from ridgeline.api.running.loop import Events, Loop
 from ridgeline.api.text_processor import TextProcessor, cut
+from ridgeline.api.vllm.params import frozen
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Adapter, Request
@@ -143,7 +144,8 @@ class Requests:
     def params_of_each(self, sampling_params: Params, num_prompts: int) -> list[SamplingParams]:
         """Return the parameters of each prompt, given one for all, one for each, or none.
 
-        Raises ValueError if there is not one for each, or one is something else.
+        What is changed afterwards does not reach them. Raises ValueError if there is not one for
+        each, one is something else, or its values contradict each other.
         """
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self._text.default_params()] * num_prompts
@@ -154,7 +156,7 @@ class Requests:
         for sampling in params:
             if not isinstance(sampling, SamplingParams):
                 raise ValueError(f"sampling_params must be SamplingParams, not {sampling!r:.80}")
-        return params
+        return [frozen(sampling) for sampling in params]
 
     def chunks(self, requests: Mapping[int, Request], load: Load) -> Chunks:
         """Run the engine until these requests have ended."""

@@ -22,13 +22,15 @@ _RENAMED = {"kv_cache_memory_bytes": "kv_cache_memory"}
 _DROPPED = frozenset(
     {
         "async_scheduling", "attention_backend", "code_revision", "compilation_config",
-        "convert", "cpu_offload_gb", "cudagraph_capture_sizes", "disable_async_output_proc",
-        "disable_custom_all_reduce", "disable_log_stats", "disable_sliding_window", "download_dir",
-        "enable_chunked_prefill", "enforce_eager", "gpu_memory_utilization",
-        "guided_decoding_backend", "hf_token", "load_format", "max_loras", "max_logprobs",
-        "max_seq_len_to_capture", "quantization", "runner", "served_model_name",
-        "structured_outputs_config", "swap_space", "task", "tokenizer_mode", "tokenizer_revision",
-        "trust_remote_code", "use_tqdm_on_load", "worker_cls",
+        "config_format", "convert", "cpu_offload_gb", "cudagraph_capture_sizes",
+        "disable_async_output_proc", "disable_custom_all_reduce", "disable_log_stats",
+        "disable_sliding_window", "download_dir", "enable_chunked_prefill", "enable_sleep_mode",
+        "enforce_eager", "gpu_memory_utilization", "guided_decoding_backend", "hf_token",
+        "limit_mm_per_prompt", "load_format", "max_loras", "max_logprobs",
+        "max_seq_len_to_capture", "media_io_kwargs", "mm_encoder_tp_mode", "mm_processor_kwargs",
+        "model_loader_extra_config", "profiler_config", "quantization", "runner",
+        "served_model_name", "structured_outputs_config", "swap_space", "task", "tokenizer_mode",
+        "tokenizer_revision", "trust_remote_code", "use_tqdm_on_load", "worker_cls",
     }
 )  # fmt: skip
 # These would change what is computed: a value that changes nothing passes.
@@ -40,8 +42,12 @@ _ONE_VALUE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "hf_overrides": (({},), "a model is what its files say"),
     "generation_config": (("auto",), "give SamplingParams to ignore what a model recommends"),
     "skip_tokenizer_init": ((False,), "prompts may be token ids all the same"),
-    "limit_mm_per_prompt": (({},), "models read text alone"),
 }
+
+
+def vllm_options() -> list[str]:
+    """Return vLLM's names of options that are not the same here."""
+    return sorted({*_DROPPED, *_ONE_VALUE, *_RENAMED, "revision", "tokenizer"})
 
 
 def taken(model: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:

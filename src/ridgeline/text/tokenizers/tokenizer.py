@@ -267,6 +267,14 @@ class Tokenizer:
         wanted = spelling.encode()
         return next((i for i, content in self._added.items() if content == wanted), None)
 
+    def piece(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it (``Ġis`` for " is"); None if there is none."""
+        added: bytes | None = self._added.get(token_id)
+        if added is not None:
+            return added.decode()
+        pieces: Sequence[str | None] = self._pieces
+        return pieces[token_id] if 0 <= token_id < len(pieces) else None
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; ``b""`` for an id that is not a token.
 
