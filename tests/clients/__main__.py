@@ -70,6 +70,7 @@ PACKAGES = {  # what each client's environment has
         str(ROOT),
     ],
     "triton": ["tritonclient[grpc,http]==2.73.0", f"{ROOT}[grpc]"],
+    "vllm_examples": [str(ROOT)],
     **PYTHON,
     "agents": [],  # npm has them; each is skipped alone if it cannot be installed
     "vllm": [],  # its environment is that of the peers: pip knows where its torch is
