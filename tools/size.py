@@ -16,17 +16,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 TOPS = ("src", "tests", "tools", "peers")
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
 MAX_DOCUMENT_WIDTH = 120
 MAX_ROOM_FILES = 10  # at the top of a room, src/ridgeline/X; not below (docs/adr/0009)
 # Names that several classes of src have, with or without an underscore: most are what both compiled
-# backends have (a batch, its tables, its weights), or a protocol and what implements it.
-MAX_SHARED_NAMES = 10
+# backends have (a batch, its tables, its weights), a protocol and what implements it, or the public
+# form of a value and the core's own.
+MAX_SHARED_NAMES = 11
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
 # Directories and the most lines that all their .py files may have together (docs/adr/0006).
-BUDGETS = {"src/ridgeline/core": 3_060}
+BUDGETS = {"src/ridgeline/core": 3_400}
 
 
 def lines_now(root: Path) -> dict[str, int]:
