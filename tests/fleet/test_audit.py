@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ridgeline.server.audit.check import check, logs_in
+from ridgeline.server.audit.check import check, compare, logs_in
 from ridgeline.server.audit.lines import files_of, read_key
 from tests.fleet.test_router import ASK, routing
 from tests.server.serving import eventually
@@ -57,5 +57,9 @@ def test_each_server_has_a_log_and_each_request_one_line(folder: Path, tmp_path:
     assert {"bad0", "bad1"} <= {line.get("id") for line in events["router"]}
     assert {"r0", "r2", "bad2", "again"} <= {line.get("id") for line in events["a"]}
     checked = {name: check(path, files_of(path), read_key(key)) for name, path in found.items()}
+    compare([*checked.values()], [logs])
     assert {name: one.faults for name, one in checked.items()} == {"router": [], "a": [], "b": []}
+    of_servers = {one["folder"]: log for log, one in checked["router"].servers.items()}
+    assert of_servers == {checked[name].folder.name: checked[name].log for name in ("a", "b")}
+    assert {heads["log"]} == {checked["router"].log}
     assert ["killed" in note for note in checked["a"].notes] == [True]

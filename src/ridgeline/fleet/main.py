@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.backends import AUTO
 from ridgeline.engine_setup.home import default_home
@@ -25,6 +25,7 @@ from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.joined import Door, JoinedServer
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
+from ridgeline.fleet.servers.worker import Worker
 from ridgeline.machine import raise_file_limit
 from ridgeline.routing.scaling import Scaling
 from ridgeline.server.http.keys import Keys
@@ -90,6 +91,7 @@ class RunningFleet:
             silence_timeout_s=options.silence_timeout,
             shutdown_timeout_s=options.shutdown_timeout,
             write=log.line,
+            on_ready=_naming(audit) if audit else None,
         )
         is_open = options.fleet_key_file is not None
         self.door = Door(self._fleet_key, self._join, log.line) if is_open else None
@@ -208,6 +210,12 @@ class RunningFleet:
         from ridgeline.server.rules.file import read_rules
 
         return read_rules(self._options.rules, self.keys.labels)
+
+
+def _naming(audit: AuditLog) -> Callable[[Slot, Worker], Coroutine[Any, Any, None]]:
+    from ridgeline.fleet.audit import name_log  # routers without a log need not import this
+
+    return partial(name_log, audit)
 
 
 def route(models: Sequence[str], engine: Options, options: ServeOptions) -> None:

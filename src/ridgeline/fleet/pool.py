@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,7 @@ class Pool:
         silence_timeout_s: float,
         shutdown_timeout_s: float,
         write: Callable[[str], object],
+        on_ready: Callable[[Slot, Worker], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Begin with none.
 
@@ -65,9 +66,11 @@ class Pool:
             silence_timeout_s: the same, before its requests go to another server.
             shutdown_timeout_s: what running requests get at the end.
             write: takes the lines of the log, the models' own too.
+            on_ready: runs beside each server, from when it may have requests.
         """
         self.slots: dict[str, Slot] = {}
         self._options, self._flags, self._write = options, flags, write
+        self._on_ready = on_ready
         self.limits = limits
         self.adapters = SharedAdapters(options.adapters)
         self._keep_alive_s, self._shutdown_timeout_s = keep_alive_s, shutdown_timeout_s
@@ -431,9 +434,13 @@ class Pool:
         """Forget a server whose process ends by itself."""
 
         async def watch() -> None:
-            looking = asyncio.ensure_future(self._look_after(slot, worker))
+            beside = [asyncio.ensure_future(self._look_after(slot, worker))]
+            beside += (
+                [asyncio.ensure_future(self._on_ready(slot, worker))] if self._on_ready else []
+            )
             await worker.wait()
-            looking.cancel()
+            for one in beside:
+                one.cancel()
             await self._forget(slot, worker)
 
         self._later(watch())

@@ -15,8 +15,16 @@ import pytest
 
 from ridgeline.server.audit.check import CheckedLog, check, logs_in
 from ridgeline.server.audit.files import LogFiles
-from ridgeline.server.audit.lines import HEAD_FILE, START, LinePlace, digest_of, files_of, written
-from ridgeline.server.audit.lines import written_head as head_of
+from ridgeline.server.audit.lines import (
+    HEAD_FILE,
+    START,
+    Head,
+    LinePlace,
+    digest_of,
+    files_of,
+    written,
+    written_head,
+)
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 DAY_S = 86_400.0
@@ -50,6 +58,14 @@ def written_log(folder: Path, key: bytes = KEY, since_s: float = 0.0) -> str:
     files.close()
     assert len(files_of(folder)) == NUM_LINES // PER_FILE
     return files.end.digest
+
+
+def head_of(end: LinePlace, key: bytes, log: str = "") -> bytes:
+    return written_head(Head(end, log), key)
+
+
+def id_of(folder: Path) -> str:
+    return str(json.loads(lines_of(files_of(folder)[0])[0])["log"])
 
 
 def checked(folder: Path, key: bytes | None = KEY, head: str | None = None) -> CheckedLog:
@@ -101,7 +117,7 @@ def replaced(log: Path) -> None:
 
 def computed_again(log: Path, key: bytes) -> None:
     """Change a line, and all hashes that follow from it, and the head's."""
-    end = START
+    end, whose = START, id_of(log)
     for file in files_of(log):
         lines = []
         for line in lines_of(file):
@@ -112,7 +128,7 @@ def computed_again(log: Path, key: bytes) -> None:
             lines.append(written(fields, end, Clock()(), key))
             end = LinePlace(end.seq + 1, digest_of(lines[-1]))
         file.write_bytes(b"".join(lines))
-    (log / HEAD_FILE).write_bytes(head_of(end, key))
+    (log / HEAD_FILE).write_bytes(head_of(end, key, whose))
 
 
 def appended(log: Path) -> None:
@@ -213,6 +229,24 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "the first file removed": (
         lambda log: file_of(log, 0).unlink(),
         "6 lines are missing before",
+        False,
+    ),
+    "the last file renamed": (
+        lambda log: file_of(log, 4).rename(log / "audit-00000009.jsonl"),
+        "audit-00000009.jsonl was written as audit-00000004.jsonl: it was renamed",
+        False,
+    ),
+    "all files renamed": (
+        lambda log: [
+            one.rename(log / f"audit-{i + 7:08d}.jsonl")
+            for i, one in reversed([*enumerate(files_of(log))])
+        ],
+        "audit-00000007.jsonl was written as audit-00000000.jsonl: it was renamed",
+        False,
+    ),
+    "the head of another log": (
+        lambda log: (log / HEAD_FILE).write_bytes(head_of(LinePlace(28, "0" * 64), KEY, "another")),
+        "head.json is of the log another, and the files of ",
         False,
     ),
     "two files renamed": (lambda log: renamed(log, 1, 2), "6 lines are missing before it", False),
@@ -405,45 +439,6 @@ def test_two_do_not_write_one_log(log: Path) -> None:
         opened(log)
     files.close()
     opened(log).close()
-
-
-# --- rotation and retention -----------------------------------------------------------------------
-
-
-def test_each_day_has_a_file_and_old_ones_are_removed(tmp_path: Path) -> None:
-    clock = Clock()
-    files = opened(tmp_path, keep_s=3 * DAY_S, now_s=clock)
-    for _ in range(10):
-        files.keyed_hash("a")
-        files.append({"event": "request"})
-        files.append({"event": "request"})
-        clock.now_s += DAY_S
-    files.sync()
-    files.close()
-    assert [file.name[6:14] for file in files_of(tmp_path)] == [f"{i:08}" for i in range(6, 10)]
-    assert len(list(tmp_path.glob("*.key"))) == 4  # hashes of older days cannot be linked any more
-    found = checked(tmp_path)
-    assert found.faults == found.notes == []
-    files_of(tmp_path)[0].unlink()  # by somebody else
-    (fault,) = checked(tmp_path).faults
-    assert "lines are missing before" in fault
-
-
-def test_what_is_old_at_a_start_is_removed(tmp_path: Path) -> None:
-    clock = Clock()
-    for _ in range(2):
-        files = opened(tmp_path, now_s=clock)
-        files.append({"event": "request"})
-        files.sync()
-        files.close()
-        clock.now_s += DAY_S
-    clock.now_s += 400 * DAY_S
-    files = opened(tmp_path, now_s=clock)
-    files.append({"event": "request"})
-    files.sync()
-    files.close()
-    assert len(files_of(tmp_path)) == 1
-    assert checked(tmp_path).faults == []
 
 
 # --- disks that fail ------------------------------------------------------------------------------

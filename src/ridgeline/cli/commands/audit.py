@@ -43,7 +43,11 @@ def verify_command(
     ] = None,
 ) -> None:
     """Say whether a log is as it was written, or where it is not; exit with 1 if it is not."""
-    from ridgeline.server.audit.check import check, logs_in  # this would slow other commands
+    from ridgeline.server.audit.check import (
+        check,
+        compare,
+        logs_in,
+    )  # this would slow other commands
     from ridgeline.server.audit.lines import read_key
     from ridgeline.server.audit.opened import KEY_FILE
 
@@ -53,6 +57,7 @@ def verify_command(
     key_file = key or default_home() / KEY_FILE
     signs = read_key(key_file) if key or key_file.exists() else None
     checked = [check(folder, of_log, signs, head) for folder, of_log in found.items()]
+    compare(checked, [path for path in files if path.is_dir()])
     for log in checked:
         _report(log)
     if signs is None:
@@ -66,6 +71,7 @@ def verify_command(
 
 def _report(log: CheckedLog) -> None:
     span = f", from {log.since} to {log.until}" if log.num_lines else ""
+    span += f", log {log.log}" if log.log else ""
     print(
         f"{log.folder}: {_count(log.num_lines, 'line')} in {_count(log.num_files, 'file')}, "
         f"{_count(log.num_requests, 'request')}{span}"

@@ -24,6 +24,11 @@ _OF_ROUTER = (  # flags that are not for its models: only it can reach them, and
 )
 
 
+def own_name(name: str, number: int) -> str:
+    """Return what the files are called that a server of a model has for itself."""
+    return f"{folder_name(name)}-{number}"
+
+
 class ServerFlags:
     """What a router's flags are for its servers."""
 
@@ -55,7 +60,7 @@ class ServerFlags:
         ``number`` is which server of its model it is, and ``start`` how often it was started
         before: a trace that has ended stays.
         """
-        own = f"{folder_name(name)}-{number}"
+        own = own_name(name, number)
         variables = dict(self._variables)
         if self._audit:
             variables["RIDGELINE_AUDIT"] = str(self._audit / own)

@@ -165,6 +165,11 @@ class Worker:
             answer = await self.client.get("/health", headers=self._own())
         return answer.headers.get(FINGERPRINT.decode(), "")
 
+    async def log_id(self) -> str:
+        """Return the id of its audit log, nothing if it has none. Raises httpx2.HTTPError."""
+        answer = await self.client.get("/v1/audit/head", headers=self._own())
+        return str(json_of(answer)["log"]) if answer.is_success else ""
+
     async def send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; return its answer once it begins. Raises httpx2.TransportError.
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ridgeline.server.audit.lines import (
     HEAD_FILE,
     START,
+    Head,
     LinePlace,
+    data_of,
     digest_of,
+    file_name,
     files_of,
     is_signed,
     number_of,
@@ -31,6 +35,8 @@ class CheckedLog:
         num_requests: lines that are about a request.
         since: the time of the first line; ``until``: of the last.
         head: the last line.
+        log: its id; empty for one that an earlier version has written.
+        servers: what a router's log says of the logs of its servers, by their ids.
         faults: what is not as it was written, in order.
         notes: what is, and is worth knowing.
     """
@@ -42,6 +48,8 @@ class CheckedLog:
     since: str = ""
     until: str = ""
     head: LinePlace = START
+    log: str = ""
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -82,6 +90,47 @@ def check(
     return _Checker(folder, files, key, head).check()
 
 
+def compare(logs: Sequence[CheckedLog], searched: Sequence[Path]) -> None:
+    """Add to checked logs what is wrong with them beside each other.
+
+    Each must be in one place only, and those that a router's log names in their folders beside it,
+    if these were ``searched``.
+    """
+    places: dict[str, list[CheckedLog]] = {}
+    for one in logs:
+        places.setdefault(one.log, []).append(one)
+    for each in (found for log, found in places.items() if log and len(found) > 1):
+        for one in each:
+            others = ", ".join(str(other.folder) for other in each if other is not one)
+            one.faults.append(f"this is the log {one.log}, and so is {others}: one is a copy")
+    for router in (one for one in logs if one.servers):
+        beside = router.folder.parent
+        are_all = any(one.resolve() in router.folder.resolve().parents for one in searched)
+        for log, said in router.servers.items():
+            _compare_named(router, beside, said, places.get(log, []), are_all=are_all)
+
+
+def _compare_named(
+    router: CheckedLog,
+    beside: Path,
+    said: dict[str, Any],
+    found: Sequence[CheckedLog],
+    *,
+    are_all: bool,
+) -> None:
+    """Compare a log that a router has named with where it was found."""
+    named = f"the log {said.get('server_log')} of the server {said.get('server')}"
+    folder = said.get("folder")
+    if not found and (folder is None or not are_all):
+        where = "of another machine" if folder is None else f"in {beside / str(folder)}"
+        router.notes.append(f"{named}, {where}, is not among these")
+    elif not found:
+        router.faults.append(f"{named} is not in {beside}: it was removed, or replaced by another")
+    elif folder is not None and all(one.folder.name != folder for one in found):
+        others = ", ".join(str(one.folder) for one in found)
+        router.faults.append(f"{named} is in {others}, and was written in {folder}")
+
+
 class _Checker:
     def __init__(
         self, folder: Path, files: Sequence[Path], key: bytes | None, head: str | None
@@ -94,7 +143,8 @@ class _Checker:
         self._removed: list[LinePlace] = []  # ends of what the server has removed
         self._is_changed = False  # the line before, which was said
         self._has_wanted, self._is_running = head is None, False
-        self._kept: LinePlace | None = None  # where the log ended when the server last said so
+        self._is_unnamed = False  # lines of an earlier version were there, which name no log
+        self._kept: Head | None = None  # where the log ended when the server last said so
 
     def check(self) -> CheckedLog:
         has_end = not self._all or self._files[-1:] == self._all[-1:]
@@ -111,6 +161,11 @@ class _Checker:
             self._fault(f"no line has the hash {self._wanted}: it is missing, or was changed")
         if self._before:
             self._log.head = self._before
+        if self._is_unnamed:
+            self._log.notes.append(
+                "an earlier version began it, whose lines do not say of which log they are: that "
+                "these are another server's would not be noticed"
+            )
         return self._log
 
     def _fault(self, text: str) -> None:
@@ -120,19 +175,26 @@ class _Checker:
 
     def _check_file(self, file: Path, *, is_last: bool) -> None:
         """Check the lines of a file; pieces that are not lines must be marked by the next one."""
-        broken, begin = bytearray(), 0
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                fields = read(line) if line.endswith(b"\n") else None
-                if fields is None:
-                    begin = begin or number
-                    broken += line
-                    continue
-                if broken:
-                    self._check_torn(f"{file}:{begin}", bytes(broken), fields)
-                    broken.clear()
-                    begin = 0
-                self._check_line(f"{file}:{number}", line, fields)
+        broken, begin, is_first = bytearray(), 0, True
+        try:
+            lines = BytesIO(data_of(file))
+        except OSError as error:
+            self._fault(f"{file} cannot be read: {error.strerror or error}")
+            return
+        for number, line in enumerate(lines, start=1):
+            fields = read(line) if line.endswith(b"\n") else None
+            if fields is None:
+                begin = begin or number
+                broken += line
+                continue
+            if broken:
+                self._check_torn(f"{file}:{begin}", bytes(broken), fields)
+                broken.clear()
+                begin = 0
+            is_changed = self._check_line(f"{file}:{number}", line, fields)
+            if is_first and not is_changed:
+                self._check_whose(file, fields)
+            is_first = False
         if broken and is_last:
             self._log.notes.append(
                 f"{file}:{begin} is not whole: it is being written, or the server was killed; its "
@@ -150,7 +212,23 @@ class _Checker:
         else:
             self._fault(f"{where} is not a line of an audit log")
 
-    def _check_line(self, where: str, line: bytes, fields: dict[str, Any]) -> None:
+    def _check_whose(self, file: Path, first: dict[str, Any]) -> None:
+        """Check that a file is of the same log as those before it, and has its own number."""
+        said, number, log = first.get("log"), first.get("file"), self._log
+        if "file" not in first:
+            self._is_unnamed = True
+            if log.log:
+                self._fault(f"{file} does not say of which log it is, as files before it do")
+            return
+        if log.log and said != log.log:
+            self._fault(f"{file} is of the log {said}, and files before it of {log.log}")
+        if number != number_of(file):
+            was = file_name(number) if isinstance(number, int) else f"file {number}"
+            self._fault(f"{file} was written as {was}: it was renamed")
+        log.log = log.log or str(said)
+
+    def _check_line(self, where: str, line: bytes, fields: dict[str, Any]) -> bool:
+        """Check a line behind the one before it; return whether it was changed."""
         log, place = self._log, LinePlace(fields["seq"], digest_of(line))
         is_changed = self._key is not None and not is_signed(line, self._key)
         if is_changed:
@@ -161,7 +239,8 @@ class _Checker:
             self._check_order(where, self._before, fields)
         self._before, self._is_changed = place, is_changed
         self._has_wanted |= place.digest == self._wanted
-        if self._kept and self._kept.seq == place.seq and self._kept.digest != place.digest:
+        kept = self._kept.place if self._kept else START
+        if kept.seq == place.seq and kept.digest != place.digest:
             self._fault(f"{where} is not the line that {HEAD_FILE} has")
         log.num_lines += 1
         log.num_requests += fields.get("event") == "request"
@@ -169,6 +248,7 @@ class _Checker:
         log.until = fields["time"]
         if not is_changed:
             self._take_event(where, fields)
+        return is_changed
 
     def _check_order(self, where: str, before: LinePlace, fields: dict[str, Any]) -> None:
         num_missing = fields["seq"] - before.seq - 1
@@ -197,6 +277,13 @@ class _Checker:
             self._fault(f"{where}: when the server started, {fields.get('why')}")
         elif event == "removed":
             self._removed.append(LinePlace(fields.get("last", -1), fields.get("head", "")))
+        elif event == "named":
+            self._is_unnamed, log.log = True, log.log or str(fields.get("log"))
+        listed = fields.get("servers")
+        named = [*(listed if isinstance(listed, list) else ()), fields]
+        for one in named:
+            if isinstance(one, dict) and isinstance(one.get("server_log"), str):
+                log.servers[one["server_log"]] = one
 
     # --- both ends -----------------------------------------------------------------------------
 
@@ -222,8 +309,13 @@ class _Checker:
                 self._fault(f"{error}; without it, lines may be missing at the end")
 
     def _check_end(self) -> None:
-        last, kept = self._before or START, self._kept
-        if kept is not None and kept.seq > last.seq:
+        if self._kept is None:
+            return
+        (kept, log), last = self._kept, self._before or START
+        if kept.seq > last.seq:
             num = kept.seq - last.seq
             lines = "line is" if num == 1 else "lines are"
             self._fault(f"{num} {lines} missing at the end: {HEAD_FILE} has line {kept.seq}")
+        if self._log.num_lines and log != self._log.log:
+            self._fault(f"{HEAD_FILE} is of the log {log}, and the files of {self._log.log}")
+        self._log.log = self._log.log or log

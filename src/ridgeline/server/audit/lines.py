@@ -2,15 +2,20 @@
 
 A line is JSON. ``before`` is the SHA-256 of the line before it, and ``mac``, its last field, an
 HMAC-SHA256 of all that stands before it under the log's key. Without the key
-nobody can write or change a line; with it both are noticed. This module writes only a new key.
+nobody can write or change a line; with it both are noticed. The first line of a file also has the
+log's id and the file's number, so that neither can take the place of another. This module writes
+only a new key.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import secrets
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +41,13 @@ class LinePlace(NamedTuple):
 START = LinePlace(-1, FIRST)
 
 
+class Head(NamedTuple):
+    """Where a log ends, and its id; that is empty if an earlier version has written it."""
+
+    place: LinePlace
+    log: str
+
+
 def files_of(folder: Path) -> list[Path]:
     """Return the files of a log, in order."""
     return sorted(one for one in folder.glob(f"{_PREFIX}*{_SUFFIX}") if number_of(one) is not None)
@@ -50,6 +62,18 @@ def number_of(file: Path) -> int | None:
     """Return the number of a log's file; None if it is none."""
     digits = file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
     return int(digits) if digits.isdecimal() and file.name == file_name(int(digits)) else None
+
+
+def data_of(file: Path) -> bytes:
+    """Return what a file has. Raises OSError, also for a pipe or a device: those may never end."""
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+        with open(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
 
 
 def written_time(now_s: float) -> str:
@@ -87,28 +111,30 @@ def read(line: bytes) -> dict[str, Any] | None:
     return fields if is_whole else None
 
 
-def written_head(place: LinePlace, key: bytes) -> bytes:
+def written_head(head: Head, key: bytes) -> bytes:
     """Return the content of the file that says where a log ends."""
-    said = {"seq": place.seq, "head": place.digest, "mac": _mac(_said(place), key).decode()}
+    said: dict[str, Any] = {"seq": head.place.seq, "head": head.place.digest}
+    said |= {"log": head.log, "mac": _mac(_said(head), key).decode()}
     return json.dumps(said).encode().ljust(_HEAD_BYTES - 1) + b"\n"
 
 
-def read_head(folder: Path, key: bytes | None) -> LinePlace:
+def read_head(folder: Path, key: bytes | None) -> Head:
     """Return where a log ended when that was last written.
 
     Raises ValueError if nothing says so, or not with this key.
     """
     file = folder / HEAD_FILE
     try:
-        said = json.loads(file.read_bytes())
+        said = json.loads(data_of(file))
         place, mac = LinePlace(int(said["seq"]), str(said["head"])), str(said["mac"])
-    except OSError:
+        head = Head(place, str(said.get("log", "")))
+    except FileNotFoundError:
         raise ValueError(f"{file} is missing: it says where the log ends") from None
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         raise ValueError(f"{file} cannot be read: it says where the log ends") from None
-    if key is not None and not hmac.compare_digest(mac.encode(), _mac(_said(place), key)):
+    if key is not None and not hmac.compare_digest(mac.encode(), _mac(_said(head), key)):
         raise ValueError(f"{file} was changed, or written with another key")
-    return place
+    return head
 
 
 def key_of(file: Path) -> bytes:
@@ -135,5 +161,6 @@ def _mac(body: bytes, key: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-def _said(place: LinePlace) -> bytes:
-    return f"head {place.seq} {place.digest}".encode()
+def _said(head: Head) -> bytes:
+    said = f"head {head.place.seq} {head.place.digest}"
+    return (f"{said} {head.log}" if head.log else said).encode()

@@ -74,7 +74,8 @@ class AuditLog:
     def head(self) -> dict[str, Any]:
         """Return where the log ends: with a copy elsewhere, a missing end is noticed."""
         place = self._files.synced
-        said = {"seq": place.seq, "head": place.digest, "lost": self.num_lost}
+        said = {"log": self._files.id, "seq": place.seq, "head": place.digest}
+        said |= {"lost": self.num_lost}
         return said | ({"trouble": self.trouble} if self.trouble else {})
 
     def loss(self) -> str | None:
