@@ -67,6 +67,19 @@ def test_a_state_is_like_itself_whatever_its_length() -> None:
     ] == pytest.approx(1, abs=1e-5)
 
 
+def test_copies_of_a_step_are_made_once_for_all_its_parts() -> None:
+    """A runner of stages gives them to the first part alone, whichever items that has."""
+    told, other = text(7), text(8)
+    told[10] = told[9]  # which it is like: that one is in the block that is copied
+    (alone,) = compare(HiddenStates(8, BLOCK, HIDDEN), [(item(0, told, (0, 1, 2)), told)]).values()
+    states = HiddenStates(16, BLOCK, HIDDEN)
+    compare(states, [(item(0, told[:-1], (9, 2, 12)), told[:-1])])
+    plain = item(0, other, (1, 3, 4))._replace(similar=False)
+    assert compare(states, [(plain, other)], copies=((12, 5),)) == {}
+    found = compare(states, [(item(len(told) - 1, told[-1:], (9, 2, 5)), told[-1:])])
+    assert found == {0: alone}
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11])
 def test_the_same_in_pieces_and_beside_others(size: int) -> None:
     """Bit for bit: with any cut, table, neighbour and order."""

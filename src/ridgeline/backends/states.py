@@ -40,11 +40,11 @@ class HiddenStates:
         ``hidden`` returns the final states, normed, ``[tokens, channels]``, of tokens of the step;
         they are numbered in the order of its work.
         """
+        self._copy(step.copies)
         if not any(item.similar for item in step.work):
             return output
         if not len(self._by_block):
             self._by_block = np.zeros(self._shape, np.float32)
-        self._copy(step)
         for item, end in zip(step.work, accumulate(len(w.tokens) for w in step.work), strict=True):
             if item.similar:
                 self._keep(item, hidden(range(end - len(item.tokens), end)))
@@ -52,12 +52,10 @@ class HiddenStates:
         similarities = self._similarities([step.work[i] for i in compared]) if compared else []
         return output._replace(similarity=dict(zip(compared, similarities, strict=True)))
 
-    def _copy(self, step: Step) -> None:
-        """Copy the blocks that a step copies, as far as its ``similar`` items have them."""
-        held = {block for item in step.work if item.similar for block in item.table}
-        pairs = [pair for pair in step.copies if pair[1] in held]
-        if pairs:
-            old, new = map(list, zip(*pairs, strict=True))
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, whoever has them: the first of a step's parts is given the copies of all."""
+        if copies and len(self._by_block):
+            old, new = map(list, zip(*copies, strict=True))
             self._by_block[new] = self._by_block[old]
 
     def _keep(self, item: Work, hidden: NDArray[np.float32]) -> None:
