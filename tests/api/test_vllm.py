@@ -25,6 +25,7 @@ from ridgeline.api.running import requests
 from ridgeline.api.vllm.options import taken
 from ridgeline.engine_setup.progress import count_lines
 from tests.api.test_llm import GREEDY, assert_idle, model  # noqa: F401  (a fixture)
+from tests.waiting import PATIENCE_S
 
 SMALL: dict[str, Any] = {"kv_cache_memory": "1MiB", "threads": 1}
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -452,4 +453,4 @@ def test_dir_shows_what_there_is_and_imports_nothing() -> None:
         "assert 'numpy' not in sys.modules; "
         "assert all(getattr(ridgeline, name) for name in ridgeline.__all__)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -15,6 +15,7 @@ from ridgeline.bench.compare import compare_rows, differences, unique_labels
 from ridgeline.bench.load.stats import DEFINITIONS, LATENCIES, Outcome, parse_limits, summarise
 from ridgeline.bench.result_names import LATENCIES as NAMES
 from ridgeline.bench.result_names import NOTES, Result, read_results
+from tests.waiting import PATIENCE_S
 
 DATA = Path(__file__).parents[1] / "data" / "results"
 
@@ -34,7 +35,7 @@ def own(path: Path) -> Path:
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "ridgeline"), "bench", "compare", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize(

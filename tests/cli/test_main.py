@@ -21,9 +21,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cli.commands import repl
 from ridgeline.hub.short_names import SHORT_NAMES
 from tests.api.test_llm import write_model
+from tests.waiting import PATIENCE_S, started
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
-TIMEOUT_S = 300
 
 
 def ridgeline(
@@ -31,7 +31,7 @@ def ridgeline(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(RIDGELINE), *arguments], input=stdin, capture_output=True, text=True,
-        encoding="utf-8", env=os.environ | environment, timeout=TIMEOUT_S, check=False,
+        encoding="utf-8", env=os.environ | environment, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ sys.meta_path.insert(0, Interrupter)
     done = subprocess.run(
         [str(RIDGELINE), "run", "smolm2", "x"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -140,7 +140,7 @@ def test_too_little_memory_to_import_the_program_is_one_line(
 def test_ctrl_c_while_kernels_compile_says_what_is_next(tmp_path: Path) -> None:
     command = [str(RIDGELINE), "run", str(write_model(tmp_path / "tiny")), "x", "--raw"]
     environ = os.environ | {"RIDGELINE_HOME": str(tmp_path / "home")}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, env=environ, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         while "compiling kernels" not in (line := process.stderr.readline()):
             assert line, "it ended"
@@ -155,7 +155,7 @@ def test_a_shells_wish_to_ignore_ctrl_c_is_kept() -> None:
     main = "from ridgeline.__main__ import main; sys.argv[1:] = ['--version'];"
     check = "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
     code = f"{ignore}{main}\ntry: main()\nexcept SystemExit: {check}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("home", ["/proc/nowhere", os.devnull])
@@ -181,7 +181,7 @@ def test_where_kernels_cannot_be_kept_it_is_said_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, str(write_model(tmp_path / "random"))],
         env=os.environ | {"RIDGELINE_HOME": str(home)},
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.stdout == "1\n1\n", done.stderr
     assert done.stderr.count(f"neither kernels nor packed weights can be kept in {home}") == 1
@@ -353,7 +353,7 @@ def test_a_locale_of_ascii_reads_all_and_shows_what_it_can(locale: dict[str, str
 
 def test_an_argument_that_is_no_text_is_named() -> None:
     command: list[str | bytes] = [str(RIDGELINE), "run", "smollm2", b"caf\xe9"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "'caf\\udce9' is not UTF-8" in done.stderr
 
@@ -371,8 +371,8 @@ def test_standard_input_stands_behind_the_prompt() -> None:
 def test_standard_input_that_stays_silent_is_not_waited_for_for_ever() -> None:
     command = [str(RIDGELINE), "run", "smollm2", "The capital of France is", *GREEDY]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as silent:
-        assert silent.wait(TIMEOUT_S) == 0  # while its standard input is open
+    with started(command, stdin=pipe, stdout=pipe, stderr=pipe) as silent:
+        assert silent.wait(PATIENCE_S) == 0  # while its standard input is open
         assert silent.stdout is not None
         assert silent.stderr is not None
         assert silent.stdout.read().startswith(" Paris.")
@@ -383,7 +383,7 @@ def test_standard_input_that_stays_silent_is_not_waited_for_for_ever() -> None:
 def test_without_any_prompt_the_way_out_is_named(is_closed: bool) -> None:
     command = f"exec {RIDGELINE} run smollm2 " + ("<&-" if is_closed else "</dev/null")
     done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 2
     assert "give a PROMPT" in done.stderr
@@ -393,7 +393,7 @@ def test_without_any_prompt_the_way_out_is_named(is_closed: bool) -> None:
 def test_endless_input_is_refused() -> None:
     done = subprocess.run(
         f"yes | {RIDGELINE} run smollm2 x", shell=True, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
+        timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "standard input has more than" in done.stderr
@@ -487,7 +487,7 @@ class Terminal:
         os.write(self.fd, b"\x03")
 
     def wait_for(self, pattern: str) -> None:
-        end_s = time.monotonic() + TIMEOUT_S
+        end_s = time.monotonic() + PATIENCE_S
         while not re.search(pattern, self.seen):
             left_s = end_s - time.monotonic()
             ready, _, _ = select.select([self.fd], [], [], max(0.0, left_s))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.cli.test_main import ridgeline
+from tests.waiting import PATIENCE_S, connected, started
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 FLAGS = ["--kv-cache-memory", "1MiB", "--threads", "1"]
@@ -29,13 +29,13 @@ def shell(words: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
 def test_run_answers_without_a_standard_error(model: Path, closed: str) -> None:  # noqa: F811
     command = shell(closed, "run", str(model), "hello", "--max-tokens", "3", *FLAGS)
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE_S, check=False)
     assert (done.returncode, bool(done.stdout)) == (0, ">&- 2" not in closed)
 
 
 def test_an_error_without_a_standard_error_is_a_status(tmp_path: Path) -> None:
     command = shell("2>&-", "run", str(tmp_path / "nothing.gguf"), "hello")
-    assert subprocess.run(command, timeout=120, check=False).returncode == 1
+    assert subprocess.run(command, timeout=PATIENCE_S, check=False).returncode == 1
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
@@ -48,25 +48,21 @@ def test_serve_answers_without_a_standard_error(
     names = [str(model), str(tmp_path / "other")][:num_models]
     (tmp_path / "other").symlink_to(model)
     command = shell("2>&-", "serve", *names, "--port", "0", *FLAGS)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert "ready at http://" in line
-            port = urlsplit(line.split("ready at ")[1].split()[0]).port
-            assert Path(f"/proc/{server.pid}/fd/2").readlink() == Path("/dev/null")
-            connection = http.client.HTTPConnection("127.0.0.1", port or 0, timeout=60)
-            body = f'{{"model": "{model.name}", "prompt": [40], "max_tokens": 2}}'
-            headers = {"content-type": "application/json"}
+    with started(command, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert "ready at http://" in line
+        port = urlsplit(line.split("ready at ")[1].split()[0]).port
+        assert Path(f"/proc/{server.pid}/fd/2").readlink() == Path("/dev/null")
+        body = f'{{"model": "{model.name}", "prompt": [40], "max_tokens": 2}}'
+        headers = {"content-type": "application/json"}
+        with connected(port or 0) as connection:
             for _ in range(2):
                 connection.request("POST", "/v1/completions", body, headers)
                 response = connection.getresponse()
                 assert (response.status, bool(response.read())) == (200, True)
-            connection.close()
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
-        finally:
-            server.kill()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
 
 
 class OnlyWrites:
@@ -111,7 +107,7 @@ def test_python_answers_whatever_standard_error_is(
 def test_input_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [RIDGELINE, "run", str(tmp_path), "Repeat:"], input=b"gr\xfcn", capture_output=True,
-        timeout=60, check=False, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "1"},
+        timeout=PATIENCE_S, check=False, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "1"},
     )  # fmt: skip
     assert done.returncode == 2
     assert b"standard input is not UTF-8 at byte 2" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ridgeline.engine_setup.home import sweep
+from tests.waiting import started
 
 _WRITER = """
 import sys, time
@@ -36,7 +37,7 @@ def test_half_written_files_of_killed_processes_go(tmp_path: Path) -> None:
     packed.mkdir()
     (packed / "m.weights").write_bytes(b"whole")
     command = [sys.executable, "-c", _WRITER, str(packed / "other.weights")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+    with started(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "begun\n"
         during = names(packed)

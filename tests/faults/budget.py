@@ -26,7 +26,7 @@ from tests.faults.oracles import CHAT, COMPLETE
 from tests.faults.process import process
 from tests.server.plans.test_routes import config
 from tests.server.serving import JSON, serving
-from tests.server.test_main import free_port
+from tests.waiting import PATIENCE_S, connected, free_port
 
 _GROWTH_MIB = 64
 _TRIES = 5
@@ -177,11 +177,10 @@ def _attack(port: int, ask: Ask, begun: Event) -> None:
 
     def send() -> None:
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            with suppress(OSError, http.client.HTTPException):
+            errors = OSError, http.client.HTTPException
+            with suppress(*errors), connected(port) as connection:
                 while True:
                     _send(connection, "key-a", ask(next(number)))
-            connection.close()
 
     for _ in range(8):
         threading.Thread(target=send).start()
@@ -195,7 +194,7 @@ def _attacked(attack: Attack) -> Iterator[None]:
     attacker = attack(begun)
     attacker.start()
     try:
-        assert begun.wait(60), "the attack did not begin"
+        assert begun.wait(PATIENCE_S), "the attack did not begin"
         time.sleep(0.3)
         yield
         assert attacker.is_alive(), "the attack ended"
@@ -206,16 +205,15 @@ def _attacked(attack: Attack) -> Iterator[None]:
 
 def _p99_s(port: int, count: int) -> dict[str, float]:
     """Return how long the second key waits for an answer of each kind, in 99 of 100 cases."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     slowest = {}
-    for name, ask in _VICTIM.items():
-        times_s = []
-        for i in range(count):
-            begin_s = time.monotonic()
-            assert _send(connection, "key-v", ask(i)) == 200, name
-            times_s.append(time.monotonic() - begin_s)
-        slowest[name] = sorted(times_s)[int(0.99 * count)]
-    connection.close()
+    with connected(port) as connection:
+        for name, ask in _VICTIM.items():
+            times_s = []
+            for i in range(count):
+                begin_s = time.monotonic()
+                assert _send(connection, "key-v", ask(i)) == 200, name
+                times_s.append(time.monotonic() - begin_s)
+            slowest[name] = sorted(times_s)[int(0.99 * count)]
     return slowest
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.oracles import MARK, Watch, watched
 from tests.server.engine.test_async_engine import post, reset
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 16}  # so that some wait, and read in pieces
 LONG: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}

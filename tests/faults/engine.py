@@ -14,7 +14,7 @@ from ridgeline.core.step import Step
 from tests.api.test_llm import POISON
 from tests.faults import clients
 from tests.faults.oracles import CHAT, COMPLETE, MARK, Watch, chunks_of, text_of, watched
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 Body = dict[str, Any]
 

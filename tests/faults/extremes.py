@@ -7,7 +7,6 @@ processes of their own, so that their time and memory can be told.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
@@ -36,7 +35,8 @@ from tests.physics.published import PUBLISHED
 from tests.server.conftest import write_coder
 from tests.server.forms import FORM, FORMS, form, pressed_nothing
 from tests.server.serving import JSON
-from tests.server.test_main import cpu_s, free_port, process
+from tests.server.test_main import cpu_s, process
+from tests.waiting import connected, free_port
 
 PLAN = "/v1/plan"
 SAVE = "/slots/1?action=save"
@@ -184,22 +184,19 @@ class Cost:
 
     def _post(self, asked: Asked) -> tuple[int, bytes]:
         path = asked.path.replace("{model}", _MODEL)
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         headers = {"content-type": asked.kind, "content-encoding": asked.coding}
         if asked.head:
             headers["inference-header-content-length"] = asked.head
-        connection.request(asked.method, path, asked.body, headers if asked.body else {})
-        response = connection.getresponse()
-        text = response.read()
-        connection.close()
-        return response.status, text
+        with connected(self._port) as connection:
+            connection.request(asked.method, path, asked.body, headers if asked.body else {})
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 def _document(port: int) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/openapi.json")
-    document: dict[str, Any] = json.loads(connection.getresponse().read())
-    connection.close()
+    with connected(port) as connection:
+        connection.request("GET", "/openapi.json")
+        document: dict[str, Any] = json.loads(connection.getresponse().read())
     return document
 
 

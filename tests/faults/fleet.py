@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet.test_router import Routed, routing
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 _AT_ONCE, _PER_FAULT = 8, 10
-LONG_S = 600.0  # of a machine that does something else meanwhile
 _PATIENT = ("--receive-timeout", "600")
 _MEASURED = re.compile(  # by clocks and caches, and so no part of the answer
     r'("(?:created|created_at|completed_at|cached_tokens|cache_read_input_tokens|input_tokens'
@@ -127,7 +126,7 @@ def two_servers(model: Path, *flags: str, key: str = "") -> Iterator[Routed]:
 
 def check_rest(routed: Routed) -> None:
     """Raise AssertionError unless all is as if nothing had happened."""
-    eventually(lambda: are_ready(routed) and not num_running(routed), LONG_S)
+    eventually(lambda: are_ready(routed) and not num_running(routed))
     ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
     assert found["diverged"] == 0
     assert "Traceback" not in routed.log, routed.log
@@ -151,7 +150,7 @@ def under_load(
         refused = [answer for answer in wanted if answer[0] != 200]
         assert not refused, refused[0]
         for begin in range(0, len(wishes), _PER_FAULT):
-            eventually(lambda: are_ready(routed) and len(servers(routed)) >= num_servers, LONG_S)
+            eventually(lambda: are_ready(routed) and len(servers(routed)) >= num_servers)
             some = wishes[begin : begin + _PER_FAULT]
             answers = [pool.submit(_answer, routed, wish) for wish in some]
             time.sleep(rng.random() * 0.3)
@@ -192,7 +191,7 @@ def f02(model: Path, count: int, rng: random.Random) -> str:
         pid = rng.choice(pids(routed))
         os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: not are_ready(routed), LONG_S)
+            eventually(lambda: not are_ready(routed))
             time.sleep(2)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -220,10 +219,10 @@ def f13(model: Path, count: int, rng: random.Random) -> str:
 
     with two_servers(model, "--stages", "2") as routed:
         num = under_load(routed, count, rng, harm)
-        eventually(lambda: are_ready(routed), LONG_S)
+        eventually(lambda: are_ready(routed))
         deaths = _num_deaths(routed)
         harm(routed)
-        eventually(lambda: _num_deaths(routed) > deaths and are_ready(routed), LONG_S)
+        eventually(lambda: _num_deaths(routed) > deaths and are_ready(routed))
     return f"{count} stages killed under load: 0 lost, 0 different, {num} moved; 1 at rest was seen"
 
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from tests.faults.oracles import COMPLETE, watched
 from tests.faults.process import process, send
 from tests.fleet.test_router import routing
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 DAY_S = 86_400
 
@@ -141,7 +141,7 @@ def t51(model: Path, count: int, rng: random.Random) -> str:
             body = {"prompt": [40 + number % 100], "max_tokens": 2}
             assert send(port, COMPLETE, json.dumps(body).encode())[0] == 200
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
     return f"{count}/{count} signals of a terminal that goes: answered, and a clean end"
 
 
@@ -171,7 +171,7 @@ def t52(model: Path, count: int, rng: random.Random) -> str:
             command = [sys.executable, "-m", "ridgeline", "serve", *flags]
             command += [] if "--port" in flags else ["--port", "0"]
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=120, check=False, cwd=folder
+                command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=folder
             )
             words = done.stderr.strip().splitlines()
             assert done.returncode != 0, command

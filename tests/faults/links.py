@@ -3,19 +3,17 @@ F16. Their machines are this one, and the network between is a relay of bytes.""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -24,9 +22,10 @@ from safetensors.numpy import load_file, save_file
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers, under_load
 from tests.fleet.test_joined import joined, raw, url_of
 from tests.fleet.test_replicas import WISH
-from tests.fleet.test_router import PATIENCE_S, Routed, routing
+from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import Fault, Wire, wire
-from tests.server.serving import JSON, eventually
+from tests.server.serving import JSON
+from tests.waiting import PATIENCE_S, connected, eventually, free_port
 
 ENDLESS = WISH | {"model": "model", "n": 64, "stream": False}
 KEY = "0123456789abcdef" * 4
@@ -80,8 +79,7 @@ def f09(model: Path, count: int, rng: random.Random) -> str:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         served = served_alone(model, folder)
         (key := folder / "key").write_text(KEY)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         flags = ("--fleet-key-file", str(key), "--port", str(port))
         routed = stack.enter_context(routing(served, folder / "log", *flags))
         process = stack.enter_context(joined(served, key, url_of(routed)))
@@ -189,8 +187,7 @@ def _move_a_dated_one(routed: Routed, between: Wire, seed: int) -> None:
     """
     wish = {"messages": [{"role": "user", "content": "one two"}], "n": 64, "seed": seed}
     wish |= {"max_tokens": 90, "ignore_eos": True, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    with closing(connection):
+    with connected(routed.port) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps(wish), JSON)
         response = connection.getresponse()
         assert response.status == 200

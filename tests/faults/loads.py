@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from ridgeline.machine import memory_of
 from tests.faults.fleet import are_ready, pids, servers, two_servers
 from tests.faults.links import two_machines
 from tests.fleet.test_router import LONG, Routed
-from tests.server.serving import JSON, eventually
+from tests.server.serving import JSON
+from tests.waiting import connected, eventually
 
 _ASK: dict[str, Any] = {"prompt": "one two", "max_tokens": 40, "ignore_eos": True, "seed": 1}
 _KILLER_TOKENS = 97  # by which it is known in the views of servers
@@ -30,8 +31,8 @@ _KILLER_TOKENS = 97  # by which it is known in the views of servers
 
 def _has_killer(routed: Routed, number: str) -> bool:
     """Whether a server computes for the request that ends it."""
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=5)
-    with closing(connection), suppress(OSError, http.client.HTTPException, LookupError, ValueError):
+    errors = OSError, http.client.HTTPException, LookupError, ValueError
+    with suppress(*errors), connected(routed.port) as connection:
         connection.request("GET", f"/v1/live?replica={number}")
         with connection.getresponse() as response:
             view = json.loads(response.readline().removeprefix(b"data: "))

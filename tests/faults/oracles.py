@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord
-from tests.server.serving import JSON, Served, eventually, serving, without_signs
+from tests.server.serving import JSON, Served, serving, without_signs
+from tests.waiting import PATIENCE_S, eventually
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 MARK = "zebra7431"  # in prompts and keys; never in a log or an error
@@ -120,7 +121,9 @@ class Watch:
     def send(self, path: str, data: bytes | None, **headers: str) -> tuple[int, bytes]:
         """Send on this thread's connection; return status and body, which O8 has seen."""
         if not hasattr(self._mine, "connection"):
-            connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=120)
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", self.served.port, timeout=PATIENCE_S
+            )
             self._mine.connection = connection
             self._connections.append(connection)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -181,7 +184,7 @@ class Watch:
             yield
         finally:
             self._stop.set()
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert [self.text(body) for body in CANARIES] == golden
 
     def close(self) -> None:

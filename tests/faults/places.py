@@ -16,9 +16,10 @@ from ridgeline.server.tunnel.spot import URL
 from tests.faults.fleet import check_rest, servers
 from tests.faults.links import KEY
 from tests.fleet.test_joined import joined, url_of
-from tests.fleet.test_router import PATIENCE_S, Routed, routing
-from tests.server.serving import JSON, eventually
+from tests.fleet.test_router import Routed, routing
+from tests.server.serving import JSON
 from tests.server.tunnel.clouds import serving_cloud
+from tests.waiting import PATIENCE_S, eventually
 
 _CLOUDS = ("aws", "azure", "gcp")
 _NUM_STREAMS, _BEFORE, _BEHIND = 4, 300, 50  # events that each stream has shown, and shows then
@@ -90,18 +91,18 @@ def _take_away(routed: Routed, cloud: str, model: Path, key: Path, rng: random.R
         address = {URL: metadata.url}
         process = stack.enter_context(joined(model, key, url_of(routed), *flags, **address))
         streams = [stack.enter_context(Reading(routed, seed)) for seed in seeds]
-        eventually(lambda: all(len(one.events) > _BEFORE for one in streams), PATIENCE_S)
+        eventually(lambda: all(len(one.events) > _BEFORE for one in streams))
         num = servers(routed)[1]["running"]
         assert num
         metadata.left_s = _NOTICE_S
         _, words = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, words
         most = max(len(one.events) for one in streams) + _BEHIND
-        eventually(lambda: all(len(one.events) > most for one in streams), PATIENCE_S)
+        eventually(lambda: all(len(one.events) > most for one in streams))
     most = max(len(one.events) for one in streams)
     with ExitStack() as stack:
         again = [stack.enter_context(Reading(routed, seed)) for seed in seeds]
-        eventually(lambda: all(len(one.events) >= most for one in again), PATIENCE_S)
+        eventually(lambda: all(len(one.events) >= most for one in again))
     for one, whole in zip(streams, again, strict=True):
         assert one.events == whole.events[: len(one.events)]
     found = _counts(routed)

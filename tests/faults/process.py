@@ -26,6 +26,7 @@ from tests.faults.source import FORBIDDEN_MODULES, findings
 from tests.server.engine.test_async_engine import post, rest
 from tests.server.http.test_http_limits import talk
 from tests.server.serving import JSON, serving
+from tests.waiting import PATIENCE_S, connected, eventually, started
 
 _START = """
 import contextlib, sys
@@ -56,31 +57,25 @@ def process(
     command += ["--kv-cache-memory", "1MiB", "--threads", "1", *flags]
     with (
         log.open("w") if log else nullcontext(subprocess.PIPE) as words,
-        subprocess.Popen(
+        started(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,
-            text=True,
             env=os.environ | variables,
         ) as server,
     ):
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert " is ready at " in line
-            yield server, int(line.split(" (")[0].rsplit(":", 1)[1])
-        finally:
-            server.kill()
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert " is ready at " in line
+        yield server, int(line.split(" (")[0].rsplit(":", 1)[1])
 
 
 def send(port: int, path: str, data: bytes) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", path, data, JSON)
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response.status, body
+    with connected(port) as connection:
+        connection.request("POST", path, data, JSON)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def t26(model: Path, count: int, rng: random.Random) -> str:
@@ -88,8 +83,7 @@ def t26(model: Path, count: int, rng: random.Random) -> str:
     body = {"prompt": [40, 41], "max_tokens": 110, "ignore_eos": True}
     with process(model, "--shutdown-timeout", "300") as (server, port):
         flying = [post(port, body | {"stream": bool(i % 2)}) for i in range(count)]
-        while not _are_all_in(port, count):
-            time.sleep(0.002)
+        eventually(lambda: _are_all_in(port, count))
         server.send_signal(signal.SIGTERM)
         late = 0
         with suppress(ConnectionError, http.client.HTTPException):
@@ -101,13 +95,12 @@ def t26(model: Path, count: int, rng: random.Random) -> str:
             assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
             assert b'"finish_reason":"length"' in answer
             assert not i % 2 or b"data: [DONE]" in answer
-        code, words = server.wait(60), server.stderr.read()
+        code, words = server.wait(PATIENCE_S), server.stderr.read()
     assert (code, late in (0, 503)) == (0, True), (code, late)
     assert "Traceback" not in words
     with process(model, "--shutdown-timeout", "60") as (server, port):  # now twice
         flying = [post(port, body | {"stream": True, "n": 16}) for _ in range(count)]
-        while not _are_all_in(port, count):
-            time.sleep(0.002)
+        eventually(lambda: _are_all_in(port, count))
         start_s = time.monotonic()
         server.send_signal(signal.SIGINT)
         time.sleep(0.1)
@@ -118,7 +111,7 @@ def t26(model: Path, count: int, rng: random.Random) -> str:
                 ends.append(rest(connection))
         for connection in flying:
             connection.close()
-        code, words = server.wait(60), server.stderr.read()
+        code, words = server.wait(PATIENCE_S), server.stderr.read()
         took_s = time.monotonic() - start_s
     assert code == 0
     assert "Traceback" not in words
@@ -126,16 +119,15 @@ def t26(model: Path, count: int, rng: random.Random) -> str:
         assert not end or b"[DONE]" in end or b"stopping" in end, end[-200:]
     with process(model) as (server, port):  # and with nothing to do
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
     return f"{count}/{count} in flight finished, exit 0; a second signal ends all in {took_s:.1f} s"
 
 
 def _are_all_in(port: int, count: int) -> bool:
     """Whether so many requests run, wait or have ended."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
+    with connected(port) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
     names = r"(?:num_requests_(?:running|waiting)|request_success_total)"
     return sum(map(float, re.findall(rf"ridgeline:{names}\{{.*\}} (\S+)", text))) >= count
 
@@ -230,7 +222,7 @@ def t34(model: Path, count: int, rng: random.Random) -> str:
             listening = set().union(*pool.map(ask, range(count)))
         assert listening == {f"127.0.0.1:{port}"}, listening
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
         words = server.stderr.read()
         reported = [line for line in words.splitlines() if line.startswith("AUDIT")]
     # Its own address, to listen on; and the processes that render its chat template.

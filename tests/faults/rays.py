@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.faults.fleet import LONG_S, are_ready, served_alone, servers, under_load
+from tests.faults.fleet import are_ready, served_alone, servers, under_load
 from tests.faults.links import KEY
 from tests.faults.oracles import Unreachable
 from tests.fleet.ray_cluster import add_node, node_of, parent, ray_cluster
 from tests.fleet.test_router import Routed, routing
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 
 def f08(model: Path, count: int, rng: random.Random) -> str:
@@ -38,7 +38,7 @@ def f08(model: Path, count: int, rng: random.Random) -> str:
                 faults.pop()(routed, cluster, rng)
 
             num = under_load(routed, 2 * count, rng, harm)
-            eventually(lambda: _are_all_there(routed), LONG_S)
+            eventually(lambda: _are_all_there(routed))
             num += under_load(routed, 1, rng, lambda routed: _end_store(cluster))
             assert "Traceback" not in routed.log, routed.log
     return f"{count} actors, {count} nodes, a control store: 0 lost, 0 different, {num} moved"
@@ -50,14 +50,14 @@ def _are_all_there(routed: Routed) -> bool:
 
 def _end_actor(routed: Routed, cluster: Any, rng: random.Random) -> None:
     """Kill the process in which Ray runs a server; Ray starts it again."""
-    eventually(lambda: _are_all_there(routed), LONG_S)
+    eventually(lambda: _are_all_there(routed))
     pid = rng.choice([one["pid"] for one in servers(routed)])
     os.kill(parent(pid), signal.SIGKILL)
 
 
 def _end_node(routed: Routed, cluster: Any, rng: random.Random) -> None:
     """Kill the raylet of a node that has a server, and bring another node."""
-    eventually(lambda: _are_all_there(routed), LONG_S)
+    eventually(lambda: _are_all_there(routed))
     node = node_of(rng.choice([one["pid"] for one in servers(routed)]), cluster)
     (raylet,) = node.all_processes["raylet"]
     os.kill(raylet.process.pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ from ridgeline.server.http.keys import Keys
 from tests.faults.engine import all_of, alone, answer_of, some_body
 from tests.faults.oracles import COMPLETE, watched
 from tests.server.serving import serving
+from tests.waiting import PATIENCE_S
 
 NAMES = ("alpha", "beta", "gamma")
 
@@ -53,7 +54,7 @@ def t30(model: Path, count: int, rng: random.Random) -> str:
     limits: dict[str, Any] = {"api_key": list(NAMES), "max_concurrent_requests": 4}
     refused = threading.Event()
     with serving(model, {"max_num_seqs": 4}, **limits) as served:
-        served.valve.before = lambda step: (refused.wait(60), None)[1]
+        served.valve.before = lambda step: (refused.wait(PATIENCE_S), None)[1]
 
         def send(name: str) -> tuple[str, int]:
             status, answer, headers = served.call(COMPLETE, ask, **bearer(name))

@@ -17,7 +17,8 @@ import grpc
 from ridgeline.server.dialects.triton.tensors import pack
 from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
 from tests.faults.fleet import servers, two_servers
-from tests.fleet.test_router import PATIENCE_S, Routed
+from tests.fleet.test_router import Routed
+from tests.waiting import PATIENCE_S
 
 _INFER = "/v2/models/model/infer"
 _BOMB = gzip.compress(bytes(64 << 20))

@@ -16,7 +16,7 @@ from tests.api.test_llm import HELLO
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process
 from tests.server.http.test_http_limits import talk
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 HOST = b"host: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\n"
@@ -79,14 +79,16 @@ def t23(model: Path, count: int, rng: random.Random) -> str:
     try:
         with process(model, "--max-queued-requests", str(count)) as (server, port):
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (count + 200, count + 200))
-            crowd = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(count)]
+            crowd = [
+                socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(count)
+            ]
             for one in crowd:
                 one.sendall(POST + LENGTH + b"\r\n" + BODY)
             for one in crowd:
                 _read(one)
             few = len(list(Path(f"/proc/{server.pid}/fd").iterdir())) + 8
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (few, few))
-            more = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(40)]
+            more = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(40)]
             crowd[0].sendall(POST + LENGTH + b"\r\n" + BODY)  # who is in goes on
             _read(crowd[0])
             before_s = _cpu_s(server.pid)

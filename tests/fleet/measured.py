@@ -25,8 +25,8 @@ from typing import Any
 
 from tests.fleet.test_joined import joined
 from tests.fleet.test_router import Routed, routing
-from tests.server.serving import eventually
 from tests.server.tunnel.clouds import serving_cloud
+from tests.waiting import eventually
 
 _EVENT = b"data: {"
 _NUM_FIRSTS, _ROUNDS, _KILLS = 40, 8, 3

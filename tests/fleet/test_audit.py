@@ -12,7 +12,7 @@ from typing import Any
 from ridgeline.server.audit.check import check, compare, logs_in
 from ridgeline.server.audit.lines import files_of, read_key
 from tests.fleet.test_router import ASK, routing
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 
 def lines_in(folder: Path) -> list[dict[str, Any]]:

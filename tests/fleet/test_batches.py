@@ -15,7 +15,7 @@ from ridgeline.engine_setup.home import default_home
 from tests.fleet.test_router import ASK, Routed, routing
 from tests.own_home import own_home
 from tests.server.batches.test_batches import begun, counts, ended, line, lines_of
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def test_a_batch_goes_on_after_a_restart(folder: Path, tmp_path: Path) -> None:
         batch = begun(client, lines)
         eventually(lambda: counts(client.batches.retrieve(batch.id))[1] > 0)
         os.kill(routed.process.pid, signal.SIGTERM)
-        assert routed.process.wait(60) == 0
+        assert routed.process.wait(PATIENCE_S) == 0
     with kept(folder, tmp_path) as routed, client_of(routed) as client:
         left = ended(client, batch)
         assert counts(left) == (40, 40, 0)

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.fleet.servers.worker import json_of
 from tests.fleet.test_router import ASK, routing
-from tests.server.serving import eventually
+from tests.waiting import eventually
 
 
 def test_when_it_is_ready_a_process_has_imported_what_the_first_model_needs(

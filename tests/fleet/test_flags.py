@@ -19,7 +19,7 @@ from tests.fleet.test_replicas import WISH, answered, are_all_ready, fleet, stre
 from tests.fleet.test_router import ASK, Routed
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 BOSS, ANNA = {"authorization": "Bearer boss"}, {"authorization": "Bearer anna"}
 FORBIDDEN = "e[a-z]{1,9}"  # which a random model often writes
@@ -182,7 +182,7 @@ def test_a_key_gets_its_limit_once_however_many_servers_there_are(
         assert 300 - each < num_served * each < 300 + each, "a day's, and the debt of the last"
         other = joined(folder / "a", key_file, url_of(routed), *flags[:2], waits=False)
         with other as process:
-            assert process.wait(60) == 1
+            assert process.wait(PATIENCE_S) == 1
             assert process.stderr is not None
             assert "its answers would not be the same" in process.stderr.read()
         with joined(folder / "a", key_file, url_of(routed), *flags[:4]):

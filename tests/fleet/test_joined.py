@@ -23,11 +23,11 @@ from ridgeline.cli.commands.fleet import fleet as show_fleet
 from ridgeline.cli.main import app
 from ridgeline.server.tunnel.proof import PATH, PROTOCOL
 from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
-from tests.fleet.test_router import PATIENCE_S, Routed, routing
+from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import wire
 from tests.server.http.test_listening import pems  # noqa: F401
 from tests.server.page.browsing import find, keep, texts
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually, free_port, started
 
 LIAR = "TEST_FINGERPRINT"
 LIES = f"""
@@ -65,21 +65,12 @@ def joined(
     program = ["-c", LIES] if LIAR in variables else ["-m", "ridgeline"]
     command = [sys.executable, *program, "serve", str(model), "--join", url]
     command += ["--fleet-key-file", str(key_file), *SMALL, *flags]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | variables,
-    ) as process:
-        try:
-            if waits:
-                assert process.stdout is not None
-                assert "is ready, and has joined" in process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, **pipes, env=os.environ | variables) as process:
+        if waits:
+            assert process.stdout is not None
+            assert "is ready, and has joined" in process.stdout.readline()
+        yield process
 
 
 def url_of(routed: Routed) -> str:
@@ -278,8 +269,7 @@ def test_a_server_joins_again_after_the_router_and_leaves_when_it_is_told(
     pems: Path,  # noqa: F811
 ) -> None:
     """Over TLS; and what it has begun goes on elsewhere, or is ended by it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     flags = ("--fleet-key-file", str(key_file), "--port", str(port))
     flags += ("--ssl-certfile", str(pems / "cert.pem"), "--ssl-keyfile", str(pems / "key.pem"))
     url, ca = f"https://localhost:{port}", ("--fleet-ca", str(pems / "cert.pem"))

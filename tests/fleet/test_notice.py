@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -17,9 +17,10 @@ from ridgeline.cli.main import app
 from ridgeline.server.tunnel.spot import URL
 from tests.fleet.test_joined import SMALL, key_file, routed, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, table
-from tests.fleet.test_router import PATIENCE_S, Routed
+from tests.fleet.test_router import Routed
 from tests.server.serving import JSON, first_of
 from tests.server.tunnel.clouds import Cloud, serving_cloud
+from tests.waiting import PATIENCE_S, connected, started
 
 NUM_STREAMS = 2
 
@@ -28,19 +29,11 @@ NUM_STREAMS = 2
 def joined_at(cloud: Cloud, model: Path, key: Path, url: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "ridgeline", "serve", str(model), "--join", url, *SMALL]
     command += ["--fleet-key-file", str(key), "--spot", "auto"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {URL: cloud.url},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert "has joined" in process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, **pipes, env=os.environ | {URL: cloud.url}) as process:
+        assert process.stdout is not None
+        assert "has joined" in process.stdout.readline()
+        yield process
 
 
 def test_all_streams_move_when_a_machine_is_taken_away(
@@ -79,8 +72,7 @@ def begun(
     body: dict[str, object],
 ) -> Iterator[tuple[bytes, http.client.HTTPResponse]]:
     """A stream that has begun: its first line, and what brings the rest."""
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    with closing(connection):
+    with connected(routed.port) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body), JSON)
         with connection.getresponse() as response:
             yield first_of(response), response

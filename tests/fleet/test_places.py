@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +15,7 @@ from typer.testing import CliRunner
 from ridgeline.cli.main import app
 from ridgeline.fleet.places.ray_actor import ServerActor
 from tests.fleet.test_joined import key_file  # noqa: F401
-from tests.fleet.test_router import PATIENCE_S
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually, free_port
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -27,8 +25,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     key_file: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     key, ray = ("--fleet-key-file", str(key_file)), ("--place", "ray")
     cases = [
         (("--replicas", "4..2"), "--replicas is '4..2': write a number from 1, or"),

@@ -15,7 +15,7 @@ from tests.fleet.ray_cluster import add_node, node_of, parent, ray_cluster
 from tests.fleet.test_joined import key_file, names  # noqa: F401
 from tests.fleet.test_replicas import WISH, Answers, streamed, table
 from tests.fleet.test_router import Routed, routing
-from tests.server.serving import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ridgeline[ray]'")
 
@@ -40,7 +40,7 @@ def routed(
             yield running
         finally:
             running.process.send_signal(signal.SIGTERM)
-            assert running.process.wait(120) == 0, running.log
+            assert running.process.wait(PATIENCE_S) == 0, running.log
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -17,9 +16,10 @@ import pytest
 from selenium.webdriver import Chrome
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
-from tests.fleet.test_router import ASK, LONG, PATIENCE_S, Routed, routing
+from tests.fleet.test_router import ASK, LONG, Routed, routing
 from tests.server.page.browsing import find, keep, texts
-from tests.server.serving import JSON, eventually, first_of
+from tests.server.serving import JSON, first_of
+from tests.waiting import connected, eventually
 
 WISH = LONG | {"model": "a", "n": 16, "temperature": 0.8, "seed": 5, "logprobs": 5}
 Answers = dict[int, tuple[str, list[float]]]
@@ -82,13 +82,13 @@ def streamed(
 ) -> Answers:
     """Stream an answer; once it has begun, ``disturb`` the process that answers."""
     eventually(lambda: are_all_ready(routed, name) or not are_ready)
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
-    response = connection.getresponse()
-    first = first_of(response)
-    disturb(busy(routed, name=name))
-    *chunks, done = [one for one in (first + response.read()).splitlines() if one[:5] == b"data:"]
-    connection.close()
+    with connected(routed.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
+        response = connection.getresponse()
+        first = first_of(response)
+        disturb(busy(routed, name=name))
+        lines = (first + response.read()).splitlines()
+    *chunks, done = [one for one in lines if one.startswith(b"data:")]
     assert done == b"data: [DONE]"
     texts, logprobs = dict[int, str](), dict[int, list[float]]()
     for chunk in chunks:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import re
@@ -31,10 +29,10 @@ from ridgeline.fleet.app import POSTS
 from ridgeline.fleet.metrics import merged
 from ridgeline.server.app import new_app
 from tests.server.page.browsing import answer, ask, find, keep, texts
-from tests.server.serving import JSON, eventually, first_of, serving, without_signs
+from tests.server.serving import JSON, first_of, serving, without_signs
+from tests.waiting import PATIENCE_S, connected, eventually, started
 
 ASK = {"prompt": "one two", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-PATIENCE_S = 300.0  # of a client, on a machine that is busy; only a failure waits so long
 # More than sockets hold: while nobody reads, it does not end.
 LONG = ASK | {"prompt": ["one two"] * 8, "max_tokens": 110, "n": 64, "stream": True}
 
@@ -53,13 +51,10 @@ class Routed:
         return self.log_file.read_text()
 
     def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        if self.tls:
-            connection = http.client.HTTPSConnection("localhost", self.port, context=self.tls)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         own = {"authorization": f"Bearer {self.key}"} if self.key else {}
         given = JSON | own | {name.replace("_", "-"): value for name, value in headers.items()}
-        with contextlib.closing(connection):
+        with connected(self.port, self.tls) as connection:
             connection.request("GET" if data is None else "POST", path, data, given)
             response = connection.getresponse()
             text = without_signs(response.read())
@@ -101,35 +96,29 @@ def routing(
     environment = os.environ | variables
     with (
         log.open("w") as words,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=words, text=True, env=environment
-        ) as process,
+        started(command, stdout=subprocess.PIPE, stderr=words, env=environment) as process,
     ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"ready at https?://127.0.0.1:(\d+)", line)
-            assert found, line + log.read_text()
-            yield Routed(process, int(found[1]), log, line)
-        finally:
-            process.kill()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"ready at https?://127.0.0.1:(\d+)", line)
+        assert found, line + log.read_text()
+        yield Routed(process, int(found[1]), log, line)
 
 
 @contextmanager
 def reading(routed: Routed, name: str) -> Iterator[list[bytes]]:
     """Read a long stream of a model beside the block, which begins when the stream has."""
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": name}), JSON)
-    response = connection.getresponse()
-    first_of(response)
-    text: list[bytes] = []
-    reader = threading.Thread(target=lambda: text.append(response.read()))
-    reader.start()
-    try:
-        yield text
-    finally:
-        reader.join(PATIENCE_S)
-        connection.close()
+    with connected(routed.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": name}), JSON)
+        response = connection.getresponse()
+        first_of(response)
+        text: list[bytes] = []
+        reader = threading.Thread(target=lambda: text.append(response.read()))
+        reader.start()
+        try:
+            yield text
+        finally:
+            reader.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -223,10 +212,9 @@ def test_the_page_and_its_parts(routed: Routed) -> None:
     assert "<title>Ridgeline</title>" in routed.call("/")[1]
     assert "/v1/messages" in routed.call("/openapi.json")[1]["paths"]
     assert routed.call("/v1/live?model=c")[1]["error"]["code"] == "model_not_loaded"
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    connection.request("GET", "/v1/live?model=b")
-    assert connection.getresponse().read(6) == b"data: "
-    connection.close()
+    with connected(routed.port) as connection:
+        connection.request("GET", "/v1/live?model=b")
+        assert connection.getresponse().read(6) == b"data: "
     assert routed.call("/v1/memory?model=c")[1]["error"]["code"] == "model_not_loaded"
     lines = routed.call("/v1/memory?model=b")[1]["lines"]
     assert {"kv_cache", "process.other"} <= {line["name"] for line in lines}
@@ -335,13 +323,11 @@ def test_llamacpps_paths_without_v1_go_to_the_model_that_is_named(routed: Routed
 
 
 def test_a_client_that_leaves_ends_its_answer(routed: Routed) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
-    response = connection.getresponse()
-    first_of(response)
-    assert routed.status("a")["num_requests"] == 1
-    response.close()
-    connection.close()
+    with connected(routed.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(LONG | {"model": "a"}), JSON)
+        with connection.getresponse() as response:
+            first_of(response)
+            eventually(lambda: routed.status("a")["num_requests"] == 1)  # others are leaving
     eventually(lambda: routed.status("a")["num_requests"] == 0)
     running = 'ridgeline:num_requests_running{model_name="a"} 0.0'
     eventually(lambda: running in routed.call("/metrics")[1])
@@ -466,7 +452,7 @@ def test_it_ends_when_its_answers_have(folder: Path, tmp_path: Path) -> None:
             for pid in (*pids, routed.process.pid):
                 os.kill(pid, signal.SIGTERM)
         assert text[0].endswith(b"data: [DONE]\n\n")
-        assert routed.process.wait(60) == 0
+        assert routed.process.wait(PATIENCE_S) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert "Traceback" not in routed.log
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.test_router import ASK, LONG, PATIENCE_S, Routed, routing
+from tests.fleet.test_router import ASK, LONG, Routed, routing
 from tests.server.serving import JSON, first_of
+from tests.waiting import connected
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,14 @@ def test_a_stream_outlives_the_process_that_answers(routed: Routed) -> None:
     wish = LONG | {"model": "a", "n": 16, "temperature": 0.8, "seed": 5, "logprobs": 5}
     answer = routed.call("/v1/completions", wish | {"stream": False})[1]
     whole = {one["index"]: (one["text"], one["logprobs"]) for one in answer["choices"]}
-    connection = http.client.HTTPConnection("127.0.0.1", routed.port, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
-    response = connection.getresponse()
-    first = first_of(response)
-    for pid in routed.pids():
-        os.kill(pid, signal.SIGKILL)
-    *chunks, done = [one for one in (first + response.read()).splitlines() if one[:5] == b"data:"]
-    connection.close()
+    with connected(routed.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(wish), JSON)
+        response = connection.getresponse()
+        first = first_of(response)
+        for pid in routed.pids():
+            os.kill(pid, signal.SIGKILL)
+        lines = (first + response.read()).splitlines()
+    *chunks, done = [one for one in lines if one.startswith(b"data:")]
     assert done == b"data: [DONE]"
     texts, logprobs = dict.fromkeys(whole, ""), {index: list[float]() for index in whole}
     for chunk in chunks:

@@ -29,6 +29,7 @@ from ridgeline.bench.gpu.parts import LOST, PARTS
 from ridgeline.cli.commands.doctor import gpu_roof_facts
 from ridgeline.machine import DeviceLost
 from tests.gpu.executed import never_executed, traced
+from tests.waiting import started
 
 # Statements that ``--tiny`` never executes, by function. Those of the peer run where it is.
 _ON_A_GPU = {
@@ -85,7 +86,7 @@ def test_all_parts_run_in_small_and_nothing_is_wrong(tmp_path: Path) -> None:
 def test_the_table_so_far_is_printed_after_sigterm(tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     command = [sys.executable, "-m", "ridgeline.bench.gpu", "--tiny", "--parts", "roof,peer"]
-    with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE, text=True) as one:
+    with started([*command, "--out", str(out)], stdout=subprocess.PIPE) as one:
         assert one.stdout is not None
         assert json.loads(one.stdout.readline())["what"] == "machine"
         one.terminate()

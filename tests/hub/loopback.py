@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.waiting import PATIENCE_S
+
 COMMIT = "c0ffee" + "0" * 34
 
 
@@ -165,7 +167,7 @@ class Hub:
             is_large = len(data) >= 1000
             request.wfile.write(body[: self.cuts.pop(0)] if self.cuts and is_large else body)
             if self.holds and is_large:
-                self.holds.wait(60)
+                self.holds.wait(PATIENCE_S)
 
     def _json(self, request: http.server.BaseHTTPRequestHandler, value: Any) -> None:
         body = json.dumps(value).encode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from tests.api.test_llm import model
 from tests.engine.tiny_families import write_family
+from tests.waiting import started
 
 __all__ = ["model"]  # a fixture
 
@@ -242,14 +241,12 @@ def test_a_process_that_is_killed_leaves_no_wrong_answer(
     for number in range(num_kills):
         folder = tmp_path / str(number % 5)
         command = [sys.executable, "-c", KILLED, str(model), str(folder)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert process.stdout is not None
-        for _ in range(dice.randint(1, 3)):
-            assert process.stdout.readline(), "it could not start"
-        time.sleep(dice.random() * 0.3)  # any moment will do
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with started(command, **pipes) as process:
+            assert process.stdout is not None
+            for _ in range(dice.randint(1, 3)):
+                assert process.stdout.readline(), "it could not start"
+            time.sleep(dice.random() * 0.3)  # any moment will do
         with engine(model, folder) as llm:
             assert answers(llm)[0] == alone
 

@@ -51,7 +51,7 @@ def shared(model: Path) -> Iterator[Served]:  # noqa: F811
 def served(shared: Served) -> Iterator[Served]:
     """Each test must leave the server idle, whole and able to answer."""
     yield shared
-    shared.valve.before = lambda step: None
+    shared.valve.free()
     shared.assert_idle()
     status, answer, _ = shared.call("/v1/completions", {"prompt": "still here", "max_tokens": 2})
     assert (status, answer["usage"]["completion_tokens"] > 0) == (200, True)

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.main import Running
+from tests.waiting import PATIENCE_S, connected, eventually
 
 JSON = {"content-type": "application/json"}
 _SIGN = re.compile(rb"^(?:: ping|event: ping\ndata: .*)\n\n", re.MULTILINE)
@@ -53,7 +54,25 @@ class Valve:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.num_steps = 0
-        self.before: Callable[[Step], None] = lambda step: None
+        self.before: Callable[[Step], object] = lambda step: None
+        self._gates: list[threading.Event] = []
+
+    def gate(self) -> threading.Event:
+        """Return what a step may wait for; ``free`` opens it, if a test has not."""
+        self._gates.append(gate := threading.Event())
+        return gate
+
+    def hold(self) -> threading.Event:
+        """Let no step begin until what is returned is set."""
+        gate = self.gate()
+        self.before = lambda step: gate.wait(PATIENCE_S)
+        return gate
+
+    def free(self) -> None:
+        """Hold up no step any more, also where a test has failed meanwhile."""
+        self.before = lambda step: None
+        while self._gates:
+            self._gates.pop().set()
 
     def execute(self, step: Step) -> StepOutput:
         self.num_steps += 1
@@ -133,7 +152,7 @@ class Served:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         method = method or ("GET" if data is None else "POST")
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with connected(self.port) as connection:
             connection.request(method, path, data, (JSON if data is not None else {}) | given)
             response = connection.getresponse()
             text = without_signs(response.read())
@@ -185,13 +204,13 @@ class Served:
         done = threading.Event()
         self._ahead_s += seconds
         self.loop.call_soon_threadsafe(self.loop.call_soon, done.set)
-        assert done.wait(60)
+        assert done.wait(PATIENCE_S)
 
     def catch_up(self) -> None:
         """Return once the engine's thread, and then the loop, have done what they had to do."""
         done, engine = threading.Event(), self.running.async_engine
         engine.between_steps(lambda: engine.call(done.set))
-        assert done.wait(60)
+        assert done.wait(PATIENCE_S)
 
     def assert_idle(self) -> None:
         """All requests are gone, and every block is free."""
@@ -221,33 +240,25 @@ def serving(
     ):
         served = Served(llm, flags, home, audit, guards)
         served.thread.start()
-        assert served.ready.wait(60)
+        assert served.ready.wait(PATIENCE_S)
         try:
             yield served
         finally:
-            served.valve.before = lambda step: None
+            served.valve.free()
             if served.thread.is_alive():
                 served.loop.call_soon_threadsafe(served.running.stop)
-            served.thread.join(60)
+            served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
 
 
 def hold(served: Served, after: int, pace_s: float = 0.0) -> threading.Event:
     """Let so many more steps run, each so slowly, and then none until what is returned is set."""
-    first, go_on = served.valve.num_steps, threading.Event()
+    first, go_on = served.valve.num_steps, served.valve.gate()
 
     def before(step: Step) -> None:
         time.sleep(pace_s)
         if served.valve.num_steps > first + after:
-            go_on.wait(60)
+            go_on.wait(PATIENCE_S)
 
     served.valve.before = before
     return go_on
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
-    """Wait until something holds: long enough for a busy machine, for only a failure waits."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it never came true"
-        time.sleep(0.002)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.test_llm import HELLO
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 

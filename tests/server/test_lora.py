@@ -17,7 +17,8 @@ from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -234,13 +235,13 @@ def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) ->
 
     def hold(step: Any) -> None:
         seen.set()
-        gate.wait(60)
+        gate.wait(PATIENCE_S)
 
     served.valve.before = hold
     found: list[Any] = []
     client = threading.Thread(target=lambda: found.append(text(served, "c")))
     client.start()
-    assert seen.wait(60)
+    assert seen.wait(PATIENCE_S)
     assert served.metrics()['ridgeline:lora_requests{lora_name="c"}'] == 1
     assert served.call(UNLOAD, {"lora_name": "c"})[0] == 200
     assert len(served.llm.adapters._kept) == 3
@@ -270,7 +271,7 @@ def test_a_promise_counts_what_the_cache_has_for_its_adapter(served: Served) -> 
         is_known.set()
 
     served.running.async_engine.between_steps(look)
-    assert is_known.wait(60)
+    assert is_known.wait(PATIENCE_S)
     assert found == {"a": 48, "b": 0}
 
 
@@ -288,12 +289,12 @@ def test_where_memory_is_full_of_what_is_in_use(model: Path, folder: Path) -> No
 
         def hold(step: Any) -> None:
             seen.set()
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
 
         served.valve.before = hold
         client = threading.Thread(target=text, args=(served, "a"))
         client.start()
-        assert seen.wait(60)
+        assert seen.wait(PATIENCE_S)
         status, error = served.refused(COMPLETE, ASK | {"model": "b"})
         assert (status, error["code"]) == (503, "no_room")
         gate.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import resource
@@ -13,16 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIError, OpenAI
 
-from ridgeline.server.http.listening import bind
 from tests.real_models import real_model
-from tests.server.serving import eventually, serving
+from tests.server.serving import serving
+from tests.waiting import PATIENCE_S, connected, eventually, free_port, started
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 LONG: dict[str, Any] = {"model": "random", "prompt": [40, 41], "max_tokens": 110}
@@ -34,20 +33,16 @@ def process(
     model: Path, *flags: str, program: tuple[str, ...] = (str(RIDGELINE),), **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [*program, "serve", str(model), "--port", "0", "--kv-cache-memory", "1MiB"]
-    with subprocess.Popen(
+    with started(
         [*command, "--threads", "1", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env=os.environ | variables,
     ) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert "is ready at" in line, server.stderr and server.stderr.read()
-            yield server, line.split(" at ")[1].split()[0]
-        finally:
-            server.kill()
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert "is ready at" in line, server.stderr and server.stderr.read()
+        yield server, line.split(" at ")[1].split()[0]
 
 
 def cpu_s(pid: int) -> float:
@@ -75,7 +70,7 @@ def test_a_server_from_start_to_end(model: Path) -> None:
             assert answer.usage.completion_tokens == 110
             rests(server.pid, 1.5, 0.01)  # one tick of the clock
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
         assert server.stderr is not None
         words = server.stderr.read()
     assert "status=200" in words
@@ -92,10 +87,9 @@ def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> No
         rests(server.pid, 3, 0.15)  # 5 % of a core
         for connection in crowd:
             connection.close()
-        late = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        late.request("GET", "/health")
-        assert late.getresponse().status == 200
-        late.close()
+        with connected(port) as late:
+            late.request("GET", "/health")
+            assert late.getresponse().status == 200
         server.send_signal(signal.SIGTERM)
         assert server.stderr is not None
         words = server.stderr.read()
@@ -103,35 +97,23 @@ def test_at_the_limit_of_open_files_it_rests_and_then_goes_on(model: Path) -> No
     assert "Traceback" not in words
 
 
-def free_port() -> int:
-    """Return a port that nobody is given who asks for any: those are higher."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with suppress(OSError), bind("127.0.0.1", port):
-            return port
-    raise AssertionError("no port is free")
-
-
 def test_a_server_whose_output_nobody_can_keep_goes_on(model: Path) -> None:
     """Standard output and log on a full disk."""
     port = free_port()
     command = [str(RIDGELINE), "serve", str(model), "--port", str(port), "--threads", "1"]
-    with open("/dev/full", "w") as full:
-        server = subprocess.Popen([*command, "--kv-cache-memory", "1MiB"], stdout=full, stderr=full)
+    command += ["--kv-cache-memory", "1MiB"]
 
     def listens() -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    try:
+    with open("/dev/full", "w") as full, started(command, stdout=full, stderr=full) as server:
         eventually(lambda: server.poll() is not None or listens())
         url = f"http://127.0.0.1:{port}/v1"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             assert client.completions.create(**LONG | {"max_tokens": 2}, **NO_EOS).choices
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
-    finally:
-        server.kill()
-        server.wait()
+        assert server.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -145,13 +127,12 @@ def test_a_signal_lets_those_who_run_finish(model: Path, signum: signal.Signals)
             chunks = [first, *stream]
             ends = [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason]
             assert ends == ["length"] * 8
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
 
 
 def test_while_it_drains_it_takes_nothing_new(model: Path) -> None:
     with serving(model) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         done: list[int] = []
         body = {"prompt": "hello", "max_tokens": 5}
         running = threading.Thread(
@@ -178,7 +159,7 @@ def test_who_takes_too_long_at_the_end_gets_an_error(model: Path) -> None:
         served.loop.call_soon_threadsafe(served.running.stop)
         with pytest.raises(APIError, match="stopping"):
             list(stream)
-        served.thread.join(60)
+        served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
 
 
@@ -191,7 +172,7 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
             served.loop.call_soon_threadsafe(served.running.stop)
         with pytest.raises(APIError, match="stopping"):
             list(stream)
-        served.thread.join(60)
+        served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
 
 
@@ -209,7 +190,7 @@ def test_each_start_draws_a_seed_unless_one_is_given(model: Path, tmp_path: Path
         trace = tmp_path / "trace.jsonl"
         with process(model, "--trace", str(trace), *flags) as (server, _):
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+            assert server.wait(PATIENCE_S) == 0
             assert server.stderr is not None
             words = server.stderr.read()
         return json.loads(trace.read_text().splitlines()[0])["seed"], words

@@ -11,7 +11,8 @@ import pytest
 
 from ridgeline.server.http.options import ServeOptions
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import Served, eventually, hold, serving
+from tests.server.serving import Served, hold, serving
+from tests.waiting import eventually
 
 ASKED = {"prompt": [5 + i % 90 for i in range(90)], "max_tokens": 4, "seed": 3, "logprobs": 2}
 ENDS = 2 * mmap.PAGESIZE  # of the array of caches: others may use these pages too

@@ -25,7 +25,8 @@ from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
 from ridgeline.server.triton_grpc.port import check_grpc_port
 from ridgeline.server.triton_grpc.translate import infer_request
 from tests.lines_run import at_most_lines
-from tests.server.serving import Served, eventually, hold, serving
+from tests.server.serving import Served, hold, serving
+from tests.waiting import PATIENCE_S, eventually
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
@@ -46,7 +47,7 @@ class Service:
             CLASSES[answer.get(name, f"{name}Response")].FromString,
         )
         request = request or CLASSES[f"{name}Request"]()
-        return found(request, timeout=60, metadata=tuple(metadata.items()))
+        return found(request, timeout=PATIENCE_S, metadata=tuple(metadata.items()))
 
     def stream(self, requests: Iterator[Any], **metadata: str) -> Any:
         found = self.channel.stream_stream(
@@ -54,7 +55,7 @@ class Service:
             lambda message: message.SerializeToString(),
             CLASSES["ModelStreamInferResponse"].FromString,
         )
-        return found(requests, timeout=60, metadata=tuple(metadata.items()))
+        return found(requests, timeout=PATIENCE_S, metadata=tuple(metadata.items()))
 
     def completion(self, **fields: Any) -> str:
         body = {"prompt": "one two"} | GREEDY | fields
@@ -199,14 +200,14 @@ def test_status_codes(service: Service) -> None:
     load = CLASSES["RepositoryModelLoadRequest"](model_name="tiny")
     assert failed(lambda: service.call("RepositoryModelLoad", load))[0] is codes.INVALID_ARGUMENT
     unknown = service.channel.unary_unary(f"/{SERVICE}/TraceSetting")
-    assert failed(lambda: unknown(b"", timeout=60))[0] is codes.UNIMPLEMENTED
+    assert failed(lambda: unknown(b"", timeout=PATIENCE_S))[0] is codes.UNIMPLEMENTED
 
 
 def test_broken_messages_are_refused_or_answered(service: Service) -> None:
     call = service.channel.unary_unary(f"/{SERVICE}/ModelInfer")
     good = infer().SerializeToString()
     flipped = (good[:i] + bytes([good[i] ^ 0x55]) + good[i + 1 :] for i in range(len(good)))
-    futures = [call.future(broken, timeout=60) for broken in flipped]
+    futures = [call.future(broken, timeout=PATIENCE_S) for broken in flipped]
     codes = {future.code() for future in futures}
     known = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
     assert codes == known
@@ -362,7 +363,7 @@ def test_a_message_of_too_many_parts_is_refused(model: Path) -> None:
         for metadata in ({}, key):  # short, and no message
             call = found.channel.unary_unary(f"/{SERVICE}/ModelInfer")
             with pytest.raises(grpc.RpcError) as caught:
-                call(b"\xff" * 9, timeout=60, metadata=tuple(metadata.items()))
+                call(b"\xff" * 9, timeout=PATIENCE_S, metadata=tuple(metadata.items()))
             codes.append(caught.value.code())
         [answer] = found.stream(iter([long]), **key)
         found.channel.close()

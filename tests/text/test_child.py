@@ -17,7 +17,8 @@ import pytest
 from ridgeline.text import child
 from ridgeline.text.template.renderer import Renderer
 from tests.api.test_llm import HELLO, write_model
-from tests.server.serving import eventually, serving
+from tests.server.serving import serving
+from tests.waiting import eventually, started
 
 CHAT = "/v1/chat/completions"
 NOW = datetime(2026, 11, 28)
@@ -77,9 +78,7 @@ def test_time_in_which_all_stands_still_does_not_count(tmp_path: Path) -> None:
     program, asked = tmp_path / "slow.py", tmp_path / "asked"
     program.write_text(SLOW)
     command = [sys.executable, "-c", ASKS, str(program), str(asked)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with started(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         eventually(asked.exists)
         os.killpg(process.pid, signal.SIGSTOP)
         time.sleep(5)

@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE_S, started
+
 
 def test_they_end_in_silence_when_nobody_reads_them() -> None:
     program = "input(); from ridgeline.text import limited; limited.answer({'is': 'ready'})"
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -20,10 +22,10 @@ def test_they_end_in_silence_when_nobody_reads_them() -> None:
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdout.close()
-        child.stdin.write(b"go\n")
+        child.stdin.write("go\n")
         child.stdin.close()
-        assert child.stderr.read() == b""
-        assert child.wait(60) == 0
+        assert child.stderr.read() == ""
+        assert child.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("name", ["template", "tokenizers", "grammar"])
@@ -33,6 +35,6 @@ def test_they_end_in_silence_if_the_parent_ends_before_it_has_said_anything(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"ridgeline.text.{name}.process"],
-        input=written, capture_output=True, timeout=60, check=False,
+        input=written, capture_output=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,6 +25,7 @@ from ridgeline.backends.cpu.layout.arrays import address
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import Sizes
 from tests.tiny import PLAIN
+from tests.waiting import PATIENCE_S, started
 
 SIZES = model_sizes(PLAIN, "f32", "f32")
 KINDS, EPS = ("f32",), 1e-5
@@ -193,11 +195,12 @@ def test_two_processes_compile_at_once(tmp_path: Path) -> None:
             assert works(load(Path({str(tmp_path)!r}))[0])
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     root = Path(__file__).parents[3]
-    both = [subprocess.Popen(command, cwd=root, **pipes) for _ in range(2)]
-    ends = [process.communicate("go\n", timeout=60) for process in both]
-    assert [process.returncode for process in both] == [0, 0], ends
+    with ExitStack() as stack:
+        both = [stack.enter_context(started(command, cwd=root, **pipes)) for _ in range(2)]
+        ends = [process.communicate("go\n", timeout=PATIENCE_S) for process in both]
+        assert [process.returncode for process in both] == [0, 0], ends
     assert len(objects(tmp_path)) == 1
     assert load(tmp_path)[1] == 0
 

@@ -29,8 +29,8 @@ from tests.backends.cpu.test_runner import (
     work,
 )
 from tests.kept_kernels import KERNELS
-from tests.server.serving import eventually
 from tests.tiny import PLAIN, checkpoint, new_setup, random_arrays
+from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["make"]  # a fixture
 POISON = 13
@@ -290,6 +290,6 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )

@@ -36,8 +36,8 @@ from ridgeline.machine import DeviceLost
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.backends.cpu.test_runner import FORMATS, MODELS, TOKENS, Make, make, step, work
 from tests.kept_kernels import KERNELS
-from tests.server.serving import eventually
 from tests.tiny import BY_LAYER, ENCODERS, PLAIN, RECURRENT, changed, checkpoint, new_setup
+from tests.waiting import PATIENCE_S, eventually, free_port
 
 __all__ = ["make"]  # a fixture
 FREQUENT = ("int8", "int8-int4 cache")
@@ -102,7 +102,7 @@ def test_three_stages_with_windows_and_after_a_step_that_was_given_up(make: Make
         assert np.array_equal(runner.prompt_logits(TOKENS[start:end], start), wanted)
     runner.close()
     for thread in ours:
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def served(link: Link, *args: Any) -> None:
@@ -174,8 +174,7 @@ def test_a_stage_joins_with_the_same_key_and_model(model: Path, tmp_path: Path) 
     key, wrong = tmp_path / "key", tmp_path / "wrong"
     key.write_text("secret" * 6)
     wrong.write_text("guessed" * 6)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def stage(file: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ridgeline", "stage", str(model), "--threads", "1"]
@@ -193,11 +192,11 @@ def test_a_stage_joins_with_the_same_key_and_model(model: Path, tmp_path: Path) 
 
     loading = threading.Thread(target=load)
     loading.start()
-    _, said = stranger.communicate(timeout=120)
+    _, said = stranger.communicate(timeout=PATIENCE_S)
     assert (stranger.returncode, "--stage-key-file" in said) == (1, True), said
     joined = stage(key)
-    loading.join(120)
-    _, said = joined.communicate(timeout=60)
+    loading.join(PATIENCE_S)
+    _, said = joined.communicate(timeout=PATIENCE_S)
     assert (joined.returncode, "layers 1 to 1 of 2" in said) == (0, True), said
     with LLM(model, **OPTIONS) as llm:
         assert found == [answers(llm)]

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ridgeline.bench.images.image_size import image_size
 from ridgeline.bench.images.slices import Slice, parse_slice, plan_slices
 from tests.bench.scripted import JSON, serving
+from tests.waiting import PATIENCE_S
 
 
 def png(width: int, height: int) -> bytes:
@@ -113,7 +114,7 @@ def answer(*images: bytes) -> tuple[int, str]:
 
 def bench_images(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "ridgeline"), "bench", "images", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_images_are_counted_and_timed(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_images_are_counted_and_timed(tmp_path: Path) -> None:
 
     def script(number: int, body: JSON) -> Iterator[Any]:
         if number in (2, 3, 4):  # the first behind two warm-ups
-            all_three.wait(60)
+            all_three.wait(PATIENCE_S)
         time.sleep(0.1)
         yield answer(png(32, 16), jpeg(32, 16))
 

@@ -24,6 +24,7 @@ from ridgeline.bench.load.stats import Outcome, summarise, warnings
 from ridgeline.foresight.simulator.workload import Planned
 from tests.bench.scripted import DONE, JSON, Script, Server, chat, serving, usage
 from tests.bench.virtual_time import answering
+from tests.waiting import PATIENCE_S
 
 
 def scripted(first_s: float, gap_s: float, num: int) -> Script:
@@ -70,7 +71,7 @@ def test_a_closed_loop_keeps_so_many_running_and_asks_each_prompt_once_in_order(
 
     def script(number: int, body: JSON) -> Iterator[Any]:
         if number < 4:
-            all_four.wait(60)
+            all_four.wait(PATIENCE_S)
         yield from scripted(0.03, 0.0, 2)(number, body)
 
     with serving(script) as server:
@@ -119,7 +120,7 @@ def test_a_turn_asks_behind_the_answers_before_it_once_they_are_there() -> None:
 
     def script(number: int, body: JSON) -> Iterator[Any]:
         if number < 2:
-            both.wait(60)
+            both.wait(PATIENCE_S)
         yield from scripted(0.02, 0.0, 2)(number, body)
 
     with serving(script) as server:
@@ -316,7 +317,7 @@ def test_a_client_that_cannot_keep_up_is_found_out() -> None:
 
 def bench_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "ridgeline"), "bench", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_command_prints_vllms_block_and_one_json_document() -> None:

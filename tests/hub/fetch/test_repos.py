@@ -22,6 +22,7 @@ from ridgeline.hub.pull import pull
 from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.models.tensors import ModelFileError
 from tests.hub.loopback import COMMIT, Hub, Repo, running_hub
+from tests.waiting import started
 
 GGUF = bytes(range(256)) * 4000
 ROOM = 8 << 30
@@ -346,7 +347,7 @@ def test_a_pull_that_is_stopped_says_where_it_goes_on(hub: Hub, tmp_path: Path) 
     hub.cuts, hub.holds = [21_000_000], threading.Event()
     command = [str(Path(sys.executable).parent / "ridgeline"), "pull", "o/n"]
     environ = settings(hub, tmp_path)
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, env=environ, stderr=subprocess.PIPE) as process:
         try:
             while not any(f.stat().st_size >= 20_000_000 for f in tmp_path.rglob("*")):
                 assert process.poll() is None

@@ -27,7 +27,8 @@ from ridgeline.server.http.options import ServeOptions
 from tests.server.batches.test_batches import begun, ended, requests
 from tests.server.guards.models import write_guard
 from tests.server.rules.test_routes import ROUTES
-from tests.server.serving import JSON, Served, eventually, hold, serving
+from tests.server.serving import JSON, Served, hold, serving
+from tests.waiting import PATIENCE_S, connected, eventually
 
 RULES = """
 version = "7"
@@ -208,14 +209,13 @@ def test_probes_and_pages_that_need_no_key_have_none(asked: Asked) -> None:
 def test_a_client_that_leaves_has_a_line(asked: Asked, *, stream: bool) -> None:
     served, name = asked.served, f"lost-{stream}"
     go_on = hold(served, after=3)
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     headers = JSON | {"authorization": "Bearer told-key", "x-request-id": name}
     body = ASK | {"max_tokens": 64, "stream": stream}
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    if stream:
-        connection.getresponse().read(6)
-    eventually(lambda: served.running.async_engine.num_streams)
-    connection.close()
+    with connected(served.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        if stream:
+            connection.getresponse().read(6)
+        eventually(lambda: served.running.async_engine.num_streams)
     go_on.set()
     line = asked.log.of(name)
     assert (line["status"], line["finish"]) == (200 if stream else 499, "abort")
@@ -375,15 +375,13 @@ def test_a_strict_log_has_a_line_before_its_answer_ends(model: Path, tmp_path: P
 
 def is_cut(served: Served, body: dict[str, Any]) -> bool:
     """Whether an answer ends before it is whole."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
-    try:
-        connection.getresponse().read()
-        return False
-    except (http.client.IncompleteRead, ConnectionError):
-        return True
-    finally:
-        connection.close()
+    with connected(served.port) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+        try:
+            connection.getresponse().read()
+        except (http.client.IncompleteRead, ConnectionError):
+            return True
+    return False
 
 
 def test_a_strict_log_refuses_what_it_has_no_line_of(model: Path, tmp_path: Path) -> None:
@@ -474,7 +472,7 @@ def test_without_a_log_nothing_of_it_is_imported(model: Path) -> None:
         "print([one for one in sys.modules if one.startswith('ridgeline.server.audit')])"
     )
     command = [sys.executable, "-c", program, str(model)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

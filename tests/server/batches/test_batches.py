@@ -20,7 +20,8 @@ from openai import (
 from openai.types import Batch
 
 from ridgeline.server.batches import background
-from tests.server.serving import Served, eventually, hold, serving
+from tests.server.serving import Served, hold, serving
+from tests.waiting import PATIENCE_S, eventually
 
 URL = "/v1/completions"
 
@@ -171,7 +172,7 @@ def test_a_batch_goes_on_after_a_restart_as_if_there_had_been_none(
         eventually(lambda: counts(client.batches.retrieve(batch.id))[1] > 3)
         served.loop.call_soon_threadsafe(served.running.stop)
         go_on.set()
-        served.thread.join(60)
+        served.thread.join(PATIENCE_S)
     (record,) = tmp_path.glob("batches/*/*/batch_*.json")
     assert json.loads(record.read_text())["status"] == "in_progress"
     with serving(model, {"max_num_seqs": 4, "seed": 99}, home=tmp_path) as served:

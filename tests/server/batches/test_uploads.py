@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from starlette.types import Message
 from ridgeline.server.batches.upload import cut_in_few
 from ridgeline.server.http.errors import ApiError
 from tests.server.forms import EMPTY_FIELD, END, FILE, FORM, FORMS, GOES_ON, MANY, form
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import connected, eventually
 
 
 @pytest.fixture
@@ -68,25 +69,22 @@ def test_hostile_forms_are_refused_with_a_reason(kept: Served, name: str) -> Non
 def test_a_key_uploads_a_few_files_at_once(kept: Served) -> None:
     """A fifth is refused, and goes through once another has ended."""
     head = {"content-type": FORM, "content-length": str(len(FILE + END))}
-    open_uploads = []
-    for _ in range(4):
-        connection = http.client.HTTPConnection("127.0.0.1", kept.port, timeout=60)
-        connection.putrequest("POST", "/v1/files")
-        for name, value in head.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        connection.send(FILE)
-        open_uploads.append(connection)
 
     def fifth() -> int:
         return kept.call("/v1/files", FILE + END, content_type=FORM)[0]
 
-    eventually(lambda: fifth() == 429)
-    open_uploads[0].send(END)
-    assert open_uploads[0].getresponse().status == 200
-    assert fifth() == 200
-    for connection in open_uploads:
-        connection.close()
+    with ExitStack() as stack:
+        open_uploads = [stack.enter_context(connected(kept.port)) for _ in range(4)]
+        for connection in open_uploads:
+            connection.putrequest("POST", "/v1/files")
+            for name, value in head.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            connection.send(FILE)
+        eventually(lambda: fifth() == 429)
+        open_uploads[0].send(END)
+        assert open_uploads[0].getresponse().status == 200
+        assert fifth() == 200
 
 
 def test_a_form_without_a_boundary_is_refused(kept: Served) -> None:

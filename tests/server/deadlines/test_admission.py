@@ -15,7 +15,8 @@ import pytest
 from ridgeline.core.step import Step
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.server.deadlines import admission
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 CHAT: dict[str, Any] = {
@@ -67,7 +68,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waited(gate: threading.Event) -> None:
     """Hold a step up until the gate is open."""
-    gate.wait(60)
+    gate.wait(PATIENCE_S)
 
 
 def pace(step: Step) -> None:
@@ -279,7 +280,7 @@ def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served, patient: 
         pace(step)
         served_steps.append(step)
         if len(served_steps) == 3:
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
 
     knowing.valve.before = hold
     found: list[Any] = []
@@ -305,13 +306,13 @@ def test_a_verdict_does_not_wait_for_the_step_under_way(
         steps.append(step)
         if len(steps) == 3:
             held.set()
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
 
     knowing.valve.before = hold
     promised = ASK | {"deadline": {"total_ms": 60_000}}
     asking = threading.Thread(target=lambda: knowing.call("/v1/completions", promised))
     asking.start()
-    assert held.wait(60)
+    assert held.wait(PATIENCE_S)
     try:
         score = knowing.running.service.metrics.score
         monkeypatch.setattr(score, "factor", 200.0)  # a second a step: the verdict has its time

@@ -15,7 +15,8 @@ from ridgeline.core.step import Step
 from ridgeline.foresight.simulator.forecast import forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.server.deadlines.prediction_sampling import EVERY, Arrivals
-from tests.server.serving import Served, StepClock, eventually, serving
+from tests.server.serving import Served, StepClock, serving
+from tests.waiting import eventually
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 STEP_S = 0.03

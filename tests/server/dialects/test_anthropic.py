@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from ridgeline.server.dialects.anthropic.documented import MessageObject
 from tests.server.dialects.openai.test_tools import SCHEMA, thinker
 from tests.server.dialects.test_responses import reasoner
 from tests.server.serving import Served, serving, without_signs
+from tests.waiting import connected
 
 __all__ = ["reasoner", "thinker"]  # fixtures
 
@@ -29,12 +29,11 @@ def post(
     served: Served, body: dict[str, Any], path: str = PATH, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
     """The status, the JSON and the headers of an answer; raw, as no client of OpenAI's sends it."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     base = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
-    connection.request("POST", path, json.dumps(body), base | headers)
-    response = connection.getresponse()
-    data = without_signs(response.read())
-    connection.close()
+    with connected(served.port) as connection:
+        connection.request("POST", path, json.dumps(body), base | headers)
+        response = connection.getresponse()
+        data = without_signs(response.read())
     kind = response.getheader("content-type", "")
     found = data.decode() if kind.startswith("text/event-stream") else json.loads(data)
     return response.status, found, {k.lower(): v for k, v in response.getheaders()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from ridgeline.server.http.options import parse_seconds
 from tests.server.dialects.openai.test_tools import SCHEMA, TOOLS, thinker
 from tests.server.dialects.test_responses import reasoner
 from tests.server.serving import Served, serving
+from tests.waiting import connected
 
 __all__ = ["reasoner", "thinker"]  # fixtures
 
@@ -294,12 +294,10 @@ def _fail_late(served: Served) -> None:
 
 def test_curl_needs_no_content_type(served: Served) -> None:
     def post(path: str, kind: str = "application/x-www-form-urlencoded", **headers: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
         given = {"content-type": kind} if kind else {}
-        connection.request("POST", path, json.dumps(ASK), given | headers)
-        status = connection.getresponse().status
-        connection.close()
-        return status
+        with connected(served.port) as connection:
+            connection.request("POST", path, json.dumps(ASK), given | headers)
+            return connection.getresponse().status
 
     assert post(CHAT) == post(CHAT, "") == 200
     assert post(CHAT, "text/plain") == 415

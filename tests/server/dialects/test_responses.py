@@ -31,7 +31,8 @@ from ridgeline.server.engine.request_stream import RequestStream
 from tests.api.test_llm import write_model
 from tests.decoding.test_text import Pieces
 from tests.server.dialects.openai.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
-from tests.server.serving import Served, eventually, hold, serving
+from tests.server.serving import Served, hold, serving
+from tests.waiting import eventually
 
 __all__ = ["thinker"]  # a fixture
 

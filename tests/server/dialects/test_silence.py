@@ -15,7 +15,8 @@ import pytest
 
 from ridgeline.core.step import Step
 from tests.api.test_llm import HELLO
-from tests.server.serving import JSON, Served, eventually, hold
+from tests.server.serving import JSON, Served, hold
+from tests.waiting import PATIENCE_S, connected, eventually
 
 NAME = {"model": "tiny"}
 ROUTES: dict[str, tuple[dict[str, Any], bytes]] = {  # a body, and how a sign of life begins
@@ -43,7 +44,7 @@ ENDS = {
 @contextmanager
 def asked(served: Served, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
     """Send a request, and yield its response when the head is there."""
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with connected(served.port) as connection:
         connection.request("POST", path, json.dumps(body), JSON)
         with closing(connection.getresponse()) as response:
             yield response
@@ -65,7 +66,7 @@ def test_a_head_and_signs_of_life_come_before_the_first_token(served: Served) ->
     with ThreadPoolExecutor(len(ROUTES)) as pool:
         answers = {path: pool.submit(read, path) for path in ROUTES}
         for _ in ROUTES:
-            assert waiting.acquire(timeout=60)
+            assert waiting.acquire(timeout=PATIENCE_S)
         go_on.set()
         for path, answer in answers.items():
             lines = answer.result()
@@ -89,7 +90,7 @@ def test_pieces_of_a_stream_share_a_timer(served: Served, monkeypatch: pytest.Mo
         for _ in range(20):
             has_turn = threading.Event()
             loop.call_soon_threadsafe(has_turn.set)
-            has_turn.wait(60)
+            has_turn.wait(PATIENCE_S)
 
     monkeypatch.setattr(loop, "call_at", counted)
     served.valve.before = wait_for_loop
@@ -118,7 +119,7 @@ def test_what_fails_behind_the_head_is_told_as_the_last_event(served: Served) ->
     go_on = threading.Event()
 
     def fail(step: object) -> None:
-        go_on.wait(60)
+        go_on.wait(PATIENCE_S)
         raise RuntimeError("boom")
 
     served.valve.before = fail
@@ -145,7 +146,7 @@ def test_http_1_0_gets_no_chunks(served: Served, path: str) -> None:
         data = json.dumps(sent).encode()
         head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(data)}\r\nConnection: keep-alive\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
             connection.sendall(head.encode() + data)
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         start, _, text = answer.partition(b"\r\n\r\n")

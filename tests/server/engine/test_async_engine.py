@@ -21,7 +21,8 @@ from ridgeline.core.step import Event, Step
 from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.request_stream import RequestStream, StreamError
 from tests.api.test_llm import POISON
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 COMPLETE = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": [40, 41], "max_tokens": 100, "ignore_eos": True, "seed": 1}
@@ -73,11 +74,11 @@ def test_a_client_that_leaves_is_forgotten_within_a_step(
     def before(step: Step) -> None:
         if served.valve.num_steps - first > at_step and not reached.is_set():
             reached.set()
-            go_on.wait(60)
+            go_on.wait(PATIENCE_S)
 
     served.valve.before = before
     connection = post(served.port, LONG | {"stream": stream})
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE_S)
     LEAVE[how](connection)
     eventually(lambda: not served.running.async_engine.num_streams)  # while the step is computed
     go_on.set()
@@ -93,11 +94,10 @@ def test_a_client_that_leaves_is_forgotten_within_a_step(
 def test_who_shuts_only_its_sending_side_is_answered(
     served: Served, stream: bool, stays: bool
 ) -> None:
-    held = threading.Event()
-    served.valve.before = lambda step: held.wait(60) and None
+    held = served.valve.hold()
     connection = post(served.port, LONG | {"stream": stream}, close=False)
     connection.shutdown(socket.SHUT_WR)
-    connection.settimeout(60)
+    connection.settimeout(PATIENCE_S)
     try:
         assert connection.recv(len(INTERIM)) == INTERIM  # it was noticed
         if not stays:
@@ -125,13 +125,13 @@ def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
     def before(step: Step) -> None:
         if served.valve.num_steps - first > 5:
             reached.set()
-            go_on.wait(60)
+            go_on.wait(PATIENCE_S)
 
     served.valve.before = before
     connection = post(served.port, LONG | {"stream": stream}, version=version)
     if stream:
         assert connection.recv(10) == b"HTTP/1.1 2"
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE_S)
     connection.shutdown(socket.SHUT_WR)
     eventually(lambda: not served.running.async_engine.num_streams)
     go_on.set()
@@ -141,8 +141,7 @@ def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
 
 def test_a_client_that_leaves_while_it_is_queued(model: Path) -> None:
     with serving(model, {"max_num_seqs": 1}) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         first = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         second = post(served.port, LONG | {"prompt": [[50], [51]]})
@@ -174,8 +173,7 @@ def test_prompts_come_first_while_nobody_reads_along(
 
 
 def test_pipelined_requests_of_a_client_that_leaves_all_end(served: Served) -> None:
-    held = threading.Event()
-    served.valve.before = lambda step: held.wait(60) and None
+    held = served.valve.hold()
     connection = post(served.port, LONG | {"stream": True}, close=False)
     connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     eventually(lambda: served.running.async_engine.num_streams == 1)
@@ -232,8 +230,7 @@ def chunks_of(answer: bytes) -> dict[int, list[Any]]:
 def test_who_does_not_read_at_all_is_cut(model: Path) -> None:
     with serving(model, {"max_num_seqs": 64}, stall_timeout=0.5) as served:
         served.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         sleepers = [post(served.port, BIG, rcvbuf=4096) for _ in range(3)]
         eventually(lambda: served.running.async_engine.num_streams == 3)
         reader = post(served.port, LONG)
@@ -279,15 +276,15 @@ def test_the_engine_changes_nothing_that_the_loop_reads(model: Path) -> None:
 
         served.valve.before = before
         go = threading.Event()
-        served.running.async_engine.between_steps(lambda: go.wait(60) and None)
+        served.running.async_engine.between_steps(lambda: go.wait(PATIENCE_S) and None)
         connection = post(served.port, LONG | {"prompt": [[40], [50]], "max_tokens": 10})
         eventually(lambda: served.running.async_engine.num_streams == 1)
         (stream,) = served.running.async_engine._streams
-        served.loop.call_soon_threadsafe(held.wait, 60)
+        served.loop.call_soon_threadsafe(held.wait, PATIENCE_S)
         state = vars(stream).items()
         was = {name: copy(v) if isinstance(v, dict | list) else v for name, v in state}
         go.set()
-        assert at_second.wait(60)
+        assert at_second.wait(PATIENCE_S)
         assert vars(stream) == was
         held.set()
         assert rest(connection).count(b'"finish_reason":"length"') == 2
@@ -441,7 +438,7 @@ def test_a_device_that_is_lost_ends_the_server_with_its_line(
         served.valve.before = before
         status, answer, _ = served.call(COMPLETE, LONG)
         assert (status, answer["error"]["message"]) == (503, line)
-        served.thread.join(60)
+        served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
     (end,) = ends
     assert isinstance(end, DeviceLost)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from tests.server.engine.test_async_engine import (
     post,
     texts,
 )
-from tests.server.serving import Served, eventually, hold, serving
+from tests.server.serving import Served, hold, serving
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize("kind", [AssertionError, Panic, SystemExit])
@@ -91,7 +91,7 @@ def test_if_the_thread_ends_all_the_same_nobody_waits_for_it(
             monkeypatch.setattr(async_engine, "_clear", broken)
             go_on.set()
             status, answer, _ = asking.result()
-        async_engine._thread.join(60)
+        async_engine._thread.join(PATIENCE_S)
         for path in ("/health", "/ready"):
             assert served.call(path)[0] == 503
             assert served.call(path)[1]["reason"] == "the engine has stopped: its thread has ended"
@@ -119,8 +119,7 @@ def test_nobody_waits_for_a_step_that_takes_too_long(model: Path) -> None:
 
 def test_a_step_that_takes_too_long_shows_in_health(model: Path) -> None:
     with serving(model, step_timeout=600) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         connection = post(served.port, LONG)
         eventually(lambda: served.valve.num_steps == 1)
         assert served.call("/health")[0] == 200

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 ASKED = {"prompt": [5 + i % 90 for i in range(90)], "max_tokens": 4, "seed": 3, "logprobs": 2}
 

@@ -15,7 +15,8 @@ from ridgeline.core.step import Step
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
 from ridgeline.server.engine.request_stream import ClientGone, RequestStream
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 KEYS = {"a": "a" * 16, "v": "v" * 16}
 SEATS = 12
@@ -50,7 +51,7 @@ class Counted:
         self.has_short.append(any(is_short))
         if len(self.has_short) == self._stop_at:
             self.reached.set()
-            assert self.go.wait(60)
+            assert self.go.wait(PATIENCE_S)
 
 
 def leave(served: Served) -> None:
@@ -65,7 +66,7 @@ def leave(served: Served) -> None:
 
 def check(served: Served, counted: Counted, pool: ThreadPoolExecutor, num_streams: int) -> None:
     """Ask for a short answer while the engine stands still, and count the steps until its end."""
-    assert counted.reached.wait(60)
+    assert counted.reached.wait(PATIENCE_S)
     async_engine = served.running.async_engine
     eventually(lambda: async_engine.num_streams == num_streams)
     short = pool.submit(ask, served, "v", SHORT)

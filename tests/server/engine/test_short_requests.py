@@ -13,7 +13,8 @@ import pytest
 
 from ridgeline.core.step import Step
 from tests.server.engine.test_async_engine import post, rest
-from tests.server.serving import eventually, serving
+from tests.server.serving import serving
+from tests.waiting import eventually
 
 BUDGET, SEATS = 32, 12
 LONG = [50 + i % 40 for i in range(110)]  # almost four steps

@@ -26,7 +26,8 @@ from tests.server.rules.test_routes import (
     is_clean,
     sent,
 )
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 RULE = '[rules.unsafe]\nmodel = "guard"\n'
 SAYS = "I may not say that."

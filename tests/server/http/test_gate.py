@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from ridgeline.core.step import Step
 from ridgeline.server.dialects.openai.reply import OpenAiWriter
 from ridgeline.server.http.errors import is_triton
 from tests.api.test_llm import HELLO
-from tests.server.serving import JSON, Served, eventually, serving
+from tests.server.serving import JSON, Served, serving
+from tests.waiting import PATIENCE_S, connected, eventually
 
 GO_ON = {"prompt": "hello", "max_tokens": 3}
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -305,8 +305,7 @@ def test_short_requests_of_one_key_are_spaced_out_beside_another(locked: Served)
 
 def test_requests_at_a_time(model: Path) -> None:
     with serving(model, api_key=["a", "b"], max_concurrent_requests=1) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         first = threading.Thread(target=served.call, args=(COMPLETE, GO_ON), kwargs=bearer("a"))
         first.start()
         eventually(lambda: served.running.async_engine.num_streams == 1)
@@ -319,8 +318,7 @@ def test_requests_at_a_time(model: Path) -> None:
 
 def test_a_full_queue_says_so(model: Path) -> None:
     with serving(model, {"max_num_seqs": 1}, max_queued_requests=2) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         threads = [threading.Thread(target=served.call, args=(COMPLETE, GO_ON)) for _ in range(3)]
         for i, thread in enumerate(threads):
             thread.start()
@@ -343,7 +341,7 @@ def test_a_flood_of_one_key_does_not_delay_another(model: Path) -> None:
         held, order = threading.Event(), []
 
         def note_order(step: Step) -> None:  # the engine's own: answers may overtake each other
-            held.wait(60)
+            held.wait(PATIENCE_S)
             started = {seq_id for seq_id, _ in step.admitted}
             ends = [w.start + len(w.tokens) for w in step.work if w.seq_id in started]
             order.extend("a" if end == 60 else "b" for end in ends)
@@ -454,7 +452,7 @@ def test_a_panic_amid_a_stream_cuts_it(served: Served, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(OpenAiWriter, "ending", ending)
     body = {"prompt": "a", "max_tokens": 3, "stream": True, "ignore_eos": True}
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with connected(served.port) as connection:
         connection.request("POST", COMPLETE, json.dumps(body), JSON)
         with connection.getresponse() as response, pytest.raises(http.client.IncompleteRead):
             response.read()

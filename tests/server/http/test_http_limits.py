@@ -7,12 +7,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.server.serving import JSON, Served, eventually, hold, serving
+from tests.server.serving import JSON, Served, hold, serving
+from tests.waiting import PATIENCE_S, connected, eventually
 
 OK = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -32,7 +33,7 @@ class Slow:
     """A client that sends in pieces, to a server that has read each before the next is sent."""
 
     def __init__(self, served: Served) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        self.connection = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S)
         self._protocol = served.protocol_of(self.connection)
         self._num_read, read = 0, self._protocol.data_received
 
@@ -65,7 +66,7 @@ class Slow:
 
 def talk(port: int, *pieces: bytes) -> bytes:
     """Send pieces, and return all that comes back until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         with suppress(ConnectionResetError, BrokenPipeError):
             for piece in pieces:
                 connection.sendall(piece)
@@ -148,7 +149,7 @@ def test_a_slow_second_request_is_cut_too(timed: Served) -> None:
 
 
 def test_an_idle_connection_may_stay_for_a_while(timed: Served) -> None:
-    with socket.create_connection(("127.0.0.1", timed.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", timed.port), timeout=PATIENCE_S) as connection:
         for _ in range(2):
             connection.sendall(OK)
             answer = b""
@@ -160,11 +161,10 @@ def test_an_idle_connection_may_stay_for_a_while(timed: Served) -> None:
 
 def test_a_connection_that_is_used_again_waits_for_no_acknowledgement(served: Served) -> None:
     """Head and body of an answer are two packets: without TCP_NODELAY the second takes 40 ms."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port)
-    connection.request("GET", "/health")
-    assert connection.getresponse().read() == b'{"status":"ok"}'
-    assert options_to(connection.sock.getsockname()) == [1]
-    connection.close()
+    with connected(served.port) as connection:
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+        assert options_to(connection.sock.getsockname()) == [1]
 
 
 def options_to(address: tuple[str, int]) -> list[int]:
@@ -331,7 +331,7 @@ def test_who_shuts_a_connection_of_http_1_0_before_the_answer_is_told(served: Se
     """Whether such a client has left cannot be found out: nothing more is computed for it."""
     body = b'{"prompt": "a", "max_tokens": 100}'
     head = POST.replace(b"1.1", b"1.0") + b"content-type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -384,29 +384,28 @@ def test_who_asks_gets_the_place_of_who_has_long_not_asked(
     protocol = served.running.server.config.http_protocol_class
     monkeypatch.setattr(protocol, "most_connections", 20)
     go_on = hold(served, after=1)
-    answering = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    answering.request("POST", "/v1/completions", b'{"prompt": [40], "max_tokens": 4}', JSON)
-    eventually(lambda: served.valve.num_steps)
-    crowd = []
-    for i in range(60):
-        crowd.append(socket.create_connection(("127.0.0.1", served.port), timeout=60))
-        crowd[-1].sendall(OK[: i % len(OK)])
-        assert served.call("/health")[0] == 200
-    assert crowd[0].recv(12) == b"HTTP/1.1 503", "the oldest has gone"
-    crowd[-1].sendall(OK[59 % len(OK) :])
-    assert crowd[-1].recv(12) == b"HTTP/1.1 200", "the youngest has not"
-    go_on.set()
-    assert answering.getresponse().status == 200, "nor has one that is answered"
-    answering.close()
-    for connection in crowd:
-        connection.close()
+    address, num_steps = ("127.0.0.1", served.port), served.valve.num_steps
+    with connected(served.port) as answering, ExitStack() as stack:
+        answering.request("POST", "/v1/completions", b'{"prompt": [40], "max_tokens": 4}', JSON)
+        eventually(lambda: served.valve.num_steps > num_steps)
+        crowd = []
+        for i in range(60):
+            one = socket.create_connection(address, timeout=PATIENCE_S)
+            crowd.append(stack.enter_context(one))
+            one.sendall(OK[: i % len(OK)])
+            assert served.call("/health")[0] == 200
+        assert crowd[0].recv(12) == b"HTTP/1.1 503", "the oldest has gone"
+        crowd[-1].sendall(OK[59 % len(OK) :])
+        assert crowd[-1].recv(12) == b"HTTP/1.1 200", "the youngest has not"
+        go_on.set()
+        assert answering.getresponse().status == 200, "nor has one that is answered"
 
 
 def test_who_has_sent_half_a_request_when_the_server_ends_is_told(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(model) as served:
-        connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S)
         connection.sendall(POST + b"content-length: 100\r\n\r\n{")
         eventually(lambda: served.running.server.server_state.tasks)
     with connection, connection.makefile("rb") as answer:

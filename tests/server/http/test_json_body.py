@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from ridgeline.server.http.json_body import BodyRoute, read
 from tests.lines_run import at_most_lines
 from tests.server.serving import JSON, serving
 from tests.server.test_main import cpu_s, process
+from tests.waiting import connected
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 BYTES = 7_000_000
@@ -96,11 +96,10 @@ def test_a_large_body_costs_little_and_the_field_at_fault_is_named(
     pid, port = server[0].pid, server[1]
     _forget_peak(pid)
     before_s, (before_mib, _) = cpu_s(pid), _memory_mib(pid)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.request("POST", path, body.encode(), JSON)
-    response = connection.getresponse()
-    error = json.loads(response.read())["error"]
-    connection.close()
+    with connected(port) as connection:
+        connection.request("POST", path, body.encode(), JSON)
+        response = connection.getresponse()
+        error = json.loads(response.read())["error"]
     assert (response.status, error["param"]) == (400, param), error
     assert len(error["message"]) < 300
     assert cpu_s(pid) - before_s < CPU_S

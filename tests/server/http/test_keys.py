@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
@@ -16,7 +15,8 @@ import pytest
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.observe.live import MOST_READERS
 from tests.server.http.test_gate import bearer
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import connected, eventually
 
 ASK = {"prompt": [40, 41, 42], "max_tokens": 30, "ignore_eos": True}
 LONG = ASK | {"max_tokens": 120}
@@ -64,7 +64,7 @@ def test_a_key_is_told_its_own_use_alone(shared: Served) -> None:
 
 def watch(served: Served, key: str) -> Iterator[dict[str, Any]]:
     """Yield views as a key gets them."""
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with connected(served.port) as connection:
         connection.request("GET", "/v1/live", headers=bearer(key))
         response = connection.getresponse()
         while line := response.readline():

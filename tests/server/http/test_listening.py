@@ -17,21 +17,20 @@ from ridgeline.server.http.listening import bind_unix, certificate_settings, unb
 from ridgeline.server.http.options import ServeOptions
 from tests.server.serving import serving
 from tests.server.test_main import process
+from tests.waiting import PATIENCE_S, connected
 
 ASK = json.dumps({"prompt": [40, 41], "max_tokens": 3})
 HEADERS = {"content-type": "application/json"}
 
 
 def status_of(port: int, host: str, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.putrequest("GET", "/v1/models", skip_host=True)
-    for name, value in {"host": host, **headers}.items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    response = connection.getresponse()
-    body = json.loads(response.read())
-    connection.close()
-    return response.status, body
+    with connected(port) as connection:
+        connection.putrequest("GET", "/v1/models", skip_host=True)
+        for name, value in {"host": host, **headers}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ def test_a_server_on_a_unix_socket(model: Path, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="another server listens"):
             bind_unix(path)
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0
     assert not path.exists()
 
 

@@ -12,6 +12,7 @@ from openai import OpenAI
 
 from ridgeline.server.http.logs import LogWriter
 from tests.server.test_main import process
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -55,9 +56,12 @@ def test_a_server_whose_log_nobody_reads_goes_on(model: Path) -> None:
     long = {"X-Request-Id": "r" * 128}
     with process(model) as (server, url):
         with OpenAI(
-            base_url=f"{url}/v1", api_key="none", default_headers=long, timeout=60, max_retries=0
+            base_url=f"{url}/v1",
+            api_key="none",
+            default_headers=long,
+            max_retries=0,
         ) as client:
             for _ in range(1_000):
                 assert client.models.list().data
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE_S) == 0

@@ -17,6 +17,7 @@ import ridgeline
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.limits import Spacing
 from ridgeline.server.http.turns import CALLER, Turns, in_thread
+from tests.waiting import PATIENCE_S
 
 
 class Bench:
@@ -68,7 +69,7 @@ class Bench:
             await asyncio.sleep(0)
         while len(self.begun) < max(self._num_sent, len(names)):
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 60)
+            await asyncio.wait_for(self._news.wait(), PATIENCE_S)
         assert self.begun == list(names)
 
     async def _run(self, name: str) -> str:
@@ -243,7 +244,8 @@ async def test_what_work_raises_comes_to_who_asked_and_frees_the_thread(bench: B
 async def test_work_that_finds_nothing_fails_and_nobody_waits_for_ever(bench: Bench) -> None:
     for run in (bench.turns.run, in_thread):
         with pytest.raises(RuntimeError, match="is not there"):
-            await asyncio.wait_for(run(partial(next, iter(()))), 60)  # no future has StopIteration
+            # No future has StopIteration.
+            await asyncio.wait_for(run(partial(next, iter(()))), PATIENCE_S)
     assert await bench.turns.run(lambda: 7) == 7
 
 

@@ -20,7 +20,8 @@ from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.turns import CALLER, Turns
 from tests.api.test_llm import HELLO
 from tests.server.plans.test_routes import config
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 A, V = ({"authorization": f"Bearer {key}"} for key in ("key-a", "key-v"))
 COMPLETE = "/v1/completions"
@@ -95,7 +96,7 @@ def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threadi
         yield go_on
     finally:
         go_on.set()
-        flooding.result(60)
+        flooding.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("kind", ROUTES)
@@ -210,8 +211,7 @@ def test_texts_that_could_not_wait_are_refused_before_they_are_tokenised(served:
         for path, body in (("/v1/embeddings", {"input": texts}), (COMPLETE, {"prompt": texts})):
             status, error = served.refused(path, body, **A)
             assert (status, error["code"]) == (400, "invalid_value")
-        held, async_engine = threading.Event(), served.running.async_engine
-        served.valve.before = lambda step: held.wait(60) and None
+        held, async_engine = served.valve.hold(), served.running.async_engine
         with ThreadPoolExecutor(1) as threads:
             many = threads.submit(served.call, COMPLETE, {"prompt": [[40]] * 1000}, **V)
             eventually(lambda: async_engine.num_queued > 900)

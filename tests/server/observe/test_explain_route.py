@@ -15,7 +15,8 @@ from ridgeline.foresight.simulator.replay_times import asked_in
 from ridgeline.foresight.trace.reader import Recorded
 from ridgeline.server.observe.trace_buffer import Forgotten, TraceBuffer, _stood_in
 from tests.lines_run import at_most_lines
-from tests.server.serving import Served, StepClock, eventually, serving
+from tests.server.serving import Served, StepClock, serving
+from tests.waiting import eventually
 
 ASK = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
 SECRET = "zebra"

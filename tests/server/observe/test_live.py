@@ -8,14 +8,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ridgeline.core.step import Step
 from ridgeline.server.http.static import FILES
 from ridgeline.server.observe.live import _PERIOD_S
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, connected, eventually
 
 SECRET = "zebra"
 ASK = {"prompt": SECRET * 8, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "n": 2}
@@ -23,7 +24,7 @@ ASK = {"prompt": SECRET * 8, "max_tokens": 24, "temperature": 0, "ignore_eos": T
 
 @contextmanager
 def watching(served: Served) -> Iterator[Iterator[dict[str, Any]]]:
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with connected(served.port) as connection:
         connection.request("GET", "/v1/live")
         response = connection.getresponse()
         assert response.getheader("content-type", "").startswith("text/event-stream")
@@ -115,7 +116,7 @@ def test_a_watcher_does_not_delay_the_end(model: Path) -> None:
         next(live)
         served.loop.call_soon_threadsafe(served.running.stop)
         assert list(live) == []  # else its client gives up after a minute without a word
-        served.thread.join(60)
+        served.thread.join(PATIENCE_S)
         assert not served.thread.is_alive()
 
 

@@ -17,7 +17,8 @@ from ridgeline.core.records import Record
 from ridgeline.core.step import Step
 from tests.api.test_llm import POISON
 from tests.server.engine.test_async_engine import post
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 COMPLETE = "/v1/completions"
 
@@ -139,8 +140,7 @@ def test_no_counter_goes_down_when_a_request_fails(model: Path, tmp_path: Path) 
 
 def test_gauges_show_what_runs_and_waits(model: Path) -> None:
     with serving(model, {"max_num_seqs": 2}) as served:
-        held = threading.Event()
-        served.valve.before = lambda step: held.wait(60) and None
+        held = served.valve.hold()
         body = {"prompt": [40] * 20, "max_tokens": 9, "ignore_eos": True}
         connections = [post(served.port, body) for _ in range(5)]
         eventually(lambda: served.running.async_engine.num_streams == 5)

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ridgeline.server.observe.spans import parent_of
 from tests.api.test_llm import POISON
 from tests.server.engine.test_async_engine import post
-from tests.server.serving import Served, eventually
+from tests.server.serving import Served
+from tests.waiting import eventually
 
 CALLER_TRACE, CALLER_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CALLER = f"00-{CALLER_TRACE}-{CALLER_SPAN}-01"

@@ -7,7 +7,8 @@ from pathlib import Path
 from selenium.webdriver import Chrome
 
 from tests.server.page.browsing import answer, ask, keep
-from tests.server.serving import eventually, serving
+from tests.server.serving import serving
+from tests.waiting import eventually
 
 
 def test_the_page_works_below_a_prefix(model: Path, browser: Chrome) -> None:

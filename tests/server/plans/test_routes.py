@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import http.client
 import io
 import json
 import threading
@@ -21,7 +19,8 @@ from ridgeline.planner.catalogue import devices
 from ridgeline.planner.plan import plan_for
 from ridgeline.server.plans import one_at_a_time, routes
 from ridgeline.server.plans.routes import PlanRequest
-from tests.server.serving import Served, eventually
+from tests.server.serving import Served
+from tests.waiting import PATIENCE_S, connected, eventually
 
 CONFIGS = json.loads((Path(__file__).parents[2] / "data" / "configs.json").read_text())
 SHORT = {"prompt_tokens": 60, "new_tokens": 6}
@@ -201,7 +200,7 @@ def test_plans_do_not_hold_up_answers(
 
     def slow_plan(*args: Any, **options: Any) -> Any:
         is_at_work.set()
-        assert may_end.wait(60), "no other request was answered while a plan was being made"
+        assert may_end.wait(PATIENCE_S), "no other request was answered while a plan was being made"
         return plan_for(*args, **options)
 
     def ask_for_plan() -> None:
@@ -210,7 +209,7 @@ def test_plans_do_not_hold_up_answers(
     monkeypatch.setattr(routes, "plan_for", slow_plan)
     thread = threading.Thread(target=ask_for_plan)
     thread.start()
-    assert is_at_work.wait(60)
+    assert is_at_work.wait(PATIENCE_S)
     assert served.call("/health")[0] == 200
     assert not answers
     may_end.set()
@@ -256,8 +255,7 @@ LONG = SHORT | {"new_tokens": 4000, "max_concurrency": 200, "slo": ["tpot:p99:9"
 
 def test_one_load_at_a_time_and_others_do_not_wait_for_it(served: Served) -> None:
     body = json.dumps(LONG | {"model": config("llama-3.1-8b"), "on": "l4,h100-sxm"})
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    with contextlib.closing(connection):
+    with connected(served.port) as connection:
         connection.request("POST", "/v1/plan", body, {"content-type": "application/json"})
         eventually(lambda: served.call("/v1/plan", SHORT)[0] == 503)
         status, error = served.refused("/v1/plan", SHORT)
@@ -274,8 +272,7 @@ def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
     mine = SHORT | {"model": config("phi-4"), "on": "l4", "request_rate": 0.5}
     found = ask(served, **mine, picture=True)
     long = json.dumps(LONG | {"model": config("llama-3.1-8b"), "on": "l4,h100-sxm"})
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    with contextlib.closing(connection):
+    with connected(served.port) as connection:
         connection.request("POST", "/v1/plan", long, {"content-type": "application/json"})
         other = mine | {"request_rate": 0.25}
         eventually(lambda: served.call("/v1/plan", other)[0] == 503)

@@ -15,7 +15,8 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.rules.file import read_rules
 from ridgeline.server.rules.kinds import KINDS
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 HEAD = 'version = "1"\n'
 DEFAULT = HEAD + "[keys.default]\n"

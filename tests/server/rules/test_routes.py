@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import JSON, Served, eventually, serving
+from tests.server.serving import JSON, Served, serving
+from tests.waiting import connected, eventually
 
 SECRET = "bob@example.com"
 # As patterns and prompts write it: a request must not have the text itself.
@@ -131,12 +131,10 @@ def ruled(
 
 def sent(served: Served, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
     """Return the status of an answer and its body, as the socket has it."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    connection.request("POST", path, json.dumps(body).encode(), JSON)
-    response = connection.getresponse()
-    data = response.read()
-    connection.close()
-    return response.status, data
+    with connected(served.port) as connection:
+        connection.request("POST", path, json.dumps(body).encode(), JSON)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def is_clean(data: bytes) -> bool:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.waiting import PATIENCE_S
+
 MACHINE = "ridgeline_3"
 
 
@@ -35,7 +37,7 @@ class Cloud:
         """Return when it was asked so many times more."""
         with self._was_asked:
             wanted = self.num_asked + times
-            assert self._was_asked.wait_for(lambda: self.num_asked >= wanted, 60)
+            assert self._was_asked.wait_for(lambda: self.num_asked >= wanted, PATIENCE_S)
 
     def _note_asked(self) -> None:
         with self._was_asked:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.server.tunnel.folder import SocketFolder
+from tests.waiting import started
 
 OTHER = """
 from ridgeline.server.tunnel.folder import SocketFolder
@@ -24,11 +25,10 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(
 ) -> None:
     """And what belongs to one that lives is not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", OTHER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     ) as other:
         assert other.stdout is not None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +20,7 @@ from ridgeline.server.tunnel.journal import DIVERGED, spent_in
 from ridgeline.server.tunnel.middleware import HEADER, told
 from tests.api.test_llm import HELLO
 from tests.server.serving import JSON, Served, serving, without_signs
+from tests.waiting import connected
 
 KEY = "a key"
 CREATED = datetime(2031, 12, 31, 23, 59, 59, tzinfo=timezone(timedelta(hours=-11)))
@@ -85,7 +85,7 @@ def asked(
     **others: bool,
 ) -> tuple[int, bytes]:
     """Ask as a router does; return status and bytes of the answer."""
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+    with connected(served.port) as connection:
         headers = JSON | {"x-request-id": "same"}
         headers[HEADER.decode()] = told(key, 77, CREATED, lines, **others).decode()
         connection.request("POST", path, lines + json.dumps(body).encode(), headers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import httpx2
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from ridgeline.server.tunnel import spot
 from ridgeline.server.tunnel.spot import URL, Notice, notice_of
 from tests.server.tunnel.clouds import Cloud, serving_cloud
+from tests.waiting import PATIENCE_S, free_port
 
 NOTICES = {"aws": 120.0, "azure": 45.0, "gcp": 30.0}
 
@@ -58,8 +58,7 @@ def test_a_notice_is_found_when_there_is_one(
 
 @pytest.mark.parametrize("asked", ["auto", "azure"])
 def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv(URL, url)
     said: list[str] = []
     ask = spot._asked
@@ -77,9 +76,9 @@ def test_where_nobody_answers_it_is_said_once(asked: str, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(spot, "_asked", noted)
         waiting = asyncio.ensure_future(notice_of(asked, write))
-        await asyncio.wait_for(has_said.wait(), 60)
+        await asyncio.wait_for(has_said.wait(), PATIENCE_S)
         for _ in range(3):  # one of each cloud; or one, and more after it was said
-            await asyncio.wait_for(answers.get(), 60)
+            await asyncio.wait_for(answers.get(), PATIENCE_S)
         for _ in range(20):  # whatever could go on goes on
             await asyncio.sleep(0)
         assert not waiting.done()

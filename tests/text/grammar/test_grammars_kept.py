@@ -20,8 +20,8 @@ from ridgeline.text.child import NUM_PROCESSES
 from ridgeline.text.grammar import grammars
 from ridgeline.text.grammar.error import GrammarError, NotKept
 from ridgeline.text.grammar.grammars import Grammars, GrammarState, Source
-from tests.server.serving import eventually
 from tests.text.grammar.test_grammars import EOS, Bytes, after, allowed
+from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
 LONG = "x" * 40_000
@@ -143,7 +143,7 @@ def test_what_is_kept_waits_for_no_compiling_and_a_second_has_a_process_of_its_o
     slow.constraint(others[1])
     assert not ended.is_set()
     os.kill(process.pid, signal.SIGCONT)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert ended.is_set()
     slow.close()
 

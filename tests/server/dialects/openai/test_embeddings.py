@@ -14,7 +14,8 @@ from openai import BadRequestError
 from ridgeline import LLM
 from ridgeline.api.vectors import cosine
 from ridgeline.server.dialects.openai.documented import EmbeddingList, Reranked, Scored
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import eventually
 
 TEXTS = ["The river is deep.", "A dog barks.", "deep", "The river is deep."]
 

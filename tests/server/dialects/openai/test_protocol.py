@@ -12,7 +12,8 @@ import pytest
 
 from ridgeline.server.dialects.openai.documented import ChatCompletion, Completion
 from tests.api.test_llm import HELLO
-from tests.server.serving import Served, eventually, serving
+from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S, eventually
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
@@ -388,12 +389,12 @@ def test_requests_are_answered_while_the_openapi_document_is_made(
 
     def slow() -> dict[str, Any]:
         begun.set()
-        return {"is_alone": not answered.wait(60)}
+        return {"is_alone": not answered.wait(PATIENCE_S)}
 
     with serving(model) as served, ThreadPoolExecutor() as pool:
         monkeypatch.setattr(served.running.app, "openapi", slow)
         document = pool.submit(served.call, "/openapi.json")
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE_S)
         assert served.call("/health")[0] == 200
         answered.set()
         assert document.result()[1] == {"is_alone": False}

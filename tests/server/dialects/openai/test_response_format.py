@@ -12,7 +12,8 @@ import pytest
 
 from tests.api.test_llm import HELLO
 from tests.api.test_structured import BOMBS, PERSON
-from tests.server.serving import Served, eventually
+from tests.server.serving import Served
+from tests.waiting import eventually
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": HELLO, "seed": 3, "max_tokens": 100}

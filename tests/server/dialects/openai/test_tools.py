@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from ridgeline import LLM
 from tests.api.test_llm import VOCAB, write_model
 from tests.server.serving import Served, serving, without_signs
+from tests.waiting import connected
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (
@@ -332,8 +331,7 @@ def test_nothing_of_an_answer_is_chance(thinker: Served, path: str, is_streamed:
 
     def asked(name: str) -> bytes:
         head = {"content-type": "application/json", "x-request-id": name}
-        connection = http.client.HTTPConnection("127.0.0.1", thinker.port, timeout=60)
-        with contextlib.closing(connection):
+        with connected(thinker.port) as connection:
             connection.request("POST", path, body, head)
             response = connection.getresponse()
             text = without_signs(response.read())
