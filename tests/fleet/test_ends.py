@@ -24,10 +24,15 @@ def test_when_it_is_ready_a_process_has_imported_what_the_first_model_needs(
         assert "_multiarray_umath" in Path(f"/proc/{spare}/maps").read_text(), "numpy"
 
 
-def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
-    folder: Path, tmp_path: Path
-) -> None:
-    with routing(folder, tmp_path / "log", "--step-timeout", "12") as routed:
+def test_a_model_that_hangs_is_named_and_blinds_nobody(folder: Path, tmp_path: Path) -> None:
+    """On a busy machine the other model may seem to hang for a moment, too."""
+    metrics = (
+        'ridgeline:model_answers{model_name="a"} 0.0\n',
+        'ridgeline:model_answers{model_name="b"} 1.0\n',
+        'ridgeline:num_requests_running{model_name="b"} 0.0',
+    )
+    states = {"a": "hung", "b": "loaded", "c": "unloaded"}
+    with routing(folder, tmp_path / "log", "--step-timeout", "600") as routed:
         (first,) = routed.pids()
         routed.complete("a")
         routed.complete("b")
@@ -37,22 +42,32 @@ def test_a_model_that_hangs_is_named_and_ended_and_blinds_nobody(
             health = routed.call("/health")
             assert (health[0], health[1]["status"]) == (200, "ok")
             assert "has not answered for" in health[1]["hung"]["a"]
-            assert list(health[1]["hung"]) == ["a"]
-            assert routed.states() == {"a": "hung", "b": "loaded", "c": "unloaded"}
+            eventually(lambda: [*routed.call("/health")[1]["hung"]] == ["a"])
+            eventually(lambda: routed.states() == states)
             assert "has not answered for" in routed.status("a")["reason"]
-            metrics = routed.call("/metrics")[1]
-            assert 'ridgeline:model_answers{model_name="a"} 0.0\n' in metrics
-            assert 'ridgeline:model_answers{model_name="b"} 1.0\n' in metrics
-            assert 'ridgeline:num_requests_running{model_name="b"} 0.0' in metrics
+            eventually(lambda: all(one in routed.call("/metrics")[1] for one in metrics))
             status, answer, _ = routed.call("/v1/memory?model=a")
             assert (status, answer["error"]["code"]) == (503, "model_hung")
             assert routed.complete("b"), "others go on"
             status, answer, _ = routed.call("/v1/completions", ASK | {"model": "a"})
             assert (status, answer["error"]["code"]) == (503, "model_hung")
             assert answer["error"]["message"].startswith("a has not answered for ")
+            os.kill(first, signal.SIGCONT)
+            assert waiting.result()
+        eventually(lambda: "hung" not in routed.call("/health")[1])
+        assert first in routed.pids()
+
+
+def test_a_model_that_hangs_for_too_long_is_ended(folder: Path, tmp_path: Path) -> None:
+    with routing(folder, tmp_path / "log", "--step-timeout", "3") as routed:
+        (first,) = routed.pids()
+        routed.complete("a")
+        os.kill(first, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(routed.complete, "a")
             assert waiting.result(), "by the process that comes after it"
         assert re.search("a has not answered for [0-9]+ s and is ended", routed.log)
-        assert "hung" not in routed.call("/health")[1]
+        eventually(lambda: "hung" not in routed.call("/health")[1])
 
 
 def test_models_end_with_a_router_that_is_killed(folder: Path, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_a_key_gets_its_limit_once_however_many_servers_there_are(
     with fleet(folder, tmp_path / "log", *flags) as routed:
         bert = {"authorization": "Bearer bert"}
         body = ASK | {"model": "a", "max_tokens": 40, "prompt": "one two " * 3}
-        statuses = [routed.call("/v1/completions", body, **bert)[0] for _ in range(5)]
+        with ThreadPoolExecutor(5) as pool:  # at once: in 20 s there would be another
+            asked = [pool.submit(routed.call, "/v1/completions", body, **bert) for _ in range(5)]
+        statuses = sorted(one.result()[0] for one in asked)
         assert statuses == [200, 200, 200, 429, 429], "of requests"
         used, statuses = 0, list[int]()
         for number in range(12):

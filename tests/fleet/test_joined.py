@@ -52,7 +52,7 @@ def routed(
     folder: Path, key_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Routed]:
     log = tmp_path_factory.mktemp("log") / "log"
-    flags = ("--fleet-key-file", str(key_file), "--silence-timeout", "2")
+    flags = ("--fleet-key-file", str(key_file), "--silence-timeout", "5")
     with routing(folder / "a", log, *flags) as running:
         yield running
 
@@ -175,6 +175,7 @@ def test_who_does_not_belong_is_refused_in_words(
     """
     (other_key := tmp_path / "key").write_text("f" * 64)
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE_S)
         url, a = url_of(routed), folder / "a"
         nobody = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cases = [

@@ -34,7 +34,7 @@ def fleet(folder: Path, log: Path, *flags: str) -> Iterator[Routed]:
 @pytest.fixture(scope="module")
 def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     log = tmp_path_factory.mktemp("log") / "log"
-    with fleet(folder, log, "--silence-timeout", "2") as running:
+    with fleet(folder, log, "--silence-timeout", "5") as running:
         yield running
 
 
@@ -225,7 +225,7 @@ def test_servers_that_were_silent_and_answer_again_were_not_ended_by_a_request(
     folder: Path, tmp_path: Path
 ) -> None:
     """On a slow machine both may be silent in turn; the request is answered all the same."""
-    with fleet(folder, tmp_path / "log", "--silence-timeout", "0.5") as routed:
+    with fleet(folder, tmp_path / "log", "--silence-timeout", "1") as routed:
         eventually(lambda: are_all_ready(routed))
         whole = routed.call("/v1/completions", WISH | {"stream": False})[1]["choices"]
         with ThreadPoolExecutor(1) as pool:
@@ -233,7 +233,7 @@ def test_servers_that_were_silent_and_answer_again_were_not_ended_by_a_request(
             for num in (1, 2):
                 os.kill(pid := busy(routed), signal.SIGSTOP)
                 try:
-                    eventually(lambda num=num: table(routed)["again"] == num)
+                    eventually(lambda num=num: table(routed)["again"] >= num)
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 eventually(lambda: are_all_ready(routed))
@@ -247,7 +247,7 @@ def test_where_one_hangs_a_request_waits_for_another_that_is_being_started(route
     hung, ended = (one["pid"] for one in table(routed)["replicas"])
     os.kill(hung, signal.SIGSTOP)
     try:
-        silent = re.compile("has not answered for ([3-9]|[0-9]{2,}) s")
+        silent = re.compile("has not answered for ([6-9]|[0-9]{2,}) s")
         eventually(lambda: silent.search(str(routed.call("/health")[1])))
         os.kill(ended, signal.SIGKILL)
         assert routed.call("/v1/completions", ASK)[0] == 200
@@ -288,6 +288,7 @@ def test_its_table_has_servers_and_what_became_of_them(
     routed: Routed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     eventually(lambda: are_all_ready(routed))
+    eventually(lambda: [one["running"] for one in table(routed)["replicas"]] == [0, 0])
     show_fleet(f"http://127.0.0.1:{routed.port}")
     head, titles, *servers = capsys.readouterr().out.splitlines()
     found = table(routed)
@@ -320,9 +321,8 @@ def test_the_page_shows_servers_and_that_a_stream_went_on(
     eventually(lambda: find(browser, "#servers-note").text == "2 of 2 ready")
     shown = [one.split()[:2] for one in texts(browser, "#servers-rows tr")]
     assert shown == [["1", "ready"], ["2", "ready"]]
-    assert [one["running"] for one in table(routed)["replicas"]] == [0, 0], (
-        "who looks on is no load"
-    )
+    # Who looks on is no load.
+    eventually(lambda: [one["running"] for one in table(routed)["replicas"]] == [0, 0])
     num = table(routed)["resumed"] + 1
     assert streamed(routed, lambda pid: os.kill(pid, signal.SIGKILL)) == whole
     eventually(lambda: f"{num} stream" in find(browser, "#servers-facts").text)

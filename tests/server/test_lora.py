@@ -231,7 +231,7 @@ def test_coming_and_going_under_load_loses_no_request(served: Served) -> None:
 def test_a_request_keeps_what_is_unloaded_and_metrics_tell_it(served: Served) -> None:
     served.call(LOAD, {"lora_name": "c", "lora_path": "c"})
     wanted = text(served, "c")
-    gate, seen = threading.Event(), threading.Event()
+    gate, seen = served.valve.gate(), threading.Event()
 
     def hold(step: Any) -> None:
         seen.set()
@@ -285,7 +285,7 @@ def test_where_memory_is_full_of_what_is_in_use(model: Path, folder: Path) -> No
         assert served.call(LOAD, {"lora_name": "b", "lora_path": "b"})[0] == 200  # a goes
         other = text(served, "b")
         assert text(served, "a") == plain  # b goes
-        gate, seen = threading.Event(), threading.Event()
+        gate, seen = served.valve.gate(), threading.Event()
 
         def hold(step: Any) -> None:
             seen.set()

@@ -105,6 +105,7 @@ def asked(roomy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask
     log = Log(folder / "log")
     flags = {"rules": folder / "rules.toml", "api_key_file": folder / "keys", "max_body": "64KiB"}
     with serving(roomy, **flags, **log.flags) as served:
+        served.stop_clock_of_limits()
         yield Asked(served, log)
     log.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -272,18 +273,25 @@ def test_where_nothing_can_be_kept_that_is_said(model: Path, tmp_path: Path) -> 
 
 def test_who_waits_goes_before_a_batch_which_goes_on_afterwards(kept: Served) -> None:
     """While somebody waits, no step has a sequence of the batch in it."""
-    client = kept.client()
-    batch = begun(client, requests(12, max_tokens=30))
-    eventually(lambda: counts(client.batches.retrieve(batch.id))[1] > 0)
+    client, is_asked = kept.client(), kept.valve.gate()
     seen: list[set[str]] = []
     engine = kept.llm.engine
 
     def note(step: Any) -> None:
         names = {engine.requests[work.seq_id[0]].name for work in step.work}
         seen.append({"batch" if name.startswith("batch-") else "person" for name in names})
+        if len(seen) == 40:  # of about 90: some are answered, and the person comes now
+            is_asked.wait(PATIENCE_S)
 
     kept.valve.before = note
-    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=20)
+    batch = begun(client, requests(12, max_tokens=30))
+    eventually(lambda: counts(client.batches.retrieve(batch.id))[1] > 0)
+    with ThreadPoolExecutor(1) as pool:
+        ask, streams = client.completions.create, kept.running.async_engine._streams
+        asked = pool.submit(ask, model="tiny", prompt="Hello", max_tokens=20)
+        eventually(lambda: not all(one.name.startswith("batch-") for one in [*streams]))
+        is_asked.set()
+        answer = asked.result()
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 20
     eventually(lambda: seen[-1] == {"batch"})
@@ -300,12 +308,14 @@ def test_batches_of_keys_share_what_nobody_waits_for(model: Path, tmp_path: Path
     """A key with a long batch does not keep another's short one waiting to its end."""
     with serving(model, {"max_num_seqs": 2}, home=tmp_path, api_key=["one", "two"]) as served:
         mine, others = served.client("one"), served.client("two")
+        go_on = hold(served, after=600)  # of 800: there it waits for the short one
         long = begun(mine, requests(200, max_tokens=8))
         eventually(lambda: counts(mine.batches.retrieve(long.id))[1] > 0)
         short = ended(others, begun(others, requests(3)))
         assert short.status == "completed"
         assert mine.batches.retrieve(long.id).status == "in_progress"
         mine.batches.cancel(long.id)
+        go_on.set()
         assert ended(mine, long).status == "cancelled"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from ridgeline.core.step import Step
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.server.deadlines import admission
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually
 
 ASK: dict[str, Any] = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -55,20 +57,13 @@ def knowing(model: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(autouse=True)
-def at_pace(knowing: Served) -> None:
-    knowing.assert_idle()  # a test that holds steps up holds up none of the test before
+def at_pace(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the test before runs, and a round has time for its forecasts on any machine."""
+    knowing.assert_idle()
     knowing.valve.before = pace
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round has time for its forecasts, however busy the machine is."""
-    monkeypatch.setattr(admission, "_ROUND_S", 60.0)
-
-
-def waited(gate: threading.Event) -> None:
-    """Hold a step up until the gate is open."""
-    gate.wait(PATIENCE_S)
+    monkeypatch.setattr(admission, "_ROUND_S", PATIENCE_S)
+    yield
+    knowing.valve.free()
 
 
 def pace(step: Step) -> None:
@@ -91,25 +86,32 @@ def test_a_deadline_with_ease_is_promised_and_kept(knowing: Served) -> None:
     eventually(lambda: any("promise=kept" in line for line in knowing.lines))
 
 
-def asking_till_accepted(served: Served, found: list[Any]) -> threading.Thread:
-    """Ask with longer and longer deadlines; ``found`` gets the first answer that is none of 503."""
+@pytest.fixture
+def soon(knowing: Served) -> dict[str, Any]:
+    """A request whose deadline is far beyond what is foreseen here, and passes soon."""
+    body = ASK | {"deadline": {"total_ms": 300_000}, "include_timings": True}
+    status, answer, _ = knowing.call("/v1/completions", body)
+    assert status == 200, answer
+    foreseen_ms = answer["metrics"]["promise"]["foreseen_total_ms"]
+    return body | {"deadline": {"total_ms": 1000 + 20 * foreseen_ms}}
 
-    def ask() -> None:
-        for total_ms in (1_500, 6_000, 24_000):  # a machine that was busy at first promises less
-            body = ASK | {"deadline": {"total_ms": total_ms}, "include_timings": True}
-            answered = served.call("/v1/completions", body)
-            if answered[0] == 200:
-                found.append(answered)
-                return
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    return asking
+@contextmanager
+def asking(served: Served, body: dict[str, Any], found: list[Any]) -> Iterator[None]:
+    """Ask beside the block; behind it steps have their pace, and ``found`` the answer."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.call, "/v1/completions", body)
+        answer.add_done_callback(lambda answer: found.append(answer.result()))
+        try:
+            yield
+        finally:
+            served.valve.free()
+            served.valve.before = pace
 
 
 @pytest.fixture
 def wide(knowing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A margin so wide that no machine is that slow."""
+    """A margin so wide that no machine is that slow, until a request has ended."""
     margin = PromiseMargin()
     margin.factor = 1e6
     monkeypatch.setattr(knowing.running.service.promises, "_margin", margin)
@@ -130,14 +132,12 @@ def test_in_the_band_of_the_margin_it_is_accepted_without_a_promise(
 
 
 def test_who_was_not_promised_is_late_and_no_promise_is_broken(
-    knowing: Served, wide: None, patient: None
+    knowing: Served, soon: dict[str, Any], wide: None
 ) -> None:
-    before, gate, found = outcomes(knowing), threading.Event(), list[Any]()
-    knowing.valve.before = lambda step: waited(gate)
-    asking = asking_till_accepted(knowing, found)
-    eventually(lambda: outcomes(knowing)["late"] == before["late"] + 1)
-    gate.set()
-    asking.join()
+    before, found = outcomes(knowing), list[Any]()
+    knowing.valve.hold()
+    with asking(knowing, soon, found):
+        eventually(lambda: outcomes(knowing)["late"] == before["late"] + 1)
     assert found[0][1]["metrics"]["promise"]["outcome"] == "late"
     after = outcomes(knowing)
     assert (after["kept"], after["broken"]) == (before["kept"], before["broken"])
@@ -145,7 +145,7 @@ def test_who_was_not_promised_is_late_and_no_promise_is_broken(
 
 def test_where_too_many_were_broken_nothing_is_promised_and_the_log_says_so(
     knowing: Served,
-    patient: None,
+    soon: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -156,12 +156,9 @@ def test_where_too_many_were_broken_nothing_is_promised_and_the_log_says_so(
     assert knowing.metrics()["ridgeline:promise_margin_ratio"] == pytest.approx(margin.factor)
     for _ in range(4):
         margin.judge(is_broken=True)
-    gate = threading.Event()
-    knowing.valve.before = lambda step: waited(gate)
-    asking = asking_till_accepted(knowing, [])
-    eventually(lambda: not margin.are_promises_made)  # the fifth is broken
-    gate.set()
-    asking.join()
+    knowing.valve.hold()
+    with asking(knowing, soon, []):
+        eventually(lambda: not margin.are_promises_made)  # the fifth is broken
     assert "changes too much for promises" in caplog.text
     assert knowing.metrics()["ridgeline:promises_made"] == 0
     knowing.valve.before = pace
@@ -251,7 +248,7 @@ def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served
 
     for is_let_in in (True, False):
         knowing.valve.before = lambda step: time.sleep(0.1)  # until all are there
-        threads = [ask(60)]
+        threads = [ask(100)]
         eventually(lambda: queues.running)
         async_engine.permit(1)
         threads.append(ask(100))
@@ -271,70 +268,65 @@ def test_others_enter_as_they_are_permitted_and_when_nobody_runs(knowing: Served
     assert found == [200] * 6
 
 
-def test_a_promise_is_broken_when_its_time_has_passed(knowing: Served, patient: None) -> None:
-    before = outcomes(knowing)
-    gate = threading.Event()
+def test_a_promise_is_broken_when_its_time_has_passed(
+    knowing: Served, soon: dict[str, Any]
+) -> None:
+    before, gate, found = outcomes(knowing), knowing.valve.gate(), list[Any]()
     served_steps: list[Step] = []
 
-    def hold(step: Step) -> None:
+    def hold_the_third(step: Step) -> None:
         pace(step)
         served_steps.append(step)
         if len(served_steps) == 3:
             gate.wait(PATIENCE_S)
 
-    knowing.valve.before = hold
-    found: list[Any] = []
-
-    asking = asking_till_accepted(knowing, found)
-    eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1)
-    assert not found, "it is counted before the answer ends"
-    gate.set()
-    asking.join()
+    knowing.valve.before = hold_the_third
+    with asking(knowing, soon, found):
+        eventually(lambda: outcomes(knowing)["broken"] == before["broken"] + 1)
+        assert not found, "it is counted before the answer ends"
     status, answer, _ = found[0]
     assert (status, answer["metrics"]["promise"]["outcome"]) == (200, "broken")
     assert outcomes(knowing)["kept"] == before["kept"]
 
 
 def test_a_verdict_does_not_wait_for_the_step_under_way(
-    knowing: Served, patient: None, monkeypatch: pytest.MonkeyPatch
+    knowing: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a step never ends, what cannot be kept is foreseen and refused all the same."""
-    held, gate, steps = threading.Event(), threading.Event(), list[Step]()
+    held, gate, steps = threading.Event(), knowing.valve.gate(), list[Step]()
 
-    def hold(step: Step) -> None:
+    def hold_the_third(step: Step) -> None:
         pace(step)  # or quick steps would be fitted too, and a second a step be less
         steps.append(step)
         if len(steps) == 3:
             held.set()
             gate.wait(PATIENCE_S)
 
-    knowing.valve.before = hold
+    knowing.valve.before = hold_the_third
     promised = ASK | {"deadline": {"total_ms": 60_000}}
-    asking = threading.Thread(target=lambda: knowing.call("/v1/completions", promised))
-    asking.start()
-    assert held.wait(PATIENCE_S)
-    try:
+    with asking(knowing, promised, []):
+        assert held.wait(PATIENCE_S)
         score = knowing.running.service.metrics.score
-        monkeypatch.setattr(score, "factor", 200.0)  # a second a step: the verdict has its time
-        body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 60_000, "total_ms": 60_000}}
+        # A second a step or more, so a hundred in all: the verdict has its time.
+        monkeypatch.setattr(score, "factor", 200.0)
+        body = ASK | {"max_tokens": 100, "deadline": {"ttft_ms": 60_000, "total_ms": 30_000}}
         status, answer, headers = knowing.call("/v1/completions", body)
-    finally:
-        gate.set()
-        asking.join()
     assert status == 503, (answer, score.calibration)
     assert answer["error"]["code"] == "deadline_cannot_be_kept"
     assert "x-foreseen-ttft-ms" in headers, "nothing was foreseen"
 
 
 def test_who_leaves_breaks_nothing(knowing: Served) -> None:
-    before = outcomes(knowing)
-    extra = {"ignore_eos": True, "deadline": {"total_ms": 8000}}
+    before, go_on = outcomes(knowing), hold(knowing, after=3, pace_s=0.005)
+    extra = {"ignore_eos": True, "deadline": {"total_ms": 300_000}}
     with knowing.client() as client:
         stream = client.completions.create(
             model="tiny", prompt="Once", max_tokens=100, stream=True, extra_body=extra
         )
         next(iter(stream))
         stream.close()
+        eventually(lambda: not knowing.running.async_engine.num_streams)
+        go_on.set()
     knowing.assert_idle()
     assert outcomes(knowing) == before
 

@@ -288,6 +288,7 @@ def test_an_answer_without_a_word_is_a_message(reasoner: Served, tmp_path: Path)
 def test_keys_and_limits_hold_here_too(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model")
     with serving(path, api_key=["a", "b"], max_tokens_per_minute=60) as served:
+        served.stop_clock_of_limits()
         with served.client("wrong") as client, pytest.raises(openai.AuthenticationError):
             client.responses.create(**ASK)
         with served.client("a") as client:

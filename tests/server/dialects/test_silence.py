@@ -116,7 +116,7 @@ def test_who_waits_in_the_queue_gets_a_head_too(served: Served) -> None:
 
 
 def test_what_fails_behind_the_head_is_told_as_the_last_event(served: Served) -> None:
-    go_on = threading.Event()
+    go_on = served.valve.gate()
 
     def fail(step: object) -> None:
         go_on.wait(PATIENCE_S)

@@ -67,7 +67,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 def test_a_client_that_leaves_is_forgotten_within_a_step(
     served: Served, how: str, stream: bool, at_step: int
 ) -> None:
-    reached, go_on = threading.Event(), threading.Event()
+    reached, go_on = threading.Event(), served.valve.gate()
     first = served.valve.num_steps
     aborted = served.metrics()['ridgeline:request_success_total{finished_reason="abort"}']
 
@@ -119,7 +119,7 @@ def test_who_shuts_only_its_sending_side_is_answered(
 def test_who_shuts_its_sending_side_where_no_probe_can_be_sent_has_left(
     served: Served, version: bytes, stream: bool
 ) -> None:
-    reached, go_on = threading.Event(), threading.Event()
+    reached, go_on = threading.Event(), served.valve.gate()
     first = served.valve.num_steps
 
     def before(step: Step) -> None:

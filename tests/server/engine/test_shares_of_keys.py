@@ -42,7 +42,7 @@ class Counted:
 
     def __init__(self, served: Served, stop_at: int) -> None:
         self.has_short: list[bool] = []
-        self.reached, self.go = threading.Event(), threading.Event()
+        self.reached, self.go = threading.Event(), served.valve.gate()
         self._stop_at = stop_at
         served.valve.before = self.before
 
@@ -124,8 +124,11 @@ def test_a_trace_of_several_keys_is_decided_again_the_same(model: Path, tmp_path
         for i in range(40)
     ]
     with serving(model, engine, api_key=[*KEYS.values()]) as served, ThreadPoolExecutor(20) as pool:
-        for status, _ in pool.map(lambda pair: ask(served, *pair), bodies):
-            assert status == 200
+        go_on = served.valve.hold()
+        asked = pool.map(lambda pair: ask(served, *pair), bodies)
+        eventually(lambda: served.running.async_engine.num_streams == 20)
+        go_on.set()
+        assert {status for status, _ in asked} == {200}
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert {r["owner"] for r in records if r["type"] == "request"} == {"key1", "key2"}
     assert any(r["preempted"] for r in records if r["type"] == "step"), "nobody gave way"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.step import Step
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.observe.live import MOST_READERS
 from tests.server.http.test_gate import bearer
@@ -94,7 +94,13 @@ def test_a_key_reads_so_many_views_at_once_and_others_are_not_in_its_way(shared:
 
 def test_a_key_sees_its_own_sequences_live(shared: Served) -> None:
     """And neither another's, nor its blocks, nor the steps that have both."""
-    shared.valve.before = lambda step: time.sleep(0.05)  # so that it lasts
+    is_seen, async_engine = shared.valve.gate(), shared.running.async_engine
+
+    def before(step: Step) -> None:
+        """A step for each look at the engine, so that it lasts until all have seen it."""
+        eventually(lambda: async_engine._callbacks or is_seen.is_set())
+
+    shared.valve.before = before
     asking = [
         threading.Thread(target=shared.call, args=(COMPLETE, LONG | {"n": n}), kwargs=bearer(key))
         for key, n in (("a-key", 2), ("b-key", 3))
@@ -106,7 +112,7 @@ def test_a_key_sees_its_own_sequences_live(shared: Served) -> None:
         with closing(watch(shared, key)) as views:
             seen[key] = next(one for one in views if one["num_running"] == num_running)
     slots = {key: shared.call("/slots", **bearer(key))[1] for key in seen}
-    shared.valve.before = lambda step: None
+    shared.valve.free()
     for thread in asking:
         thread.join()
     assert {key: sum(one["is_processing"] for one in slots[key]) for key in slots} == {

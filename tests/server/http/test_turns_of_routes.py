@@ -71,7 +71,7 @@ def served(model: Path) -> Iterator[Served]:
         {"max_num_seqs": 4},
         api_key=["key-a"],
         admin_api_key=["key-v"],
-        grammar_timeout=60,
+        grammar_timeout=PATIENCE_S,
         max_queued_requests=1000,
     ) as served:
         served.call(COMPLETE, formed("known"), **V)
@@ -86,7 +86,7 @@ def flooded(served: Served, turns: Turns, key: str = "key1") -> Iterator[threadi
 
     async def flood() -> None:
         CALLER.set(key)
-        await asyncio.gather(*(turns.run(lambda: go_on.wait(300)) for _ in range(20)))
+        await asyncio.gather(*(turns.run(lambda: go_on.wait(PATIENCE_S)) for _ in range(20)))
 
     flooding = asyncio.run_coroutine_threadsafe(flood(), served.loop)
     most = turns._num_threads - 1

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ridgeline.server.observe.spans import parent_of
 from tests.api.test_llm import POISON
 from tests.server.engine.test_async_engine import post
-from tests.server.serving import Served
+from tests.server.serving import Served, hold
 from tests.waiting import eventually
 
 CALLER_TRACE, CALLER_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -120,10 +120,11 @@ def test_a_prompt_each_has_a_span(served: Served, recorded: Recorded) -> None:
 
 def test_a_request_that_its_client_leaves_ends_too(served: Served, recorded: Recorded) -> None:
     body = {"prompt": [40] * 9, "max_tokens": 100, "ignore_eos": True}
-    served.valve.before = lambda step: time.sleep(0.01)
-    connection = post(served.port, body | {"stream": True})
-    connection.recv(1000)
-    connection.close()
+    go_on = hold(served, after=5)
+    with post(served.port, body | {"stream": True}) as connection:
+        connection.recv(1000)
+    eventually(lambda: not served.running.async_engine.num_streams)
+    go_on.set()
     whole = recorded.whole("text_completion tiny")
     assert (whole.attributes or {})["gen_ai.response.finish_reasons"] == ("abort",)
     assert [span.name for span in recorded.phases(whole)] == ["queue", "prefill", "decode"]

@@ -6,11 +6,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import NoAlertPresentException, WebDriverException
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -27,6 +29,30 @@ FLAGS = (
 )
 SETTINGS = {"temperature": 0, "max_tokens": 60}  # the model is small, and so is its length
 PHONE, DESK = (390, 844), (1440, 900)
+
+
+class Browser(Chrome):
+    """Chrome whose pages have loaded when ``get`` and ``refresh`` return: a driver may not wait."""
+
+    def get(self, url: str) -> None:
+        """Load a page; one that differs from this page by its fragment alone is not loaded."""
+        self._leave(partial(super().get, url))
+
+    def refresh(self) -> None:
+        """Load this page anew."""
+        self._leave(super().refresh)
+
+    def _leave(self, go: Callable[[], None]) -> None:
+        self.execute_script("window.isLeft = true")
+        go()
+        sees(self._has_loaded)
+
+    def _has_loaded(self) -> bool:
+        try:
+            script = "return !window.isLeft && document.readyState === 'complete'"
+            return bool(self.execute_script(script))
+        except WebDriverException:  # one page takes the other's place
+            return False
 
 
 def draw_slowly(step: Step) -> None:
@@ -56,7 +82,7 @@ def browsing(
         options.add_argument(flag)
     options.add_experimental_option("prefs", preferences or {})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
+    with Browser(options, webdriver.ChromeService(DRIVER)) as browser:
         set_size(browser, size)
         yield browser
 
@@ -118,6 +144,19 @@ def click(browser: Chrome, title: str) -> None:
     row = find(browser, f'li:has([title="{title}"])')
     ActionChains(browser).move_to_element(row).perform()
     find(browser, f'[title="{title}"]').click()
+
+
+def agree(browser: Chrome) -> None:
+    """Agree to what the page asks, as soon as it asks."""
+
+    def has_agreed() -> bool:
+        try:
+            browser.switch_to.alert.accept()
+        except NoAlertPresentException:
+            return False
+        return True
+
+    sees(has_agreed)
 
 
 def open_settings(browser: Chrome) -> None:

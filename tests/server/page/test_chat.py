@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.server.page.browsing import (
     DESK,
     PHONE,
+    agree,
     answer,
     ask,
     browsing,
@@ -182,7 +183,7 @@ def test_conversations_are_kept_renamed_and_deleted(page: Chrome) -> None:
     page.refresh()
     assert texts(page, rows) == ["mine", "old"]
     click(page, "Delete mine")
-    page.switch_to.alert.accept()
+    agree(page)
     assert texts(page, rows) == ["old"]
     page.refresh()
     assert texts(page, rows) == ["old"]

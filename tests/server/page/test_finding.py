@@ -8,6 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.server.page.browsing import (
     DESK,
     PHONE,
+    agree,
     find,
     keep,
     open_settings,
@@ -126,7 +127,7 @@ def test_keys_do_what_the_list_says(page: Chrome) -> None:
     press(page, Keys.SHIFT, Keys.ESCAPE)
     assert page.switch_to.active_element == find(page, "#question")
     press(page, Keys.CONTROL, Keys.SHIFT, Keys.BACKSPACE)
-    page.switch_to.alert.accept()
+    agree(page)
     assert texts(page, TITLES) == ["Of cats", "Of bees"]
     press(page, Keys.CONTROL, Keys.SHIFT, "o")
     assert texts(page, TITLES)[0] == "New conversation"

@@ -14,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.server.page.browsing import (
     DESK,
+    agree,
     answer,
     ask,
     browsing,
@@ -27,6 +28,7 @@ from tests.server.page.browsing import (
     texts,
 )
 from tests.server.serving import Served, hold, serving
+from tests.waiting import PATIENCE_S
 
 QUESTION = {"role": "user", "content": "hello"}
 ANSWER = {"role": "assistant", "content": "kept", "reason": "stop"}
@@ -49,7 +51,7 @@ def tabs(page: Chrome, slow: Served) -> Any:
     page.switch_to.new_window("tab")
     set_size(page, DESK)
     second = page.current_window_handle
-    page.get(slow.url)  # in a new tab this may return before the page has loaded
+    page.get(slow.url)
     sees(lambda: texts(page, ".body") == ["hello", "kept"])
     yield first, second
     page.switch_to.window(second)
@@ -65,6 +67,7 @@ def test_two_tabs_of_one_conversation_lose_nothing(
     page.switch_to.window(tabs[0])
     sees(lambda: "from two" in texts(page, ".user .body"))  # without a reload
     ask(page, "from one")
+    sees(lambda: slow.running.async_engine.num_streams == 2)
     go_on.set()
     for tab in tabs:
         page.switch_to.window(tab)
@@ -136,7 +139,7 @@ def test_a_tab_follows_what_another_changes(page: Chrome, tabs: tuple[str, str])
     sees(lambda: says(page, ".facts", "tokens/s"))
     assert texts(page, "#title") == ["mine"]
     click(page, "Delete mine")
-    page.switch_to.alert.accept()
+    agree(page)
     page.switch_to.window(tabs[1])
     sees(lambda: texts(page, "#conversations .title") == ["New conversation"])
     assert texts(page, "#messages article") == []
@@ -230,7 +233,8 @@ def test_an_answer_is_kept_when_the_next_does_not_begin(browser: Chrome, model: 
         keep(browser, {"title": "old", "messages": [QUESTION, ANSWER]})
         sees(lambda: texts(browser, "#state") == ["live"])
         served.loop.call_soon_threadsafe(served.running.stop)
-        served.thread.join(20)
+        served.thread.join(PATIENCE_S)
+        assert not served.thread.is_alive()
         find(browser, '[title="Answer again"]').click()
         sees(lambda: says(browser, ".problem", "cannot be reached. Check that it runs"))
         assert answer(browser).strip() == "kept"
@@ -292,7 +296,7 @@ def test_the_page_works_where_storage_is_blocked(slow: Served, tmp_path: Path) -
         ask(browser, "hello")
         sees(lambda: says(browser, ".facts", "+ 20 tokens"))
         click(browser, "Delete hello")
-        browser.switch_to.alert.accept()
+        agree(browser)
         assert texts(browser, "#conversations .title") == ["New conversation"]
         assert [line for line in browser.get_log("browser") if line["source"] != "network"] == []
     slow.assert_idle()

@@ -129,7 +129,7 @@ def test_a_refusal_is_kept_too(of_bytes: Grammars) -> None:
 
 
 def test_what_is_kept_waits_for_no_compiling_and_a_second_has_a_process_of_its_own() -> None:
-    slow = Grammars(Bytes(), [EOS], timeout_s=60)  # type: ignore[arg-type]
+    slow = Grammars(Bytes(), [EOS], timeout_s=PATIENCE_S)  # type: ignore[arg-type]
     kept, others = small(0)[0], [small(i)[0] for i in (1, 2)]
     slow.constraint(kept)
     process = slow._children._idle[-1]._process

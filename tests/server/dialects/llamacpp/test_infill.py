@@ -296,6 +296,7 @@ def test_a_model_without_the_tokens_says_so(served: Served) -> None:
 
 def test_keys_and_limits_hold(coder_path: Path) -> None:
     with serving(coder_path, api_key=["first"], max_tokens_per_minute=40) as served:
+        served.stop_clock_of_limits()
         assert served.refused(INFILL, ASK)[0] == 401
         bearer = {"authorization": "Bearer first"}
         status, answer, headers = served.call(INFILL, ASK, **bearer)
