@@ -176,7 +176,7 @@ def f16(model: Path, count: int, rng: random.Random) -> str:
                 eventually(lambda: len(servers(routed)) == 2 and are_ready(routed))
                 _move_a_dated_one(routed, between, rng.randrange(1 << 31))
                 ((found,),) = (routed.call("/v1/fleet")[1]["models"].values(),)
-                assert found["resumed"] == number + 1, found
+                assert found["resumed"] > number, found
     return f"{count} moves of prompts with the time between time zones: the same answer"
 
 
@@ -193,6 +193,7 @@ def _move_a_dated_one(routed: Routed, between: Wire, seed: int) -> None:
         assert response.status == 200
         while b'"content":"' not in response.readline():
             pass
+        eventually(lambda: sum(one["running"] for one in servers(routed)) == 1)  # no other one
         (busy,) = [one for one in servers(routed) if one["running"]]
         if busy["node"]:
             between.stand_still()

@@ -177,7 +177,7 @@ def test_a_rank_that_stops_while_it_loads_ends_the_engine(
         if not pids:
             pids.extend(ranks_of(os.getpid()))
             os.kill(pids[0], signal.SIGSTOP)
-            monkeypatch.setattr(watch, "LOADING_TIMEOUT_S", 1.5)
+            monkeypatch.setattr(watch, "LOADING_TIMEOUT_S", 4.0)
 
     def connect(*given: Any) -> Any:
         stop()
@@ -193,7 +193,7 @@ def test_a_rank_that_stops_while_it_loads_ends_the_engine(
     which = rf"rank 1 of 2 \(process {pids[0]}\)"
     if when == "when all meet":  # it may have begun to
         which = rf"({which}|the ranks)"
-    line = f"loading has stood still for 1.5 s: {which} did not go on"
+    line = f"loading has stood still for 4 s: {which} did not go on"
     assert re.fullmatch(line, str(caught.value))
     while is_alive(pids[0]):
         time.sleep(0.01)
@@ -240,5 +240,5 @@ def test_no_rank_outlives_the_first_even_one_that_is_stopped(model: Path) -> Non
         os.kill(rank, signal.SIGSTOP)
         watched = os.pidfd_open(rank)
         process.kill()
-        assert select.select([watched], [], [], 60)[0] == [watched]
+        assert select.select([watched], [], [], PATIENCE_S)[0] == [watched]
         os.close(watched)
