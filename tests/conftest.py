@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from ridgeline.engine_setup.home import default_home
 from tests.own_home import own_home
 
-# Every run tries the same examples.
+# Every run tries the same examples: they have no constants of the modules that are loaded, which
+# change with the tests that the same process has run before.
+providers._get_local_constants = lambda: providers._local_constants
 settings.register_profile(
     "ci",
     derandomize=True,

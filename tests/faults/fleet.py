@@ -22,7 +22,6 @@ from tests.fleet.test_router import Routed, routing
 from tests.waiting import eventually
 
 _AT_ONCE, _PER_FAULT = 8, 10
-_PATIENT = ("--receive-timeout", "600")
 _MEASURED = re.compile(  # by clocks and caches, and so no part of the answer
     r'("(?:created|created_at|completed_at|cached_tokens|cache_read_input_tokens|input_tokens'
     r'|[a-z_]*duration)": ?)("[^"]*"|\d+)'
@@ -118,7 +117,7 @@ def two_servers(model: Path, *flags: str, key: str = "") -> Iterator[Routed]:
     """
     with tempfile.TemporaryDirectory() as folder:
         served = served_alone(model, Path(folder))
-        with routing(served, Path(folder) / "log", "--replicas", "2", *_PATIENT, *flags) as routed:
+        with routing(served, Path(folder) / "log", "--replicas", "2", *flags) as routed:
             routed.key = key
             yield routed
             check_rest(routed)

@@ -92,7 +92,8 @@ def routing(
     is_model = folder.is_file() or (folder / "config.json").is_file()
     what = [str(folder)] if is_model else ["--models-dir", str(folder)]
     command = [sys.executable, *program, "serve", *what]
-    command += ["--port", "0", "--kv-cache-memory", "1MiB", "--threads", "1", *flags]
+    command += ["--port", "0", "--kv-cache-memory", "1MiB", "--threads", "1"]
+    command += ["--receive-timeout", str(PATIENCE_S), "--stall-timeout", str(PATIENCE_S), *flags]
     environment = os.environ | variables
     with (
         log.open("w") as words,

@@ -237,7 +237,8 @@ def serving(
     """Serve a model until the block ends; then it must be idle, and stop cleanly."""
     # Without drafts, whose number depends on the clock: tests count steps.
     base = {"kv_cache_memory": "1MiB", "threads": 1, "speculative_config": "off"}
-    flags = ServeOptions(**options)
+    patient = {"receive_timeout": PATIENCE_S, "stall_timeout": PATIENCE_S}
+    flags = ServeOptions(**patient | {"step_timeout": 2 * PATIENCE_S} | options)
     with (
         LLM(model, **base | (engine or {})) as llm,
         audit_log(flags) if flags.audit else nullcontext() as audit,

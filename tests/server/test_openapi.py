@@ -24,6 +24,7 @@ from ridgeline.server.dialects.openai.response_format import FIELDS
 from tests.faults.oracles import check_body
 from tests.server.guards.models import write_guard
 from tests.server.serving import Served, serving
+from tests.waiting import PATIENCE_S
 
 CHECKS = [
     not_a_server_error,
@@ -147,7 +148,7 @@ def test_what_the_document_allows_and_forbids(
                 case.path_parameters["model"] = "tiny"
             for form in [name for name in FIELDS if case.body.get(name)][1:]:
                 del case.body[form]  # an answer has one form
-        response = case.call(base_url=small.url)
+        response = case.call(base_url=small.url, timeout=PATIENCE_S)
         statuses[response.status_code] += 1
         check_body(response.status_code, response.content)
         # A body that is too long is refused before it is read, whatever is wrong in it.
@@ -159,7 +160,7 @@ def test_what_the_document_allows_and_forbids(
 
     check()
     if mode is GenerationMode.POSITIVE and not any(one in path for one in UNKNOWN):
-        # What is drawn changes with the code that is loaded, and all of it may contradict itself.
+        # What is drawn changes with the document, and all of it may contradict itself.
         for number in range(1, 10):
             if not statuses[200]:
                 seed(number)(check)()
