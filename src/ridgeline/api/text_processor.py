@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.core.request import Constraint
+from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
+from ridgeline.decoding.messages.call_bounds import BoundedCalls
 from ridgeline.decoding.messages.message import REASONINGS, MessageForm
 from ridgeline.decoding.messages.tool_grammar import Framed, message_grammar
 from ridgeline.decoding.messages.tools import ToolFormat, ToolUse, format_named
@@ -374,6 +375,13 @@ class TextProcessor:
         decoder = self.tokenizer.new_decoder(prompt, params.skip_special_tokens, shown)
         shows_stop = params.include_stop_str_in_output
         return TextStream(decoder, tuple(params.stop), shows_stop=shows_stop)
+
+    def new_answer(
+        self, prompt: tuple[int, ...], params: SamplingParams, form: MessageForm | None = None
+    ) -> Text:
+        """Return the same for an answer that its calls may end, if its ``form`` has some."""
+        text = self.new_text(prompt, params, form)
+        return BoundedCalls(text, form) if form and form.tools else text
 
     def close(self) -> None:
         """End the processes of the chat template and of grammars, if there are such."""

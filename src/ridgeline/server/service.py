@@ -303,7 +303,7 @@ class Service:
         stream = RequestStream(
             prepared.prompts,
             params,
-            body.watched(partial(self.text.new_text, form=prepared.form)),
+            body.watched(partial(self.text.new_answer, form=prepared.form)),
             state.tenant,
             is_read=bool(body.stream) or state.is_background,  # steps that others can wait for
             is_background=state.is_background,

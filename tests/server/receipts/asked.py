@@ -27,6 +27,16 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a chat of three answers, streamed": (CHAT, HELLO | {"n": 3, "stream": True}),
     "a chat with logprobs": (CHAT, HELLO | {"seed": 5, "logprobs": True, "top_logprobs": 3}),
     "a call": (CHAT, HELLO | {"max_tokens": 60, "tools": [TOOL], "tool_choice": "required"}),
+    "calls that repeat": (
+        CHAT,
+        HELLO
+        | {
+            "max_tokens": 200,
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": True,
+        },
+    ),
     "a call that may come": (CHAT, HELLO | {"tools": [TOOL], "stream": True}),
     "JSON": (CHAT, HELLO | {"max_tokens": 60, "structured_outputs": {"json": SCHEMA}}),
     "an expression": (TEXT, {**LONG, "ignore_eos": False, "regex": "[a-f]{3,9} end"}),

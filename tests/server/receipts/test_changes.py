@@ -108,7 +108,7 @@ def answered(llm: LLM, said: Any, prompt: Any) -> list[list[int]]:
     llm.engine.add(
         tuple(ids),
         params,
-        new_text=lambda: llm.text.new_text(tuple(ids), params, form),
+        new_text=lambda: llm.text.new_answer(tuple(ids), params, form),
         new_constraint=llm.text.new_constraint(params, form),
     )
     tokens: list[list[int]] = [[] for _ in range(params.n)]

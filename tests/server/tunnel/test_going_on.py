@@ -28,6 +28,10 @@ NAME = {"model": "tiny"}
 DATED = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }} {{ messages[0].content }}"
 BLOCK = 16  # tokens that the cache keeps together
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+EMPTY = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "maxProperties": 0}},
+}
 # What is measured, and belongs to the server that ends an answer.
 MEASURED = re.compile(
     rb'"(cached_tokens|cache_read_input_tokens|input_tokens|[a-z_]*_duration|[a-z_]*_ms|[a-z_]*per_second|'
@@ -42,6 +46,14 @@ WISHES: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         {
             "messages": HELLO, "tools": [TOOL], "tool_choice": "required", "max_tokens": 24,
+            "chat_template": "{{ tools | length }} {{ messages[0].content }}",
+        },
+    ),
+    "repeated": (
+        CHAT,
+        {
+            "messages": HELLO, "tools": [EMPTY], "tool_choice": "required", "max_tokens": 120,
+            "parallel_tool_calls": True,
             "chat_template": "{{ tools | length }} {{ messages[0].content }}",
         },
     ),
@@ -116,6 +128,7 @@ def test_it_goes_on_behind_any_piece(servers: tuple[Served, Served], wish: str) 
     pieces = pieces_of(answer)
     whole = masked(b"".join(part for _, part in pieces))
     assert b'"error":{' not in whole
+    assert (b"repeated_call" in whole) == (wish == "repeated")
     for cut in range(len(pieces)):
         lines = b"".join(line for line, _ in pieces[:cut])
         shown = b"".join(part for _, part in pieces[:cut])

@@ -118,7 +118,7 @@ def _computed(
     request = engine.add(
         ids,
         params,
-        new_text=partial(text.new_text, ids, params, form),
+        new_text=partial(text.new_answer, ids, params, form),
         adapter=adapter,
         prediction=prompt.answers[0].tokens.ids or (),
         new_constraint=text.new_constraint(params, form),

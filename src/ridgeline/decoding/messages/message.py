@@ -57,6 +57,11 @@ class MessageForm(NamedTuple):
     tools: tuple[ToolFormat, ToolUse] | None = None
     has_body: bool = False
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether nothing keeps it to one call."""
+        return self.tools is None or self.tools[1].is_parallel
+
 
 class MessageReader:
     """Reads one message. White space around reasoning and calls is dropped."""
@@ -83,6 +88,11 @@ class MessageReader:
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
         return self._read in (self._label, self._think)
+
+    @property
+    def is_at_calls(self) -> bool:
+        """Whether what comes next belongs to calls, or stands between them."""
+        return self._read in (self._open, self._begin_call, self._read_call, self._end_call)
 
     @property
     def num_held(self) -> int:

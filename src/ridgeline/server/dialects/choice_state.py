@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ridgeline.core.step import TokenLogprobs
+from ridgeline.decoding.messages.call_bounds import CALL_BOUNDS
 from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader
 from ridgeline.decoding.text import HeldEntries
@@ -45,6 +46,11 @@ class ChoiceState:
         """All text that was shown, if that is kept."""
         return "".join(text for _, text in self.kept or ())
 
+    @property
+    def bound(self) -> str:
+        """Which bound of calls has ended it, if one has."""
+        return str(self.stop_reason) if self.num_calls and self.stop_reason in CALL_BOUNDS else ""
+
     def refuse(self, says: str) -> ChoiceState:
         """End it, as a rule says; return itself."""
         self.pieces += [Piece("refusal", says)] if says else []
@@ -57,3 +63,8 @@ class ChoiceState:
         if self.kept is not None:
             self.kept += pieces
         return pieces
+
+
+def means_of(answers: Iterable[ChoiceState]) -> list[float]:
+    """Return the mean log-probability of each answer's tokens."""
+    return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

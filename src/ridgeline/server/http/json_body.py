@@ -26,6 +26,7 @@ MAX_VALUES = 1 << 18  # values in one body, such as token ids
 MAX_PARTS = 1 << 16  # strings, lists and objects among them
 IGNORED = "x-ridgeline-ignored"  # names what was dropped
 CAPPED = "x-ridgeline-capped"  # says which limit was above what the context leaves, and what it is
+ENDED = "x-ridgeline-ended"  # says which bound ended a whole answer
 _MOST_NAMED, _MOST_SHOWN = 20, 200  # names; characters of one
 _WINDOW_BYTES = 1 << 16
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")

@@ -110,6 +110,97 @@ def test_a_call_that_is_required(thinker: Served) -> None:
     assert "add" in names
 
 
+FORCED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # By route: a request, and what more it says for one call or for several.
+    CHAT: (
+        {"messages": HELLO, "tools": TOOLS[1:], "tool_choice": "required", "max_tokens": 300},
+        {"parallel_tool_calls": False},
+        {"parallel_tool_calls": True},
+    ),
+    "/v1/responses": (
+        {
+            "input": "Hello",
+            "tools": [{"type": "function", "name": "now", "strict": True}],
+            "tool_choice": "required",
+            "max_output_tokens": 300,
+        },
+        {"parallel_tool_calls": False},
+        {"parallel_tool_calls": True},
+    ),
+    "/v1/messages": (
+        {
+            "model": "tiny",
+            "messages": HELLO,
+            "tools": [{"name": "now", "input_schema": {"type": "object", "maxProperties": 0}}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 300,
+        },
+        {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+        {"tool_choice": {"type": "any", "disable_parallel_tool_use": False}},
+    ),
+    "/api/chat": (
+        {
+            "model": "tiny",
+            "messages": HELLO,
+            "tools": TOOLS[1:],
+            "tool_choice": "required",
+            "options": {"num_predict": 300, "temperature": 0},
+        },
+        {"parallel_tool_calls": False},
+        {"parallel_tool_calls": True},
+    ),
+}
+
+
+def _calls_and_end(path: str, answer: dict[str, Any]) -> tuple[int, str]:
+    """How many calls an answer has, and how it says that it ended."""
+    if path == CHAT:
+        [choice] = answer["choices"]
+        return len(choice["message"]["tool_calls"]), choice["finish_reason"]
+    if path == "/v1/responses":
+        kinds = [one["type"] for one in answer["output"]]
+        return kinds.count("function_call"), answer["status"]
+    if path == "/v1/messages":
+        kinds = [one["type"] for one in answer["content"]]
+        return kinds.count("tool_use"), answer["stop_reason"]
+    return len(answer["message"]["tool_calls"]), answer["done_reason"]
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_a_call_that_must_come_is_one_and_none_comes_twice(thinker: Served, path: str) -> None:
+    """The tool takes nothing, so any second call is the first once more."""
+    ask, one, several = FORCED[path]
+    ends = {"/v1/responses": "completed", "/v1/messages": "tool_use", "/api/chat": "stop"}
+    num_tokens = []
+    for more in ({}, one, several):
+        body = ask | more | {"temperature": 0, "stream": False}
+        status, answer, headers = thinker.call(path, body)
+        assert status == 200, answer
+        assert _calls_and_end(path, answer) == (1, ends.get(path, "tool_calls"))
+        assert headers.get("x-ridgeline-ended") == ("repeated_call" if more is several else None)
+        if path == CHAT:
+            assert answer["choices"][0].get("stop_reason") == headers.get("x-ridgeline-ended")
+        if path == "/v1/responses":
+            assert answer["parallel_tool_calls"] == (more is several)
+        usage = answer.get("usage") or {"output_tokens": answer.get("eval_count")}
+        num_tokens.append(usage.get("output_tokens", usage.get("completion_tokens")))
+    assert num_tokens[0] == num_tokens[1] < num_tokens[2], "the second call was begun"
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_nothing_of_a_repeated_call_is_streamed(thinker: Served, path: str) -> None:
+    ask, _, several = FORCED[path]
+    shown = thinker.call(path, ask | several | {"temperature": 0, "stream": True})[1].decode()
+    begun = {
+        "/v1/responses": "response.output_item.added",
+        "/v1/messages": '"type":"tool_use"',
+        "/api/chat": '"tool_calls"',
+    }
+    assert shown.count(begun.get(path, '"name":"now"')) == (2 if "responses" in path else 1), shown
+    if path == CHAT:
+        assert '"stop_reason":"repeated_call"' in shown
+
+
 def test_the_call_that_is_named(thinker: Served) -> None:
     for name in ("add", "now"):
         choice = both(thinker, tool_choice={"type": "function", "function": {"name": name}})

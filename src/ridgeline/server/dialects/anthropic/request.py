@@ -50,7 +50,7 @@ def chat_request(asked: Conversation) -> ChatRequest:
         "continue_final_message": goes_on or None,
         "tools": [_tool(one.model_dump(exclude_none=True)) for one in asked.tools or ()] or None,
         "tool_choice": _choice(choice),
-        "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
+        "parallel_tool_calls": _is_parallel(choice.disable_parallel_tool_use if choice else None),
         "reasoning_effort": config.effort if config else None,
     }
     if form := (config and config.format) or asked.output_format:
@@ -64,6 +64,10 @@ def chat_request(asked: Conversation) -> ChatRequest:
             "user": asked.metadata.user_id if asked.metadata else None,
         }
     return ANTHROPIC.request(ChatRequest, asked, fields)
+
+
+def _is_parallel(is_disabled: bool | None) -> bool | None:
+    return None if is_disabled is None else not is_disabled
 
 
 def _format(form: dict[str, Any]) -> dict[str, Any]:

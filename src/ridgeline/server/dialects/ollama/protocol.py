@@ -110,7 +110,8 @@ class ChatAsked(Asked):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
-    tool_choice: str | dict[str, Any] | None = None  # Ollama has none; OpenAI's
+    tool_choice: str | dict[str, Any] | None = None  # OpenAI's, like the next: Ollama has none
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: _Whole | None = Field(None, ge=0, le=20)
 

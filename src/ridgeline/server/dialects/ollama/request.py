@@ -42,6 +42,7 @@ def chat_request(asked: ChatAsked) -> ChatRequest:
         "messages": list(_messages(asked.messages)),
         "tools": asked.tools or None,
         "tool_choice": asked.tool_choice,
+        "parallel_tool_calls": asked.parallel_tool_calls,
         "logprobs": asked.logprobs,
         "top_logprobs": asked.top_logprobs if asked.logprobs else None,
     }

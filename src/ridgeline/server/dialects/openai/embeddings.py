@@ -123,7 +123,7 @@ class Vectors:
     """
 
     num_tokens = 0  # none is generated
-    is_cut = False
+    is_cut, bounds = False, ""
     promise: Promise | None = None
 
     def __init__(self, stream: RequestStream) -> None:

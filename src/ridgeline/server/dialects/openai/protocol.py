@@ -358,9 +358,8 @@ class ChatRequest(Rendering, _SamplingFields):
     @property
     def use(self) -> ToolUse | None:
         """What may be called; raises ApiError."""
-        is_parallel = self.parallel_tool_calls is not False
         tools = [one.tool for one in self.tools or ()]
-        return wanted_tools(tools, self.tool_choice, is_parallel)
+        return wanted_tools(tools, self.tool_choice, self.parallel_tool_calls)
 
     def params(self, default: Callable[..., SamplingParams], vocab_size: int) -> SamplingParams:
         """Return the parameters for the engine; raises ApiError."""

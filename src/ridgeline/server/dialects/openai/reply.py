@@ -34,6 +34,7 @@ from ridgeline.server.engine.request_stream import (
 )
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
+from ridgeline.server.http.json_body import ENDED
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import Strict
@@ -102,6 +103,10 @@ class Results(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether it is over, though the engine does not know."""
+
+    @property
+    def bounds(self) -> str:
+        """Which bounds have ended it, each once."""
 
     @property
     def finish_reasons(self) -> str:
@@ -363,6 +368,8 @@ class Reply(Response):
         whole = partial(self._whole, in_pieces if is_long else _encode)
         data, headers = await self._turns.run(whole) if is_long else whole()
         self._charge()
+        if bounds := self._answers.bounds:
+            headers = headers | {ENDED: bounds}
         async with asyncio.timeout(self._stall_timeout_s):
             await self._send(send, data, headers, more_body=False)
 

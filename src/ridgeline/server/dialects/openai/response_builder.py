@@ -7,7 +7,7 @@ the logprobs of a token are written. It knows nothing of connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -29,7 +29,7 @@ from ridgeline.decoding.messages.calls import Piece
 from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.deadlines.promise import Promise
-from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState
+from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState, means_of
 from ridgeline.server.dialects.openai.message import delta_of, message_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.openai.tools import is_named
@@ -75,6 +75,7 @@ class ResponseBuilder:
         self._with_logprobs = stream.params.logprobs is not None
         self._is_named = isinstance(body, ChatRequest) and is_named(body.tool_choice)
         self._reasons = form is not None and form.reasoning is not None
+        self.is_parallel = form is None or form.is_parallel
         self.choices = [
             ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
@@ -261,7 +262,7 @@ class ResponseBuilder:
         params, answers = self._stream.params, self.choices
         if params.num_answers > params.n:
             groups = zip(*[iter(answers)] * params.num_answers, strict=True)
-            best = [[group[i] for i in likeliest(_means(group), params.n)] for group in groups]
+            best = [[group[i] for i in likeliest(means_of(group), params.n)] for group in groups]
             answers = self.chosen = [answer for group in best for answer in group]
             for index, answer in enumerate(answers):
                 answer.index = index
@@ -409,6 +410,11 @@ class ResponseBuilder:
         return "+".join(sorted({a.finish_reason for a in self.choices if a.finish_reason}))
 
     @property
+    def bounds(self) -> str:
+        """Which bounds of calls have ended answers, each once."""
+        return ", ".join(sorted({a.bound for a in self.choices if a.bound}))
+
+    @property
     def num_tokens(self) -> int:
         """Tokens generated, except one that only the engine needed."""
         return sum(answer.num_tokens for answer in self.choices)
@@ -492,8 +498,3 @@ class ResponseBuilder:
         times = timings_of(self.records, self._stream.arrival_s, self.num_cached)
         promise = {"promise": self.promise.timings()} if self.promise and times else {}
         return promise | times
-
-
-def _means(answers: Iterable[ChoiceState]) -> list[float]:
-    """Return the mean log-probability of each answer's tokens."""
-    return [answer.cumulative_logprob / max(answer.num_tokens, 1) for answer in answers]

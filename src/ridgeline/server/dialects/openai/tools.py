@@ -12,14 +12,15 @@ _MODES = ("none", "auto", "required")
 
 
 def wanted_tools(
-    tools: Sequence[Tool], choice: str | dict[str, Any] | None, is_parallel: bool
+    tools: Sequence[Tool], choice: str | dict[str, Any] | None, is_parallel: bool | None
 ) -> ToolUse | None:
     """Return what may be called, None for nothing.
 
     Args:
         tools: all that the request has.
         choice: its ``tool_choice``: none, auto, required, a named function, or allowed_tools.
-        is_parallel: whether there may be several calls.
+        is_parallel: whether there may be several calls; None where it is not said: there may be
+            if none has to come, since who forces a call wants it and no other.
 
     Raises ApiError, which names the field.
     """
@@ -32,14 +33,17 @@ def wanted_tools(
     allowed, mode = list(tools), choice
     if isinstance(choice, dict):
         allowed, mode = _chosen(choice, tools)
-        is_parallel = is_parallel and choice.get("type") != "function"
+        is_parallel = False if choice.get("type") == "function" else is_parallel
     if mode not in _MODES:
         raise bad_value("tool_choice", f"it must be one of {', '.join(_MODES)}, or an object")
     if mode == "none" or (mode == "auto" and not tools):
         return None
     if not allowed:
         raise bad_value("tool_choice", "it requires a call, but there are no tools")
-    return ToolUse(tuple(allowed), mode == "required", is_parallel)
+    is_required = mode == "required"
+    return ToolUse(
+        tuple(allowed), is_required, not is_required if is_parallel is None else is_parallel
+    )
 
 
 def is_named(choice: object) -> bool:

@@ -210,7 +210,7 @@ class ResponsesWriter:
             "truncation": "disabled",
             "usage": self._usage() if reason else None,
             **said,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": self._answers.is_parallel,
             "tools": said["tools"] or [],
             "tool_choice": said["tool_choice"] or "auto",
         }
