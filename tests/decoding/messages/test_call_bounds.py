@@ -45,8 +45,7 @@ def spelled(name: str, calls: list[tuple[str, str]]) -> str:
 
 def _xml(tool: str, arguments: str) -> str:
     parts = [
-        f"<parameter={key}>\n{value if key == 'city' else json.dumps(value)}"
-        "\n</parameter>\n"
+        f"<parameter={key}>\n{value if key == 'city' else json.dumps(value)}\n</parameter>\n"
         for key, value in json.loads(arguments).items()
     ]
     return f"<function={tool}>\n{''.join(parts)}</function>"
@@ -153,9 +152,9 @@ def test_what_must_go_on_is_not_ended() -> None:
 
 
 @given(
-    one=st.dictionaries(st.sampled_from("ab\\"), st.text("ab\\\n\"é", max_size=4), max_size=3),
+    one=st.dictionaries(st.sampled_from("ab\\"), st.text('ab\\\n"é', max_size=4), max_size=3),
     other=st.dictionaries(
-        st.sampled_from("ab\\"), st.text("ab\\\n\"é", max_size=4) | st.integers(0, 20), max_size=3
+        st.sampled_from("ab\\"), st.text('ab\\\n"é', max_size=4) | st.integers(0, 20), max_size=3
     ),
     is_ascii=st.booleans(),
 )

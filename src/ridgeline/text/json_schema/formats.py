@@ -1,7 +1,7 @@
-"""Formats of strings that an answer keeps to, as patterns.
+"""Formats of strings that an answer keeps to, as patterns: all of JSON Schema's but ``regex``.
 
-Others are annotations, as JSON Schema has it by default. Fractions of seconds and numbers in a
-duration have a bound: a small model writes digits for ever otherwise.
+Others are named as not enforced: JSON Schema takes a format for an annotation by default. Fractions
+of seconds and other numbers have a bound: a small model writes digits for ever otherwise.
 """
 
 from __future__ import annotations
@@ -34,16 +34,44 @@ _IPV6 = "|".join(
 _WORD = r"[a-zA-Z0-9!#$%&'*+\/=?^_`{|}~-]+"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
-_CHAR = r"(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
-_AUTHORITY = (
-    r"(?:(?:[a-zA-Z0-9._~!$&'()*+,;=:-]|%[0-9a-fA-F]{2})*@)?"
-    rf"(?:\[(?:{_IPV6})\]|(?:[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{{2}})*)(?::[0-9]{{0,5}})?"
+# What may stand in an IRI beside a URI's characters (RFC 3987, ucschar).
+_UCS = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
+    f"{chr(plane << 16 | first)}-{chr(plane << 16 | 0xFFFD)}"
+    for plane in range(1, 15)
+    for first in [0x1000 if plane == 14 else 0]
 )
-_URI = (
-    rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:\/\/{_AUTHORITY}(?:\/{_CHAR}*)*"
-    rf"|\/?(?:{_CHAR}+(?:\/{_CHAR}*)*)?)"
-    rf"(?:\?(?:{_CHAR}|[\/?])*)?(?:#(?:{_CHAR}|[\/?])*)?"
-)
+# Letters of which a host's label may consist, in any order: lower case, written from left to right,
+# and none that joins another. A label of them has at most 63 bytes as ASCII, whichever they are.
+_IDN_LETTERS = "a-z0-9ß-öø-ÿα-ρς-ωа-яぁ-ゖァ-ヺ一-龥가-힣"
+_PLAIN_PART = "[a-zA-Z0-9]{1,20}"
+_IDN_LABEL = rf"(?:{_PLAIN_PART}(?:-{_PLAIN_PART}){{0,2}}|[{_IDN_LETTERS}]{{1,10}})"
+_IDN_HOST = rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}"
+_IDN_WORD = rf"[a-zA-Z0-9!#$%&'*+\/=?^_`{{|}}~{_UCS}-]+"
+_POINTER = r"(?:\/(?:[^~\/]|~[01])*)*"
+_NAME_PART = "(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})"
+_VARIABLE = rf"{_NAME_PART}(?:\.?{_NAME_PART})*(?::[1-9][0-9]{{0,3}}|\*)?"
+_LITERAL = rf"[!#-$&(-;=?-\[\]_a-z~{_UCS}]|%[0-9a-fA-F]{{2}}"  # RFC 6570
+
+
+def _uri_and_reference(more: str) -> tuple[str, str]:
+    """Return patterns of a URI, and of a reference to one, that may also have characters ``more``.
+
+    After RFC 3986; a port has at most five digits.
+    """
+    plain, encoded = rf"a-zA-Z0-9._~!$&'()*+,;=\-{more}", "%[0-9a-fA-F]{2}"
+    char = f"(?:[{plain}:@]|{encoded})"
+    user, host = f"(?:[{plain}:]|{encoded})*", f"(?:[{plain}]|{encoded})*"
+    authority = rf"(?:{user}@)?(?:\[(?:{_IPV6})\]|{host})(?::[0-9]{{0,5}})?"
+    path = rf"(?:\/{char}*)*"
+    rooted = rf"\/\/{authority}{path}|\/(?:{char}+{path})?"
+    first = f"(?:[{plain}@]|{encoded})+"  # of a relative path: a colon would end a scheme
+    end = rf"(?:\?(?:{char}|[\/?])*)?(?:#(?:{char}|[\/?])*)?"
+    uri = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|(?:{char}+{path})?)"
+    return f"^(?:{uri}){end}$", f"^(?:{uri}|{rooted}|(?:{first}{path})?){end}$"
+
+
+_URI, _URI_REFERENCE = _uri_and_reference("")
+_IRI, _IRI_REFERENCE = _uri_and_reference(_UCS)
 
 FORMATS = {
     "date-time": f"^(?!0000){_DAY}[tT]{_CLOCK}$",
@@ -51,9 +79,17 @@ FORMATS = {
     "date": f"^(?!0000){_DAY}$",
     "duration": f"^P(?:{_DATE}(?:{_TIME})?|{_TIME}|{_N}W)$",
     "email": rf"^{_WORD}(?:\.{_WORD})*@(?:{_HOST}|\[{_IPV4}\])$",
+    "idn-email": rf"^{_IDN_WORD}(?:\.{_IDN_WORD})*@{_IDN_HOST}$",
     "hostname": f"^{_HOST}$",
+    "idn-hostname": f"^{_IDN_HOST}$",
     "ipv4": f"^{_IPV4}$",
     "ipv6": f"^(?:{_IPV6})$",
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
-    "uri": f"^{_URI}$",
+    "uri": _URI,
+    "uri-reference": _URI_REFERENCE,
+    "iri": _IRI,
+    "iri-reference": _IRI_REFERENCE,
+    "uri-template": rf"^(?:{_LITERAL}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})$",
 }

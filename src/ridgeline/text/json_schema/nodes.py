@@ -104,10 +104,13 @@ class SchemaReader:
 
     def leave_out(self, node: Node, keyword: str, why: str) -> None:
         """Note a keyword that no grammar holds to. Raises SchemaError where that is not allowed."""
-        path = self.shown((*node.path, keyword))
         if self._is_strict:
-            raise SchemaError(path, why)
-        self.ignored[path] = None
+            raise SchemaError(self.shown((*node.path, keyword)), why)
+        self.note(node, keyword)
+
+    def note(self, node: Node, keyword: str) -> None:
+        """Note an annotation that no grammar holds to."""
+        self.ignored[self.shown((*node.path, keyword))] = None
 
     def spend(self, amount: int = 1) -> None:
         """Count work. Raises SchemaError if it becomes too much."""

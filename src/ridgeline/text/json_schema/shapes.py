@@ -195,6 +195,8 @@ def _add_strings(shape: ObjectShape, reader: SchemaReader, node: Node) -> None:
     wanted = node.keywords.get("format")
     if isinstance(wanted, str) and wanted in FORMATS:
         asked.append(patterns.pattern(FORMATS[wanted]))
+    elif isinstance(wanted, str):
+        reader.note(node, "format")
     for one in asked:
         if one is not None:
             shape.must += one.must
