@@ -107,6 +107,15 @@ def test_a_server_that_cannot_start_one_says_so_and_loosens_nothing(
                 status, error = served.refused(CHAT, ask | fields)
                 assert (status, error["code"]) == (503, "no_process"), error
                 assert error["message"].startswith("grammars cannot be compiled now")
+            grammars = served.llm.text._grammars
+            process = grammars._children._idle[-1]._process if grammars else None
+            with monkeypatch.context() as patch:  # it starts, and then gets nothing of the machine
+                if grammars and process:
+                    os.kill(process.pid, signal.SIGSTOP)
+                    patch.setattr(grammars, "_timeout_s", 0.02)
+                    status, answer, headers = served.call(CHAT, ask | fields)
+                    assert (status, answer["error"]["code"]) == (503, "no_process"), answer
+                    assert int(headers["retry-after"]) > 0
             status, _, headers = served.call(CHAT, ask | fields)
             assert status == 200
             assert "x-ridgeline-ignored" not in headers

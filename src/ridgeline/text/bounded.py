@@ -16,10 +16,10 @@ from typing import Any
 
 from ridgeline.models.gguf.pre_tokenizers import SPLITS
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.text.child import Child
+from ridgeline.text.child import BUSY_TIMES, Child, Overdue
 
 _PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"
-_MAX_BUILDING_S, _MAX_ENCODING_S = 30.0, 10.0  # that pass; of computing, 10 and 6 s
+_MAX_BUILDING_S, _MAX_ENCODING_S = 10.0, 6.0  # of computing, as the process has it
 # How many characters of text one character may become: the most of what real ones do is some 60.
 _MOST_GROWTH = 256
 _MOST_DEPTH = 4
@@ -146,14 +146,15 @@ class Apart:
         """Return the ids of a text.
 
         Raises ValueError if it takes more time or memory than it may: then the next text waits
-        until the tokenizer is built again. Raises ChildProcessError if it cannot be any more.
+        until the tokenizer is built again. Raises ChildProcessError if it cannot be any more, or
+        not in time: the machine is too busy.
         """
         with self._lock:
             limit_s = _MAX_ENCODING_S if self._child.is_running else _MAX_BUILDING_S
             try:
-                answer: dict[str, Any] | None = self._child.ask(text, limit_s)
+                answer: dict[str, Any] | None = self._child.ask(text, BUSY_TIMES * limit_s)
             except ChildProcessError as error:
-                if self._child.has_started:
+                if self._child.has_started or isinstance(error, Overdue):
                     raise ChildProcessError(f"texts cannot be read now: {error}") from None
                 raise ValueError(f"the tokenizer fails: {error}") from None
         if answer is None:

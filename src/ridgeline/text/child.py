@@ -1,9 +1,10 @@
 """A program in processes of its own, which may be stopped: they are asked in lines of JSON.
 
 For work whose time and memory nothing else can limit. The process starts with the first question,
-or when told to, and sleeps between two. When an answer takes too long it is killed, and the next
-question gets a new process. This module knows nothing of the program: JSON values go in and come
-out.
+or when told to, and sleeps between two. It limits its own computing and memory (``text.limited``),
+and is gone if a question takes more; the next one gets a new process. If no answer has come long
+after that, it is killed: then not the question is at fault, but the machine. This module knows
+nothing of the program: JSON values go in and come out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ from pathlib import Path
 from typing import Any
 
 NUM_PROCESSES = 3  # of one program
+BUSY_TIMES = 20  # as long as what it may compute, a question may take where others compute as well
 _START_S, _GOODBYE_S = 20.0, 1.0
 _NUM_PIECES = 20  # in which a time is waited for
+
+
+class Overdue(ChildProcessError):
+    """No answer came, though the process has computed less than it may: the machine is too busy."""
 
 
 class Child:
@@ -43,7 +49,10 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the process, unless it runs. Raises ChildProcessError if it does not answer."""
+        """Start the process, unless it runs. Raises ChildProcessError if it does not answer.
+
+        Overdue, which is one, if it only takes too long.
+        """
         if self._process and self._process.poll() is not None:  # it was killed
             self.close()
         if self._process is not None:
@@ -56,9 +65,9 @@ class Child:
         self.has_started = True
 
     def ask(self, value: Any, limit_s: float) -> Any:
-        """Return the answer to a value; None if none came in time, and then the process is gone.
+        """Return the answer to a value; None if the process has ended over it.
 
-        Raises ChildProcessError if it does not start.
+        Raises ChildProcessError if it does not start, and Overdue if no answer came in ``limit_s``.
         """
         self.start()
         assert self._process is not None
@@ -75,23 +84,30 @@ class Child:
             self._process = None
 
     def _exchange(self, process: subprocess.Popen[bytes], value: Any, limit_s: float) -> bytes:
-        """Send a value and return the line that answers it, nothing if the process is gone."""
+        """Send a value and return the line that answers it, nothing if the process is gone.
+
+        Raises Overdue if it was killed for it.
+        """
         assert process.stdin is not None
         assert process.stdout is not None
-        has_answered = threading.Event()
-        threading.Thread(target=_kill_late, args=(process, has_answered, limit_s)).start()
+        has_answered, is_late = threading.Event(), threading.Event()
+        threading.Thread(target=_kill_late, args=(process, has_answered, is_late, limit_s)).start()
         try:
             process.stdin.write(json.dumps(value).encode() + b"\n")
             process.stdin.flush()
-            return process.stdout.readline()
+            reply = process.stdout.readline()
         except BrokenPipeError:
-            return b""
+            reply = b""
         except BaseException:  # Ctrl-C: an unread answer must not be taken for the next one
             process.kill()
             self.close()
             raise
         finally:
             has_answered.set()
+        if not reply and is_late.is_set():
+            self.close()
+            raise Overdue(f"there was no answer in {limit_s:g} s, for the machine is busy")
+        return reply
 
 
 class Children:
@@ -117,10 +133,7 @@ class Children:
             child.start()
 
     def ask(self, value: Any, limit_s: float) -> Any:
-        """Return the answer to a value; None if none came in time.
-
-        Raises ChildProcessError if no process starts.
-        """
+        """Return the answer to a value, None or an error as ``Child.ask`` does."""
         with self._one() as child:
             answer = child.ask(value, limit_s)
             if answer is None:  # the next caller need not wait for the start
@@ -153,7 +166,10 @@ def _started(program: Path) -> subprocess.Popen[bytes]:
 
 
 def _kill_late(
-    process: subprocess.Popen[bytes], has_answered: threading.Event, limit_s: float
+    process: subprocess.Popen[bytes],
+    has_answered: threading.Event,
+    is_late: threading.Event,
+    limit_s: float,
 ) -> None:
     """Kill a process that does not answer in time.
 
@@ -161,6 +177,7 @@ def _kill_late(
     falls into one of the pieces, and that is over when they go on.
     """
     if not any(has_answered.wait(limit_s / _NUM_PIECES) for _ in range(_NUM_PIECES)):
+        is_late.set()
         process.kill()
 
 

@@ -29,6 +29,7 @@ def begin(max_bytes: int | None = None) -> None:
     # to be had waits for itself for ever.
     os.environ["RUST_BACKTRACE"] = "0"
     if resource:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # of ``bound_cpu``: it ends the process
         if max_bytes:
             with suppress(ValueError, OSError):  # not every system has it
                 resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
@@ -52,20 +53,13 @@ def bound_growth(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def bound_cpu(seconds: int) -> None:
-    """End this process after these seconds of computing from now on.
+def bound_cpu(seconds: float) -> None:
+    """End this process after these seconds of computing from now on, of all its threads together.
 
-    The parent's limit is on the time that passes, and is gone if the parent was killed.
+    So a limit says something of the question, and nothing of what else the machine has to do.
     """
-    if resource is None:
-        return
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_s = int(usage.ru_utime + usage.ru_stime)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = used_s + 1 + seconds
-    if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    if resource:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def lines() -> Iterator[bytes]:

@@ -293,6 +293,17 @@ def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     assert "fewer devices" in error["message"]
 
 
+def test_a_plan_that_only_waits_for_a_busy_machine_is_asked_for_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it computes is little; only the time that passes is too long, and no request's fault."""
+    monkeypatch.setattr(one_at_a_time, "_BUSY_TIMES", 0)
+    one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
+    status, answer, headers = served.call("/v1/plan", LONG | one)
+    assert (status, answer["error"]["code"]) == (503, "plan_busy")
+    assert int(headers["retry-after"]) > 0
+
+
 @given(
     st.fixed_dictionaries(
         {"prompt_tokens": st.sampled_from([1, 700, "90:5", 32_768]), "new_tokens": st.just(2)},

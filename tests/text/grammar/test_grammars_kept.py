@@ -148,6 +148,38 @@ def test_what_is_kept_waits_for_no_compiling_and_a_second_has_a_process_of_its_o
     slow.close()
 
 
+def test_a_busy_machine_only_delays_a_grammar() -> None:
+    """Its process does not run for longer than the grammar may compute, as where others do."""
+    busy = Grammars(Bytes(), [EOS], timeout_s=1.0)  # type: ignore[arg-type]
+    busy.constraint(small(0)[0])
+    process = busy._children._idle[-1]._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    compiled: list[object] = []
+    thread = threading.Thread(target=lambda: compiled.append(busy.constraint(small(1)[0])))
+    thread.start()
+    thread.join(2.5)
+    assert thread.is_alive()
+    os.kill(process.pid, signal.SIGCONT)
+    thread.join(60)
+    assert compiled
+    busy.close()
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_a_grammar() -> None:
+    busy = Grammars(Bytes(), [EOS])  # type: ignore[arg-type]
+    busy.constraint(small(0)[0])
+    process = busy._children._idle[-1]._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    busy._timeout_s = 0.02
+    with pytest.raises(ChildProcessError, match=r"in 0.4 s, for the machine is busy"):
+        busy.constraint(small(1)[0])
+    busy._timeout_s = 2.0
+    busy.constraint(small(1)[0])
+    busy.close()
+
+
 def test_a_question_that_takes_too_long_leaves_no_start_to_the_next(of_bytes: Grammars) -> None:
     of_bytes._timeout_s = 0.2
     with pytest.raises(GrammarError):

@@ -181,7 +181,7 @@ class ServeOptions:
     )
     max_grammar_bytes: int = flag_field(65536, "Maximum size of a schema or grammar, in bytes.")
     grammar_timeout: float = flag_field(
-        2.0, "Maximum time to compile a schema or grammar, in seconds."
+        2.0, "Maximum computing time of compiling a schema or grammar, in seconds of a processor."
     )
     chat_template: Path | None = flag_field(
         None, "File with a chat template (jinja2), in place of the model's own."

@@ -176,7 +176,7 @@ class WorkTurns:
     Attributes:
         bodies: long ones, to checked models; of a key one at a time, which bounds its memory too.
         prompts: templates and tokenising: milliseconds.
-        grammars: compiling them: up to ``--grammar-timeout``.
+        grammars: compiling them: up to ``--grammar-timeout`` of computing.
         reports: what is told of a model or a server, plans among it: up to seconds.
         loads: plans for a load: up to half a minute.
     """

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from ridgeline.text.child import Children
+from ridgeline.text.child import BUSY_TIMES, Children
 from ridgeline.text.grammar.error import GrammarError, NotKept
 from ridgeline.text.grammar.process import LIMITS, Vocabulary
 from ridgeline.text.json_schema import WHITESPACE
@@ -74,7 +74,8 @@ class Grammars:
     ) -> None:
         """Prepare to constrain answers that end with any of ``eos_ids``.
 
-        A grammar may have ``max_bytes`` of text and take ``timeout_s`` to compile. ``give_back``
+        A grammar may have ``max_bytes`` of text and take ``timeout_s`` of a processor to compile,
+        however long that is on a machine that has more to do. ``give_back``
         returns freed memory to the system. Raises ValueError for a model without an
         end-of-sequence token: its answers could not end.
         """
@@ -147,16 +148,20 @@ class Grammars:
     def _compiled(self, source: Source) -> _KeptGrammar:
         """Return a grammar, or why it is none.
 
-        Raises GrammarError if it takes too long, and ChildProcessError if nothing can be compiled.
+        Raises GrammarError if it takes too long, and ChildProcessError if nothing can be compiled,
+        or not in time: the machine is too busy.
         """
         asked = {**source._asdict(), "schemas": json.loads(source.schemas or "[]")}
+        asked["limit_s"], limit_s = self._timeout_s, BUSY_TIMES * self._timeout_s
         try:
-            answer: dict[str, Any] | None = self._children.ask(asked, self._timeout_s)
+            answer: dict[str, Any] | None = self._children.ask(asked, limit_s)
         except ChildProcessError as error:
             raise ChildProcessError(f"grammars cannot be compiled now: {error}") from None
-        if answer is None:  # it may be the load of the machine: the next try is another one
+        if answer is None:
             raise GrammarError(
-                f"the grammar takes more than {self._timeout_s:g} s or 1 GiB to compile", "too_slow"
+                f"the grammar takes more than {self._timeout_s:g} s of computing or 1 GiB to "
+                "compile (--grammar-timeout)",
+                "too_slow",
             )
         least_bytes = _LEAST_BYTES + _size(source)
         if "error" in answer:

@@ -23,7 +23,6 @@ from ridgeline.text.json_schema import ANY_OBJECT, SchemaError, written
 
 _MAX_PROCESS_BYTES = 3 << 29  # the library, the vocabulary, and 1 GiB
 _STACK_BYTES = 2 << 20  # less than a thread of the parent has
-_MAX_CPU_S = 10  # more than the parent's own limit
 _MAX_ERROR_CHARS = 300
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -70,9 +69,10 @@ def main() -> None:
     vocabulary.encode = tokenizer.greedy_tokenize  # near enough to see whether anything may follow
     limited.answer({})
     for line in lines:
-        limited.bound_cpu(_MAX_CPU_S)
+        asked = json.loads(line)
+        limited.bound_cpu(asked["limit_s"])
         answer: dict[str, Any] = {}
-        worker = threading.Thread(target=_compile, args=(tokenizer, json.loads(line), answer))
+        worker = threading.Thread(target=_compile, args=(tokenizer, asked, answer))
         worker.start()
         worker.join()
         limited.answer(answer)
@@ -109,6 +109,7 @@ def _grammar(asked: dict[str, Any], ignored: list[str]) -> str:
     if kind == "json":
         found = written(json.loads(text), is_strict=True, whitespace=asked["whitespace"])
         text = found.text
+        ignored += [f"schema.{path}" for path in found.ignored]
     elif kind == "regex":
         [grammar] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
         text = grammar["lark_grammar"]

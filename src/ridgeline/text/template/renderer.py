@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ridgeline.text.child import Children
+from ridgeline.text.child import BUSY_TIMES, Children, Overdue
 
 _PROGRAM = Path(__file__).with_name("process.py")
-_MAX_RENDERING_S = 20.0  # of which the process may compute 2: a busy machine gives it no more
+_MAX_CPU_S = 2.0
 
 
 class Renderer:
@@ -34,19 +34,19 @@ class Renderer:
 
         Raises:
             ValueError: the template is broken, refuses, or takes more time or memory than it may.
-            ChildProcessError: no process can be started any more.
+            ChildProcessError: no process can be started any more, or the machine is too busy.
         """
-        question = {"now": now.isoformat(), "variables": variables}
+        question = {"now": now.isoformat(), "variables": variables, "limit_s": _MAX_CPU_S}
         try:
-            answer: dict[str, str] | None = self._children.ask(question, _MAX_RENDERING_S)
+            answer: dict[str, str] | None = self._children.ask(question, BUSY_TIMES * _MAX_CPU_S)
         except ChildProcessError as error:
-            if self._children.has_started:
+            if self._children.has_started or isinstance(error, Overdue):
                 raise ChildProcessError(f"chats cannot be written now: {error}") from None
             raise ValueError(f"the chat template fails: {error}") from None
         if answer is None:
             raise ValueError(
-                f"the chat template fails: it takes more than {_MAX_RENDERING_S:g} s, "
-                "2 s of computing, or more memory than any template needs"
+                f"the chat template fails: it takes more than {_MAX_CPU_S:g} s of computing, "
+                "or more memory than any template needs"
             )
         if "error" in answer:
             raise ValueError(f"the chat template fails: {answer['error']}")
