@@ -286,7 +286,8 @@ def test_a_plan_for_a_load_is_kept_for_its_other_forms(served: Served) -> None:
 def test_a_plan_that_takes_too_long_ends_amid_a_simulation(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_at_a_time, "MOST_S", 0.5)
+    monkeypatch.setattr(one_at_a_time, "MOST_S", 0.1)
+    monkeypatch.setattr(one_at_a_time, "BUSY_TIMES", 10_000)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, error = served.refused("/v1/plan", LONG | one)
     assert (status, error["code"]) == (400, "plan_too_long")
@@ -297,7 +298,7 @@ def test_a_plan_that_only_waits_for_a_busy_machine_is_asked_for_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it computes is little; only the time that passes is too long, and no request's fault."""
-    monkeypatch.setattr(one_at_a_time, "_BUSY_TIMES", 0)
+    monkeypatch.setattr(one_at_a_time, "BUSY_TIMES", 0)
     one = {"model": config("llama-3.1-8b"), "on": "h100-sxm", "tensor_parallel_size": 1}
     status, answer, headers = served.call("/v1/plan", LONG | one)
     assert (status, answer["error"]["code"]) == (503, "plan_busy")

@@ -16,9 +16,9 @@ from starlette.types import Receive
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.http.turns import WorkTurns
+from ridgeline.text.child import BUSY_TIMES
 
 MOST_S = 30.0  # of computing
-_BUSY_TIMES = 10  # as long it may take where others compute as well
 _LEFT = 499  # it is not read
 
 Alive = Callable[[], None]
@@ -66,7 +66,7 @@ def _until(gone: threading.Event) -> Alive:
                 param="on",
                 code="plan_too_long",
             )
-        if time.monotonic() - begin_s > _BUSY_TIMES * MOST_S:
+        if time.monotonic() - begin_s > BUSY_TIMES * MOST_S:
             raise ApiError(
                 503,
                 "the machine is too busy for this plan now: try again later",
