@@ -35,7 +35,7 @@ class CallBounds:
         """Begin before the first character of a message with calls."""
         self._reader = MessageReader(form)
         self._held = ""
-        self._made: list[_Call] = []  # those that were let out
+        self._made: list[_MadeCall] = []  # those that were let out
         self._name = self._arguments = ""  # of the call that is being read
         self._scan = JsonScan()
         self._is_new = False  # that call: it is none of those before
@@ -158,7 +158,7 @@ def _may_become_text(begun: str, whole: Any) -> bool:
     return True
 
 
-class _Call(NamedTuple):
+class _MadeCall(NamedTuple):
     """A call: its arguments, and these as equal ones are written."""
 
     name: str
@@ -166,12 +166,12 @@ class _Call(NamedTuple):
     written: str
 
 
-def _call(name: str, arguments: str) -> _Call:
+def _call(name: str, arguments: str) -> _MadeCall:
     try:
         parsed = json.loads(arguments, parse_float=_number)
-        return _Call(name, parsed, json.dumps(parsed, sort_keys=True))
+        return _MadeCall(name, parsed, json.dumps(parsed, sort_keys=True))
     except _UNREADABLE:  # too deep, or a number too long: it is equal only to itself
-        return _Call(name, {}, arguments)
+        return _MadeCall(name, {}, arguments)
 
 
 def _number(text: str) -> float:
