@@ -59,6 +59,9 @@ def test_formats_and_templates_count(tmp_path: Path) -> None:
     found += [_fingerprint(one, dtype="f32"), _fingerprint(one, backend="reference")]
     (one / "chat_template.jinja").write_text("{{ messages[0].content }}")
     found.append(_fingerprint(one))
+    (one / "additional_chat_templates").mkdir()
+    (one / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    found.append(_fingerprint(one))
     assert len(set(found)) == len(found)
     assert _fingerprint(one, max_num_seqs=3) == found[-1]
 

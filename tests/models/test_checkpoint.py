@@ -39,7 +39,7 @@ def test_a_gguf_file(tiny_gguf: Path) -> None:
     np.testing.assert_allclose(q.to_f32(), raw, atol=0.02)
     assert checkpoint.eos_ids == (2, 3)  # </s>, and <|im_end|>, which is a control token
     assert (checkpoint.bos_id, checkpoint.begin_ids) == (1, ())
-    assert checkpoint.chat_template == "{{ messages }}"
+    assert (checkpoint.chat_template, checkpoint.tool_template) == ("{{ messages }}", None)
     assert isinstance(checkpoint.tokenizer, dict)
     assert set(checkpoint.tokenizer) == {*vocabulary(), "general.architecture"}
     assert checkpoint.tokenizer["tokenizer.ggml.tokens"][2] == "</s>"

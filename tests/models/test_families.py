@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.arch.model import Attention, Experts, Layer, ModelArch
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import (
     GGUF_FAMILIES,
@@ -16,10 +17,13 @@ from ridgeline.models.families import (
     arch_from_config,
     family_of,
     model_from_config,
+    model_from_gguf,
 )
 from ridgeline.models.families.layer_configs import layers_from_gguf
 from ridgeline.models.families.nearest import NEAREST
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics import costs
+from ridgeline.physics.shapes import weight_params
 from tests.models.test_gguf_modern import in_directory
 from tests.models.tiny import (
     CONFIG,
@@ -83,6 +87,7 @@ def test_llama_of_hugging_face() -> None:
 def test_a_tied_model_needs_and_uses_no_head() -> None:
     raw = hf_weights(CONFIG)
     tied = CONFIG | {"tie_word_embeddings": True}
+    raw["lm_head.weight"] = raw["model.embed_tokens.weight"].copy()
     assert "head" not in model_from_config(tied, as_tensors(raw), "model")[1]
     del raw["lm_head.weight"]
     assert model_from_config(tied, as_tensors(raw), "model")[0].tied_embeddings
@@ -188,8 +193,11 @@ def test_windows(name: str, changes: dict[str, Any], windows: tuple[int | None, 
         ({"architectures": [["x"]]}, "architecture"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', not true or false"),
         ({"num_local_experts": 8}, "num_local_experts"),
-        ({"a_strangers_key": 0.5}, "a_strangers_key is .*changes what the model computes"),
-        ({"a_strangers_key": False}, "a_strangers_key is False.*changes what the model computes"),
+        ({"a_strangers_scale": 0.5}, "a_strangers_scale is 0.5.*by its name.*take that key out"),
+        ({"aStrangersLayerNorm": True}, "aStrangersLayerNorm is True.*by its name it changes"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier is 12.0, which is not supported"),
+        ({"attention_k_eq_v": True}, "attention_k_eq_v is True, which is not supported"),
+        ({"quantization": {"bits": 4}}, "quantization is {'bits': 4}, which is not supported"),
         ({"use_rope": False}, "use_rope is False"),
         ({"use_rope": None}, "use_rope is None, which is not supported; supported: True"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
@@ -235,6 +243,57 @@ def test_what_a_config_must_not_say(changes: dict[str, Any], named: str) -> None
     with pytest.raises(ModelFileError, match=named) as caught:
         model_from_config(CONFIG | changes, as_tensors(hf_weights(CONFIG)), "model")
     assert str(caught.value).startswith("model: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"license": "mit", "training_step": 12000, "aNote": [1]}, "license, training_step, aNote"),
+        (
+            {"merged_from": ["a", "b"], "mergekit": {"merge_method": "slerp"}},
+            "merged_from, mergekit",
+        ),
+        ({"router_dropout": 0.1, "attn_backend": "x"}, "router_dropout, attn_backend"),
+        ({f"note_{i}": True for i in range(23)}, ", note_19 and 3 more"),
+        ({"a\nb": 2}, r"a\nb"),
+        ({"qk_norm": False, "a_strangers_rope": None, "a_strangers_window": 0}, ""),
+        ({"logit_scale": 1.0, "embedding_multiplier": 1, "rope_ratio": 1.0}, ""),
+    ],
+)
+def test_a_key_that_nobody_knows_is_taken_and_named(changes: dict[str, Any], named: str) -> None:
+    notes: list[str] = []
+    raw = as_tensors(hf_weights(CONFIG))
+    arch, _ = model_from_config(CONFIG | changes, raw, "model", note=notes.append)
+    assert arch == model_from_config(CONFIG, raw, "model")[0]
+    assert len(notes) == bool(named)
+    for note in notes:
+        assert note.startswith("keys of which nothing is known are taken to change nothing: ")
+        assert note.endswith(named)
+        assert "\n" not in note
+
+
+def test_one_is_no_factor_where_a_name_speaks_of_none() -> None:
+    with pytest.raises(ModelFileError, match="a_strangers_bias is 1, which is not supported"):
+        arch_from_config(CONFIG | {"a_strangers_bias": 1}, {}, "model")
+
+
+def test_keys_of_strangers_in_a_gguf_file_are_taken_and_named() -> None:
+    notes: list[str] = []
+    metadata = gguf_metadata(CONFIG, "llama") | {"llama.custom": "x", "other.scale": 3.0}
+    model_from_gguf(metadata, as_tensors(gguf_weights(CONFIG, "llama")), "x", notes.append)
+    assert notes == ["keys of which nothing is known are taken to change nothing: llama.custom"]
+
+
+@pytest.mark.parametrize("named", [{}, {"architectures": None}, {"architectures": []}])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_type_names_the_family_where_no_class_does(named: dict[str, Any], nested: bool) -> None:
+    silent = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    values = silent | {"model_type": "llama"} | named
+    if nested:
+        values = {"model_type": "nobodys", "text_config": silent | {"model_type": "llama"}} | named
+    arch, _ = model_from_config(values, as_tensors(hf_weights(CONFIG)), "model")
+    assert arch == model_from_config(CONFIG, as_tensors(hf_weights(CONFIG)), "model")[0]
+    assert weight_params(shape_of_config(values)) == costs.weight_params(arch)
 
 
 def test_a_rope_that_grows_with_the_text_is_plain_within_the_context() -> None:
@@ -435,7 +494,7 @@ def test_scores_of_gemma_27b_are_scaled_as_published(arch: str, num_layers: int)
         ({"general.architecture": 3}, "general.architecture is 3"),
         ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"phi3.expert_count": 8, "general.architecture": "phi3"}, "phi3.expert_count"),
-        ({"llama.a_strangers_key": [1.0]}, "llama.a_strangers_key is "),
+        ({"llama.a_strangers_scales": [1.0]}, "llama.a_strangers_scales is "),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
         ({"llama.attention.causal": False}, "llama.attention.causal is False, which is not"),
         ({"general.architecture": "mamba"}, "'mamba' is not supported: Mamba-1.*Mamba-2"),

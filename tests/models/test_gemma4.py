@@ -247,7 +247,7 @@ def test_the_text_half_of_a_model_that_sees_and_hears() -> None:
         ({"per_layer_config": {"1": {"window": 16}}}, "by the number of a layer"),
         ({"per_layer_config": {"1": {"head_dim": 16}}}, "layers of one kind differ"),
         ({"attention_k_eq_v": 1}, "attention_k_eq_v is 1"),
-        ({"a_strangers_key": 3}, "a_strangers_key is "),
+        ({"a_strangers_scale": 3}, "a_strangers_scale is "),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -357,7 +357,7 @@ def test_a_gguf_file_says_the_same() -> None:
         ({"attention.head_count_kv": np.array([2, 2, 2, 1, 2, 2])}, "layers of one kind differ"),
         ({"rope.dimension_count_swa": 10}, "rope over 10"),
         ({"attn_logit_softcapping": 3.0}, "attn_logit_softcapping is set"),
-        ({"a_strangers_key": 3}, "a_strangers_key is "),
+        ({"a_strangers_scale": 3}, "a_strangers_scale is "),
     ],
 )
 def test_gguf_files_that_cannot_be_computed(changes: dict[str, Any], message: str) -> None:

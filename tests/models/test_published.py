@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ridgeline.models.counting import shape_of_config
 from ridgeline.models.families import HF_FAMILIES, arch_from_config, family_of, model_from_config
 from ridgeline.models.tensors import ModelFileError, Tensor
 from ridgeline.physics import costs
@@ -131,12 +132,18 @@ def test_gguf_files_of_gemma_4_state_as_many_parameters() -> None:
 
 def test_what_stands_beside_a_text_half_is_understood_too() -> None:
     config = CONFIGS["gemma-3-4b-it"]["config"]
-    with pytest.raises(ModelFileError, match="a_strangers_key is "):
-        arch_from_config(config | {"a_strangers_key": 2}, {}, "x")
+    with pytest.raises(ModelFileError, match="a_strangers_scale is "):
+        arch_from_config(config | {"a_strangers_scale": 2}, {}, "x")
     with pytest.raises(ModelFileError, match="quantization_config is set"):
         arch_from_config(config | {"quantization_config": {"quant_method": "new"}}, {}, "x")
-    untied = arch_from_config(config | {"tie_word_embeddings": False}, {}, "x")
-    assert not untied.tied_embeddings
+    tied = {"tie_word_embeddings": True}
+    untied = {"tie_word_embeddings": False}
+    assert not arch_from_config(config | untied, {}, "x").tied_embeddings
+    text = config["text_config"]
+    for inner, outer in ((tied, untied), (untied, tied), (tied, {}), (untied, {})):
+        both = config | outer | {"text_config": text | inner}
+        assert arch_from_config(both, {}, "x").tied_embeddings is inner["tie_word_embeddings"]
+        assert shape_of_config(both).is_tied is inner["tie_word_embeddings"]
 
 
 @pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "model.language_model."])

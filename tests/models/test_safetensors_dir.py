@@ -272,7 +272,7 @@ def test_ends_and_defaults_of_generation(make_directory: Maker) -> None:
         "do_sample": True,
     }
     checkpoint = load_directory(make_directory(generation_config=generation))
-    assert checkpoint.eos_ids == (5, 6)
+    assert checkpoint.eos_ids == (5, 6, 2)
     assert checkpoint.bos_id == 1
     assert checkpoint.generation_defaults == {
         "temperature": 0.7,
@@ -294,7 +294,7 @@ def test_the_tokenizer_adds_its_own_end(make_directory: Maker) -> None:
     }
     config = CONFIG | {"bos_token_id": None}
     checkpoint = load_directory(make_directory(tokenizer_config=text, config=config))
-    assert checkpoint.eos_ids == (2, 7)
+    assert checkpoint.eos_ids == (7, 2)  # the tokenizer's own first
     assert checkpoint.bos_id is None  # 99 is beyond the vocabulary
 
 

@@ -39,7 +39,8 @@ def directory(
     save_file({k: v.astype(np.float16) for k, v in weights.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(json.dumps(spec or byte_level()))
-    text = {"chat_template": "{{ messages }}", "add_bos_token": True}
+    named = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    text = {"chat_template": named, "add_bos_token": True}
     (path / "tokenizer_config.json").write_text(json.dumps(text))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7, 9]}))
     return path
@@ -82,8 +83,8 @@ def test_texts_are_read_alike(kind: str, tmp_path: Path) -> None:
     source = directory(tmp_path / "a", hf_weights(WIDE), spec=VOCABULARIES[kind]())
     out = quantised(source, tmp_path / "b.gguf", "q8_0")
     was, now = load_checkpoint(source), load_checkpoint(out)
-    for part in ("bos_id", "begin_ids", "chat_template"):
-        assert getattr(now, part) == getattr(was, part), part
+    for part in ("bos_id", "begin_ids", "chat_template", "tool_template"):
+        assert getattr(now, part) == getattr(was, part) is not None, part
     assert now.eos_ids[:3] == was.eos_ids
     old, new = tokenizer_of(was), tokenizer_of(now)
     # GGUF files cannot say that no space begins what stands behind a control token.

@@ -48,7 +48,7 @@ def facts(
         "model": contents,
         "ropes": ropes,
         "formats": [config.backend, config.dtype, config.kv_cache_dtype],
-        "template": hashlib.sha256(text.chat_template.source.encode()).hexdigest(),
+        "template": hashlib.sha256(text.chat_template.sources.encode()).hexdigest(),
         "parsers": [text.tool_format.name, text.reasoning],
         "recommended": sorted(text.generation_defaults.items()),
         "code": code_digest(),

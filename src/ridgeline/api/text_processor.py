@@ -95,7 +95,7 @@ class TextProcessor:
         self.tokenizer.building = self._measured
         self.fim = find_fim_tokens(self.tokenizer, checkpoint.tokenizer)
         self.chat_template = _chat_template(checkpoint, self.tokenizer)
-        self.can_chat = checkpoint.chat_template is not None
+        self.can_chat = checkpoint.can_chat
         self.tokenizer_config = tokenizer_config(checkpoint, self.tokenizer)
         from ridgeline.api.token_rules import (
             Lexicon,  # here: behind numpy, or that takes 50 ms more
@@ -135,8 +135,8 @@ class TextProcessor:
         ``reasoning`` is one of ``REASONING_PARSERS``. Raises ValueError for a tool-call parser that
         is not known.
         """
-        template = self.chat_template.source
-        self.tool_format: ToolFormat = format_named(tool_call, template)
+        template = self.chat_template.sources
+        self.tool_format: ToolFormat = format_named(tool_call, self.chat_template.tool_source)
         self.reasoning = REASONINGS.get(reasoning)
         if reasoning == "auto":
             known = REASONINGS.values()
@@ -413,7 +413,13 @@ def _chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate
         return "" if token is None else tokenizer.token_bytes(token).decode()
 
     eos = checkpoint.eos_ids[0] if checkpoint.eos_ids else None
-    return ChatTemplate(checkpoint.chat_template, tokenizer, spell(checkpoint.bos_id), spell(eos))
+    return ChatTemplate(
+        checkpoint.chat_template,
+        tokenizer,
+        spell(checkpoint.bos_id),
+        spell(eos),
+        tool_source=checkpoint.tool_template,
+    )
 
 
 def cut(ids: Sequence[int], sampling: SamplingParams, max_model_len: int) -> tuple[int, ...]:

@@ -31,8 +31,9 @@ from ridgeline.models.families import (
 )
 from ridgeline.models.families.head_order import row_order
 from ridgeline.models.families.split_layers import number_in_file
+from ridgeline.models.folder import Folder
 from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.safetensors_dir import Folder, map_safetensors
+from ridgeline.models.safetensors_dir import map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
 
 Floats = NDArray[np.float32]

@@ -70,7 +70,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     names = [name for name in _DENSE if is_dense and name in raw]
     dense = tuple(Dense(raw[name]) for name in names)
     of_model = {name: tensor for name, tensor in raw.items() if name not in names}
-    arch, tensors = model_from_gguf(metadata, of_model, str(path))
+    notes: list[str] = []
+    arch, tensors = model_from_gguf(metadata, of_model, str(path), notes.append)
     check_dense(dense, arch.hidden_size, path)
     kind = facts.text("tokenizer.ggml.model")
     bos, begins, end_ids = _around_text(facts, kind, arch.vocab_size)
@@ -82,11 +83,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
         bos_id=bos[0] if bos else None,
         begin_ids=tuple(bos) if begins else (),
         chat_template=facts.text("tokenizer.chat_template", "") or None,
+        tool_template=facts.text("tokenizer.chat_template.tool_use", "") or None,
         family=facts.text("general.architecture"),
         tokenizer={k: v for k, v in metadata.items() if k.startswith(_OF_THE_TOKENIZER)},
         end_ids=tuple(end_ids),
         dense=dense,
         contents=Contents({part.name: part for part in part_paths(path)}),
+        notes=tuple(notes),
     )
 
 

@@ -73,12 +73,12 @@ def summarise(checkpoint: Checkpoint) -> Summary:
         embedding_length=arch.hidden_size,
         modified_s=checkpoint.path.stat().st_mtime,
         has_head=arch.has_head,
-        can_chat=checkpoint.chat_template is not None,
+        can_chat=checkpoint.can_chat,
     )
 
 
 def _family(checkpoint: Checkpoint) -> str:
     if isinstance(checkpoint.tokenizer, Mapping):
         return str(checkpoint.tokenizer.get("general.architecture", ""))
-    config = json.loads((checkpoint.path / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((checkpoint.path / "config.json").read_bytes())
     return str(config.get("model_type", ""))

@@ -21,6 +21,7 @@ from ridgeline.models import encodings
 from ridgeline.models.identity.contents import Contents
 
 _MOST_MESSAGE_CHARS = 2000
+_ROWS_AT_ONCE = 1024  # that are compared: most differ in the first
 
 
 @contextmanager
@@ -157,6 +158,17 @@ class Tensor:
         return np.ascontiguousarray(out, dtype=np.float32).reshape(self.shape)
 
 
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are stored alike, byte for byte; those to be made never are."""
+    first, second = one.stored, other.stored
+    if (one.dtype, one.shape, first.shape) != (other.dtype, other.shape, second.shape):
+        return False
+    if any(t.make is not None or t.order is not None or t.parts for t in (one, other)):
+        return False
+    pieces = (slice(i, i + _ROWS_AT_ONCE) for i in range(0, len(first), _ROWS_AT_ONCE))
+    return all(np.array_equal(first[piece], second[piece]) for piece in pieces)
+
+
 def _room(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     """Return rows without content, which take no memory."""
     return np.broadcast_to(np.zeros(1, np.uint8), (rows, row_bytes))
@@ -183,6 +195,7 @@ class Checkpoint:
         begin_ids: what a plain prompt gets in front: ``bos_id``, some models more, or nothing.
         end_ids: what a plain prompt gets behind it, None where tokenizer.json says it.
         chat_template: jinja2 source, None where the file has none.
+        tool_template: that of conversations with tools, where they have one of their own.
         generation_defaults: the file's own sampling defaults (temperature, top_p, top_k, ...).
         quantization: how its weights were quantised, in words; "" where the types say it.
         tokenizer: what ``tokenizer.load_tokenizer`` needs: a path to tokenizer.json, or
@@ -193,6 +206,7 @@ class Checkpoint:
         dense: what they go through before that, in order.
         contents: of the files that all this was read from; of none if it was made in memory.
         part: names which of the files' layers these are, "" for all.
+        notes: what the files say that is not gone by, a line each.
     """
 
     path: Path
@@ -212,6 +226,13 @@ class Checkpoint:
     dense: tuple[Dense, ...] = ()
     contents: Contents = field(default_factory=lambda: Contents({}))
     part: str = ""
+    tool_template: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether it has a chat template, if only for conversations with tools."""
+        return self.chat_template is not None or self.tool_template is not None
 
     @property
     def vector_size(self) -> int:

@@ -46,6 +46,8 @@ def text_keys(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
         values["tokenizer.ggml.bos_token_id"] = bos
     if checkpoint.chat_template is not None:
         values["tokenizer.chat_template"] = checkpoint.chat_template
+    if checkpoint.tool_template is not None:
+        values["tokenizer.chat_template.tool_use"] = checkpoint.tool_template
     return values | _ends(checkpoint, values)
 
 

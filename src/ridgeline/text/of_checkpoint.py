@@ -19,5 +19,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
         checkpoint.begin_ids,
         checkpoint.end_ids,
         checkpoint.eos_ids,
-        named_in=f"{FIM_SPELLINGS} {checkpoint.chat_template or ''}",
+        named_in=" ".join(
+            (FIM_SPELLINGS, checkpoint.chat_template or "", checkpoint.tool_template or "")
+        ),
     )

@@ -36,6 +36,22 @@ def test_an_end_of_the_context_before_the_model_s_is_said() -> None:
     assert "chunks of 512 tokens, which is not computed" in line
 
 
+def test_a_model_without_any_end_says_so() -> None:
+    model = replace(checkpoint(ARCHS["plain"]), eos_ids=())
+    config = resolve(Options(kv_cache_memory="1MiB"), model)
+    (line,) = start_lines("m", model, config)
+    assert line.startswith("m names no token that ends an answer: answers run to their limit")
+    assert "eos_token in tokenizer_config.json" in line
+    makes_vectors = replace(model, arch=replace(model.arch, has_head=False, tied_embeddings=True))
+    assert start_lines("m", makes_vectors, config) == []
+
+
+def test_what_a_file_says_that_is_not_gone_by_is_said() -> None:
+    model = replace(checkpoint(ARCHS["plain"]), notes=("one", "two"))
+    config = resolve(Options(kv_cache_memory="1MiB"), model)
+    assert start_lines("m", model, config) == ["m: one", "m: two"]
+
+
 def test_four_bits_of_a_wider_file_are_named_with_the_way_out() -> None:
     (line,) = lines("plain", dtype="int4")
     assert line.startswith("--dtype int4: what the file has as F32 becomes 4 bits, which raised")

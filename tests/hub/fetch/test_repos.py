@@ -167,7 +167,8 @@ def test_parts_arrive_together(hub: Hub, stores: Stores) -> None:
 def test_a_safetensors_repository_becomes_a_directory_of_what_an_engine_reads(
     hub: Hub, stores: Stores
 ) -> None:
-    wanted = {"config.json": b"{}", "chat_template.jinja": b"", "model-1-of-1.safetensors": GGUF}
+    wanted = {"config.json": b"{}", "chat_template.jinja": b"", "model-1-of-1.safetensors": GGUF,
+              "additional_chat_templates/tool_use.jinja": b""}  # fmt: skip
     others = {"pytorch_model.bin": b"", "a.py": b"", "onnx/config.json": b"", "../x.json": b"",
               "consolidated.safetensors": GGUF, ".a.json": b"", "m-Q8_0.gguf": GGUF}  # fmt: skip
     hub.repos["o/n"] = Repo(wanted | others)

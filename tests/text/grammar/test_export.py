@@ -14,9 +14,11 @@ import tokenizers
 from ridgeline.hub.short_names import packaged
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.text.grammar.export import export_tokenizer, tokenizer_config
+from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests import tiny
-from tests.api.test_llm import model
+from tests.api.test_llm import model, write_model
+from tests.models.test_checkpoint import with_text
 from tests.models.vocabularies import ENCODERS
 from tests.real_models import CACHE, real_model
 
@@ -53,6 +55,30 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert theirs.token_to_id(config["eos_token"]) == checkpoint.eos_ids[0]
     assert config["chat_template"] == checkpoint.chat_template
+
+
+def test_templates_by_names(tmp_path: Path) -> None:
+    """A directory's own files are copied; of a GGUF file a list is made."""
+    metadata = {
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+        "tokenizer.ggml.merges": ["t1 t2"],
+    }
+    checkpoint = with_text(tmp_path, metadata)
+    assert checkpoint.tool_template == "{{ tools }}"
+    export_tokenizer(checkpoint, tokenizer_of(checkpoint), tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == [
+        {"name": "default", "template": "{{ messages }}"},
+        {"name": "tool_use", "template": "{{ tools }}"},
+    ]
+    model = write_model(tmp_path / "b")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("x")
+    checkpoint = load_checkpoint(model)
+    assert (checkpoint.tool_template, checkpoint.can_chat) == ("x", True)
+    written = export_tokenizer(checkpoint, tokenizer_of(checkpoint), tmp_path / "c")
+    assert tmp_path / "c" / "additional_chat_templates" / "tool_use.jinja" in written
+    assert load_checkpoint(model).tool_template == written[0].read_text()
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

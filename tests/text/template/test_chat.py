@@ -415,6 +415,30 @@ def test_a_template_that_knows_no_tools_has_them_in_words() -> None:
     assert found.count("system") == 1
 
 
+def test_conversations_with_tools_have_their_own_template_where_there_is_one() -> None:
+    both = ChatTemplate(CHATML, ours(byte_level), "<|end|>x", "<|end|>", tool_source=KNOWS_TOOLS)
+    assert both.render_text(CALLED, tools=[WEATHER]) == text(KNOWS_TOOLS, CALLED, tools=[WEATHER])
+    assert both.render_text(HELLO) == both.render_text(HELLO, tools=[]) == text(CHATML)
+    assert (both.source, both.tool_source) == (CHATML, KNOWS_TOOLS)
+    assert both.sources == f"{CHATML}\n{KNOWS_TOOLS}"
+    other = both.rewritten(CHATML)
+    assert other.render_text(HELLO, tools=[WEATHER]) == text(CHATML, tools=[WEATHER])
+    process = both._with_tools and process_of(both._with_tools)
+    assert process is not None
+    both.close()
+    assert process.wait(timeout=60) is not None
+    other.close()
+
+
+def test_a_template_for_tools_alone_serves_conversations_with_tools() -> None:
+    alone = ChatTemplate(None, ours(byte_level), tool_source=KNOWS_TOOLS)
+    assert alone.render_text(CALLED, tools=[WEATHER]) == text(KNOWS_TOOLS, CALLED, tools=[WEATHER])
+    with pytest.raises(ValueError, match="for conversations with tools alone: send tools"):
+        alone.render_text(HELLO)
+    assert alone.source == alone.tool_source == alone.sources == KNOWS_TOOLS
+    alone.close()
+
+
 def test_a_tool_makes_no_control_tokens() -> None:
     end = ours(byte_level).encode("<|end|>")[0]
     for source in (CHATML, KNOWS_TOOLS):

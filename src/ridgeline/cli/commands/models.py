@@ -144,7 +144,7 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
         yield "heads", attention.num_heads
         yield "kv_heads", attention.num_kv_heads
     yield "vocabulary", arch.vocab_size
-    yield "chat_template", checkpoint.chat_template is not None
+    yield "chat_template", checkpoint.can_chat
     yield "sampling", sampling
 
 

@@ -15,7 +15,13 @@ _FOUR_BITS = ("Q4_", "Q2_", "Q3_", "IQ", "MXFP4")  # and those that have fewer
 
 def start_lines(model: str, checkpoint: Checkpoint, config: EngineConfig) -> list[str]:
     """Return the lines to say, each with the way out. ``model`` is what the user calls it."""
-    told, lines = checkpoint.tokenizer, []
+    told, lines = checkpoint.tokenizer, [f"{model}: {note}" for note in checkpoint.notes]
+    if checkpoint.arch.has_head and not checkpoint.eos_ids:
+        lines.append(
+            f"{model} names no token that ends an answer: answers run to their limit of tokens, or "
+            f"to a stop string; name one under eos_token in tokenizer_config.json, or in a GGUF "
+            f"file as tokenizer.ggml.eos_token_id"
+        )
     if isinstance(told, Mapping) and names_no_pre_tokenizer(told):
         lines.append(f"{checkpoint.path.name} names no pre-tokenizer: llama.cpp's default is used")
     lines.append(_long_rope_line(checkpoint.arch, config.max_model_len))

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
     from huggingface_hub.hf_api import RepoSibling
 
-_OF_A_DIRECTORY = re.compile(r"[\w-][\w.-]*\.(json|jinja|safetensors)")
+_OF_A_DIRECTORY = re.compile(
+    r"[\w-][\w.-]*\.(json|jinja|safetensors)|additional_chat_templates/[\w-]+\.jinja"
+)
 # No part of a path may begin with a dot, so "../" is not one.
 _SAFE_PATH = re.compile(r"(?!\.)[^/\\\0]+(/(?!\.)[^/\\\0]+)*")
 

@@ -1,14 +1,13 @@
 """Model families: from names in files to canonical names and structural facts.
 
 A row of a table says all that a family's name implies (``tables``); everything else is read from
-the file. Every key of a config is read, refused, or on one list of harmless keys: an unknown key
-may change what the model computes, so it ends in a message. This package opens no file and decodes
-no matrix.
+the file. A key that may change what the model computes and is not read ends in a message
+(``understood``). This package opens no file and decodes no matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from ridgeline.arch.model import Layer, ModelArch
@@ -19,6 +18,8 @@ from ridgeline.models.families.headless import named_by_what_it_has, under_own_n
 from ridgeline.models.families.hf_names import HARMLESS as HARMLESS_IN_HF
 from ridgeline.models.families.hf_names import OF_OTHER_HALVES, ONLY
 from ridgeline.models.families.known import (
+    CHANGING_IN_GGUF,
+    CHANGING_IN_HF,
     GGUF_FAMILIES,
     HF_FAMILIES,
     TABLES,
@@ -36,7 +37,8 @@ from ridgeline.models.families.layer_configs import (
     num_guessing,
 )
 from ridgeline.models.families.table import Family
-from ridgeline.models.families.understood import all_understood, insist, refuse
+from ridgeline.models.families.ties import tied_as_stored
+from ridgeline.models.families.understood import all_understood, insist, refuse, unsaid
 from ridgeline.models.tensors import Tensor
 
 __all__ = [
@@ -64,6 +66,7 @@ _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
+Note = Callable[[str], None]  # is told a line
 _OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
                  "model.embed_audio.", "model.embed_vision.")  # fmt: skip
@@ -74,6 +77,7 @@ def model_from_config(
     raw: Mapping[str, Tensor],
     where: str,
     spare: Set[str] = frozenset(),
+    note: Note = unsaid,
 ) -> tuple[ModelArch, dict[str, Tensor]]:
     """Return the architecture and the canonical tensors of a Hugging Face directory.
 
@@ -82,6 +86,7 @@ def model_from_config(
         raw: tensors under the file's names.
         where: the directory, for messages.
         spare: names of tensors that may be left over.
+        note: is told what is not gone by, a line each.
 
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
@@ -90,11 +95,12 @@ def model_from_config(
     if family is not None:
         values = named_by_what_it_has(values, raw, family)
         raw = under_own_names(raw, family)
-    arch = arch_from_config(values, raw, where)
+    arch = arch_from_config(values, raw, where, note)
     family = family_of(values)
     assert family is not None
     if _has_other_halves(values):
         raw = _text_tensors(raw)
+    arch, raw = tied_as_stored(arch, values, raw, family, note)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
     ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
     if arch.tied_embeddings:
@@ -107,8 +113,12 @@ def model_from_config(
     return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
 
 
-def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelArch:
+def arch_from_config(
+    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str, note: Note = unsaid
+) -> ModelArch:
     """Return the architecture alone; of the tensors only that of learnt positions is looked at.
+
+    ``note`` is told what is not gone by.
 
     Raises:
         ModelFileError: something is missing, out of range or not supported.
@@ -120,7 +130,7 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
         own_code = bool(values.get("auto_map"))
         refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
     if _has_other_halves(values):
-        values, raw = _text_half(values, where), _text_tensors(raw)
+        values, raw = _text_half(values, where, note), _text_tensors(raw)
     values = {**family.defaults, **in_usual_names(values, family)}
     config = Facts(values, where, tensors=raw.keys())
     refuse(config, (*family.refuse, "quantization_config"))
@@ -130,12 +140,12 @@ def arch_from_config(values: Mapping[str, Any], raw: Mapping[str, Tensor], where
     # What the family reads of parts that this model lacks changes nothing.
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
-    all_understood(config, HARMLESS_IN_HF | {*family.unused})
+    all_understood(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
     return arch
 
 
 def model_from_gguf(
-    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str
+    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str, note: Note = unsaid
 ) -> tuple[ModelArch, dict[str, Tensor]]:
     """Return the architecture and the canonical tensors of a GGUF file.
 
@@ -143,6 +153,7 @@ def model_from_gguf(
         metadata: the file's keys and values.
         raw: tensors under the file's names.
         where: the file, for messages.
+        note: is told what is not gone by, a line each.
 
     Raises:
         ModelFileError: something is missing, out of range, misshapen or not supported.
@@ -152,7 +163,7 @@ def model_from_gguf(
     insist(meta, family.must)
     arch = arch_from_gguf(meta, family, raw)
     insist(meta, {"attention.causal": not arch.is_encoder})
-    all_understood(meta, HARMLESS_IN_GGUF | {*family.unused})
+    all_understood(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
     guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
     spare = {name for name in raw if guessing and name.startswith(guessing)}
     ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
@@ -204,14 +215,19 @@ def _has_other_halves(values: Mapping[str, Any]) -> bool:
     return type(values.get("text_config")) is dict
 
 
-def _text_half(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the config of a model's text half, under the whole model's name."""
+def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, Any]:
+    """Return the config of a model's text half, under the whole model's name.
+
+    What both say counts as the half says it.
+    """
     of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
     outside = {key: value for key, value in values.items() if key != "text_config"}
-    all_understood(Facts(outside, where), HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES})
+    known = HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES}
+    all_understood(Facts(outside, where), known, CHANGING_IN_HF, note)
     of_text = {key: value for key, value in values["text_config"].items() if value is not None}
     defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
-    return {**defaults, **of_text, **of_all, "architectures": values["architectures"]}
+    named = {"architectures": [architecture(values)]}
+    return {**defaults, **of_all, **of_text, **named}
 
 
 def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.models.facts import Facts
-from ridgeline.models.families.known import OF_ANSWERS
+from ridgeline.models.families.known import OF_ANSWERS, architecture
 from ridgeline.models.families.table import Family, const
 from ridgeline.models.tensors import Tensor
 
@@ -23,7 +23,7 @@ def named_by_what_it_has(
     sentence-transformers saves a decoder without its head, and leaves the name of the whole. One
     whose tokens see what follows them predicts none.
     """
-    name = values["architectures"][0]
+    name = architecture(values)
     suffix = next((suffix for suffix in OF_ANSWERS if name.endswith(suffix)), "")
     tied = family.facts.get("tied_embeddings", const(False))
     is_cut = family.outer["embed"] not in raw and family.outer.get("head") not in raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -38,9 +38,16 @@ _OF_ATTENTION = "attn_config"  # MPT has an object of it
 
 
 def architecture(values: Mapping[str, Any]) -> Any:
-    """Return the first name under a config's ``architectures``."""
+    """Return the first name under a config's ``architectures``, else the class of its type."""
+    named = _named(values)
+    half = values.get("text_config")
+    text = half if type(half) is dict else {}
+    return named or _class_of(values) or _class_of(text) or named
+
+
+def _named(values: Mapping[str, Any]) -> Any:
     named = values.get("architectures")
-    return named[0] if type(named) is list and named else named
+    return named[0] if type(named) is list and named else named or None
 
 
 def family_of(
@@ -106,7 +113,7 @@ def config_to_count(
     A family goes by the model's class, else by its model type. One that is not known is taken for
     a Llama. ``values`` are those of the text half of a ``whole`` config; else both are the same.
     """
-    names = (architecture(whole), architecture(values), _class_of(values), _class_of(whole))
+    names = (_named(whole), _named(values), _class_of(values), _class_of(whole))
     rows = (family_of({**values, "architectures": [name]}, _COUNTED) for name in names if name)
     found = next((row for row in rows if row is not None), None)
     family = found or family_of({**values, "architectures": ["unknown"]}, _COUNTED)
@@ -143,6 +150,26 @@ def family_of_gguf(
         family = GGUF_FAMILIES[f"{name} of experts"]
     unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
     return replace(meta, values={**unsaid, **metadata}), family
+
+
+def _keys_of(families: Iterable[Family], counted: Iterable[Family] = ()) -> frozenset[str]:
+    """Return the keys by which any of these families goes, or that it refuses.
+
+    Of families that are only ``counted`` those too that change no size.
+    """
+    found = {key for one in counted for key in one.unused}
+    aliases: dict[str, str] = {}
+    for one in (*families, *counted):
+        found.update(*(reader.keys for reader in one.facts.values()))
+        found |= {*one.refuse, *one.must, *one.rope_keys}
+        found |= {one.attention_layers, one.dense_layers, one.experts_every}
+        aliases |= one.aliases
+    return frozenset(found | {key for key, usual in aliases.items() if usual in found}) - {""}
+
+
+# Keys that change what a model computes, in files of some family.
+CHANGING_IN_HF = _keys_of(HF_FAMILIES.values(), TABLES.counted.values())
+CHANGING_IN_GGUF = _keys_of(GGUF_FAMILIES.values())
 
 
 def refuse_unknown(

@@ -13,7 +13,10 @@ from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked
 
-_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab.*", "merges.txt")
+_FILES = (
+    "tokenizer*", "special_tokens_map.json", "chat_template*", "additional_chat_templates/*.jinja",
+    "vocab.*", "merges.txt",
+)  # fmt: skip
 
 
 def tokenizer_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def tokenizer_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, 
         "add_bos_token": bool(checkpoint.begin_ids),
         "bos_token": spell(checkpoint.bos_id),
         "eos_token": spell(checkpoint.eos_ids[0] if checkpoint.eos_ids else None),
-        "chat_template": checkpoint.chat_template,
+        "chat_template": _templates(checkpoint),
     }
 
 
@@ -40,7 +43,7 @@ def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path)
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(checkpoint.tokenizer, Mapping):
         files = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
-        return [Path(shutil.copyfile(one, folder / one.name)) for one in files]
+        return [_copied(one, folder / one.relative_to(checkpoint.path)) for one in files]
     contents = {
         "tokenizer.json": _complete(tokenizer_json(checkpoint.tokenizer), checkpoint),
         "tokenizer_config.json": tokenizer_config(checkpoint, tokenizer),
@@ -49,6 +52,18 @@ def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path)
         text = json.dumps(content, ensure_ascii=False, indent=1)
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in contents]
+
+
+def _templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
+    """Return the chat template, or a list of named ones where there is one for tools."""
+    named = {"default": checkpoint.chat_template, "tool_use": checkpoint.tool_template}
+    found = [{"name": name, "template": text} for name, text in named.items() if text is not None]
+    return checkpoint.chat_template if checkpoint.tool_template is None else found
+
+
+def _copied(file: Path, target: Path) -> Path:
+    target.parent.mkdir(exist_ok=True)
+    return Path(shutil.copyfile(file, target))
 
 
 def _complete(spec: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:

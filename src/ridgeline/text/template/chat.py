@@ -38,22 +38,38 @@ class ChatTemplate:
         tokenizer: of the same model.
         bos_token: spelling of the BOS token, for the template.
         eos_token: spelling of the EOS token, for the template.
+        tool_source: another source that writes conversations with tools, if the model has one.
 
     Attributes:
-        source: the same, "" for none.
+        source: what writes conversations, those with tools if it has no other; "" for none.
+        tool_source: what writes those with tools.
+        sources: all there is.
         knows_effort: whether it reads how much is to be thought.
         knows_thoughts: whether it reads what was thought in earlier messages, under any name.
     """
 
     def __init__(
-        self, source: str | None, tokenizer: Tokenizer, bos_token: str = "", eos_token: str = ""
+        self,
+        source: str | None,
+        tokenizer: Tokenizer,
+        bos_token: str = "",
+        eos_token: str = "",
+        *,
+        tool_source: str | None = None,
     ):
-        self.source = source or ""
+        self.source = source if source is not None else tool_source or ""
+        self.tool_source = self.source if tool_source is None else tool_source
+        self.sources = "\n".join(dict.fromkeys((self.source, self.tool_source)))
         self._renderer = None if source is None else Renderer(source)
-        self._knows_developer = "developer" in (source or "")
-        self.knows_effort = "reasoning_effort" in (source or "")
-        knows_usual = "reasoning_content" in (source or "")
-        self._calls_it_thinking = not knows_usual and bool(_THINKING.search(source or ""))
+        self._with_tools = (
+            None
+            if tool_source is None
+            else ChatTemplate(tool_source, tokenizer, bos_token, eos_token)
+        )
+        self._knows_developer = "developer" in self.source
+        self.knows_effort = "reasoning_effort" in self.source
+        knows_usual = "reasoning_content" in self.source
+        self._calls_it_thinking = not knows_usual and bool(_THINKING.search(self.source))
         self.knows_thoughts = knows_usual or self._calls_it_thinking
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
@@ -108,9 +124,10 @@ class ChatTemplate:
             self._renderer.start()
 
     def close(self) -> None:
-        """End the process that ``start`` or a rendering began."""
-        if self._renderer:
-            self._renderer.close()
+        """End the processes that ``start`` or a rendering began."""
+        for one in (self._renderer, self._with_tools):
+            if one:
+                one.close()
 
     def render_ids(
         self,
@@ -168,7 +185,16 @@ class ChatTemplate:
         now: datetime,
         variables: dict[str, Any],
     ) -> str:
+        if self._with_tools and variables.get("tools"):
+            return self._with_tools._render(
+                messages, add_generation_prompt, continue_final_message, now, variables
+            )
         shielded = self._checked(messages)
+        if self._with_tools and self._renderer is None:
+            raise ValueError(
+                "this model's chat template is for conversations with tools alone: send tools, or "
+                "start with --chat-template"
+            )
         if self._renderer is None:
             raise ValueError(
                 "this model has no chat template; use a plain completion, or an "
