@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ SPLIT = {
     "attn_norm": "input_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
 }
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def mixer(arch: ModelArch) -> Attention:
@@ -312,9 +316,35 @@ def test_a_rope_beside_those_of_each_kind_of_layer_says_nothing() -> None:
     olmo = CONFIG | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8}
     arch = arch_from_config(olmo | {"rope_parameters": kinds}, {}, "x")
     beside = {"rope_theta": 7.0, "rope_type": "default"}
-    assert arch_from_config(olmo | {"rope_parameters": kinds | beside}, {}, "x") == arch
-    with pytest.raises(ModelFileError, match="must be one flat object"):
-        arch_from_config(olmo | {"rope_parameters": kinds | {"factor": 2.0}}, {}, "x")
+    notes: list[str] = []
+    for more in ({}, {"factor": 2.0, "beta_fast": 32.0, "rope_type": "yarn"}):
+        stored = kinds | beside | more
+        assert arch_from_config(olmo | {"rope_parameters": stored}, {}, "x", notes.append) == arch
+    assert notes == [
+        "rope_parameters names kinds of layers, so what is beside serves none: beta_fast, factor"
+    ]
+    del kinds["sliding_attention"]
+    with pytest.raises(ModelFileError, match="must describe full_attention and sliding_attention"):
+        arch_from_config(olmo | {"rope_parameters": kinds}, {}, "x")
+
+
+def test_a_pattern_beside_the_kinds_of_layers_says_the_same_in_other_words() -> None:
+    """As newer transformers saves Gemma 3 if its config had one; it goes by the kinds."""
+    published = json.loads((DATA / "configs.json").read_text())["gemma-3-1b"]["config"]
+    arch = arch_from_config(published, {}, "x")
+    assert [layer.known_attention.window is None for layer in arch.layers[:7]].index(True) == 5
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000},
+    }
+    of_layers = {"layer_types": (kinds * 5)[:26], "_sliding_window_pattern": 6}
+    again = published | of_layers | {"rope_parameters": ropes, "use_bidirectional_attention": False}
+    assert again["sliding_window_pattern"] == 6
+    assert arch_from_config(again, {}, "x") == arch
+    assert arch_from_config(again | {"sliding_window_pattern": 2}, {}, "x") == arch
+    with pytest.raises(ModelFileError, match="sliding_window_pattern is 6, which is not supported"):
+        arch_from_config(CONFIG | {"sliding_window_pattern": 6}, {}, "x")
 
 
 def test_a_gemma_that_sees_both_ways_is_pooled_by_the_mean() -> None:

@@ -39,6 +39,7 @@ from ridgeline.models.families.layer_configs import (
 from ridgeline.models.families.table import Family
 from ridgeline.models.families.ties import tied_as_stored
 from ridgeline.models.families.understood import all_understood, insist, refuse, unsaid
+from ridgeline.models.rope.scaling import rope_of_no_layer
 from ridgeline.models.tensors import Tensor
 
 __all__ = [
@@ -141,6 +142,8 @@ def arch_from_config(
     config.seen.update(key for reader in family.facts.values() for key in reader.keys)
     insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
     all_understood(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
+    if line := rope_of_no_layer(config):
+        note(line)
     return arch
 
 

@@ -365,6 +365,8 @@ def _windows_of_config(
         if window is None and "sliding_attention" in kinds and config.get("sliding_window") == 0:
             config.fail("layer_types has sliding_attention, and sliding_window is 0")
         config.get(family.attention_layers)  # the same in other words
+        if family.windows == "pattern":  # as well: transformers 5 saves both, and goes by the kinds
+            config.get("sliding_window_pattern")
         return [known[kind] for kind in kinds], window
     if family.attention_layers:
         return _attention_layers(config, family, num_layers), window
@@ -441,10 +443,8 @@ def _ropes_of_config(
     """Return the rope of each kind of layer, and the context length."""
     stored: Any = config.get("rope_parameters")
     of_kinds = {k: stored[k] for k in stored if k in _KINDS} if type(stored) is dict else {}
-    # Some files of OLMo 3 say a rope beside those of its kinds, which serves no layer.
-    by_kind = of_kinds and stored.keys() <= {*_KINDS, "rope_theta", "rope_type"}
     local = family.ropes.get("sliding")
-    if by_kind and family.windows == "pattern":
+    if of_kinds and family.windows == "pattern":
         ropes: dict[str, Rope | None] = {}
         for kind, parameters in of_kinds.items():
             said = {**config.values, "rope_parameters": parameters}

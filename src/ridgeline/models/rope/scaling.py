@@ -29,6 +29,7 @@ _KEYS = frozenset((
 ))  # fmt: skip
 # Of those, what only some architectures go by: transformers passes over it in others' configs.
 _OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
+_OF_KINDS = ("full_attention", "sliding_attention")
 _LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
 
@@ -42,7 +43,7 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
     for said in objects:  # grows by what stands within
         objects += [
             said[key]
-            for key in ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+            for key in ("rope_scaling", "rope_parameters", *_OF_KINDS)
             if type(said.get(key)) is dict
         ]
         # A proportional rope is made of this share, of whatever family the model is.
@@ -60,6 +61,21 @@ def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
 
 def _is_proportional(said: Mapping[str, Any]) -> bool:
     return said.get("rope_type") == "proportional"
+
+
+def rope_of_no_layer(config: Facts) -> str:
+    """Return what to say of a rope beside those of each kind of layer, which serves none; or "".
+
+    transformers 5 saves such a file of OLMo 3 if the one that it read had one rope for all.
+    """
+    stored = config.get("rope_parameters")
+    if type(stored) is not dict or not stored.keys() & {*_OF_KINDS}:
+        return ""
+    beside = sorted(map(str, stored.keys() - {*_OF_KINDS, "rope_theta", "rope_type"}))
+    said = (
+        f"rope_parameters names kinds of layers, so what is beside serves none: {', '.join(beside)}"
+    )
+    return said if beside else ""
 
 
 def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:

@@ -220,7 +220,7 @@ ROWS = (
         facts={"mixer.qkv_bias": None, "mixer.o_bias": None} | HEAD_NORM,
         ropes={"sliding": None, "full": "none beside windows"},
         defaults={"rope_theta": None},
-        unused="sliding_window_pattern",  # beside layer_types, which say it
+        unused="sliding_window_pattern",  # letters, beside layer_types, which say it
         in_gguf={"ropes": {"sliding": None}},
     ),
     row(
