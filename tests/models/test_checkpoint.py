@@ -22,6 +22,10 @@ from tests.models.tiny import (
     write_gguf,
 )
 
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 98362432\n"
+)
+
 
 def with_text(tmp_path: Path, changes: dict[str, Any], kind: str = "gpt2") -> Checkpoint:
     """The tiny GGUF model with ``changes`` to its metadata; None takes a key out."""
@@ -123,11 +127,24 @@ def test_gemma_4_ends_an_answer_with_tokens_of_any_type(tmp_path: Path) -> None:
         ({"split.count": 3}, "it is one of 3 parts, but its name says 1"),
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
         ({"tokenizer.chat_template": 4}, "tokenizer.chat_template is 4"),
+        ({"general.type": "imatrix"}, "of importance, not a model: .*quantize --imatrix"),
+        ({"general.type": "mmproj"}, "sees or hears, not a model: give the model that lies beside"),
+        ({"general.type": "adapter"}, "of a LoRA adapter, not a model: .*--lora NAME=FILE"),
+        ({"general.type": "vocab"}, "of a vocabulary alone, not a model"),
+        ({"general.type": "x" * 99}, "of type 'x{40}', not a model"),
+        ({"general.type": 3}, "general.type is 3, not a string"),
+        ({"llama.attention.head_count": [4, 2]}, "head_count differs from layer to layer"),
     ],
 )
 def test_metadata_that_is_refused(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=named):
         with_text(tmp_path, changes)
+
+
+def test_heads_may_be_named_for_each_layer_and_a_type_may_say_model(tmp_path: Path) -> None:
+    plain = with_text(tmp_path, {}).arch
+    heads = {"llama.attention.head_count": [4, 4], "llama.attention.head_count_kv": [2, 2]}
+    assert with_text(tmp_path, heads | {"general.type": "model"}).arch == plain
 
 
 @pytest.mark.parametrize(
@@ -138,6 +155,8 @@ def test_metadata_that_is_refused(changes: dict[str, Any], named: str, tmp_path:
         ("page.gguf", b"<html>", "not a GGUF file; .*fetch it again"),
         ("pytorch_model.bin", b"PK\x03\x04", "never read; use a GGUF or safetensors"),
         ("model.safetensors", b"\x08" + bytes(7) + b"{}      ", "give the directory"),
+        ("pointer.gguf", POINTER, "a git-lfs pointer, not the file itself: run `git lfs pull`"),
+        ("model.safetensors", POINTER, "a git-lfs pointer"),
     ],
 )
 def test_what_is_no_model(name: str, content: bytes | None, named: str, tmp_path: Path) -> None:

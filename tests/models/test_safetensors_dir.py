@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ridgeline.hub.places import Stores
 from ridgeline.models.safetensors_dir import load_directory
+from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.planner.memory.model_spec import subject_of
 from tests.lines_run import at_most_lines
+from tests.models.test_checkpoint import POINTER
 from tests.models.tiny import CONFIG, hf_weights
 
 Maker = Callable[..., Path]
+NO_STORES = Stores.of(Path("/nowhere"), {}, Path("/nowhere"))
 
 
 def write_raw(path: Path, header: dict[str, Any] | bytes, data: bytes, claim: int = -1) -> None:
@@ -147,8 +152,34 @@ def test_pickles_are_never_read(make_directory: Maker) -> None:
 
 def test_what_is_missing_is_named(make_directory: Maker, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no config.json" in refusal(tmp_path / "empty")
-    assert "no tokenizer.json" in refusal(make_directory(tokenizer=None))
+    assert "no config.json, so not a Hugging Face model directory: " in refusal(tmp_path / "empty")
+    (tmp_path / "empty" / "b.gguf").touch()
+    assert "no config.json, but b.gguf: give the path of that file" in refusal(tmp_path / "empty")
+    message = refusal(make_directory(tokenizer=None))
+    assert "no tokenizer.json beside config.json: fetch it from where the model is from" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja",
+     "model-1.safetensors", "model.safetensors.index.json"],
+)  # fmt: skip
+def test_a_pointer_of_git_lfs_is_called_by_its_name(name: str, make_directory: Maker) -> None:
+    """git without git-lfs leaves them in the place of files."""
+    path = make_directory(weights=not name.startswith("model"))
+    if name.startswith("model-") or name.endswith("index.json"):
+        shard(path)
+    (path / name).write_bytes(POINTER)
+    message = refusal(path)
+    assert message.startswith(f"{path / name}: a git-lfs pointer, not the file itself: run `git ")
+
+
+def test_a_byte_order_mark_is_no_damage(make_directory: Maker) -> None:
+    path = make_directory(config=CONFIG | {"model_type": "llama"})
+    for name in ("config.json", "tokenizer.json"):
+        (path / name).write_bytes(b"\xef\xbb\xbf" + (path / name).read_bytes())
+    assert summarise(load_directory(path)).family == "llama"
+    assert subject_of(path / "config.json", NO_STORES).shape.name == "llama"
 
 
 @pytest.mark.parametrize(

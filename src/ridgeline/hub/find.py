@@ -89,6 +89,8 @@ def _of_hub(model: str, stores: Stores, room_bytes: int) -> LocalModel | None:
 
 
 def _no_such(model: str, stores: Stores) -> str:
+    if model.startswith(("/", "./", "../")) or model.lower().endswith((".gguf", ".safetensors")):
+        return f"there is no model {model!r}: no such file or directory"
     ollama = (place.name.removeprefix("ollama:") for place in stores.of_ollama())
     of_library = dict.fromkeys(row.name for row in library())
     known = {name.lower(): name for name in (*of_library, *ALIASES, *SHORT_NAMES, *ollama)}

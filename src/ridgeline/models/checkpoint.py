@@ -22,8 +22,9 @@ from ridgeline.models.gguf.tokenizer import TokenType
 from ridgeline.models.identity.contents import Contents
 from ridgeline.models.safetensors_dir import load_directory
 from ridgeline.models.sentence import check_dense
-from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming
+from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, naming, refuse_pointer
 
+_BEGINNING_BYTES = 64
 _DENSE = ("dense_2.weight", "dense_3.weight")  # what vectors go through, in order
 _OF_THE_TOKENIZER = ("tokenizer.", "general.architecture")
 # A control token with one of these texts ends a turn, whatever the file's eos is.
@@ -57,7 +58,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not path.is_file():
         raise ModelFileError(f"{path}: no such model file or directory")
     with naming(path), path.open("rb") as file:
-        magic = file.read(len(MAGIC))
+        beginning = file.read(_BEGINNING_BYTES)
+    refuse_pointer(path, beginning)
+    magic = beginning[: len(MAGIC)]
     if not magic:
         raise ModelFileError(f"{path}: the file is empty; fetch it again")
     if magic != MAGIC:

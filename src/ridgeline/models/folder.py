@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.tensors import ModelFileError, naming
+from ridgeline.models.tensors import ModelFileError, naming, refuse_pointer
 
 MAX_JSON_BYTES = 16 << 20
 
@@ -61,7 +61,9 @@ class Folder:
         if size > max_bytes:
             raise ModelFileError(f"{self.path / name}: {size} bytes, more than {max_bytes}")
         with naming(self.path / name):
-            return target.read_bytes()
+            content = target.read_bytes()
+        refuse_pointer(self.path / name, content)
+        return content
 
     def json(self, name: str, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
         """Return the JSON object in the file called ``name``, None when there is none."""

@@ -21,12 +21,20 @@ from ridgeline.models.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.models.identity.contents import Contents
 from ridgeline.models.quantized import read_quantized
 from ridgeline.models.sentence import DenseStep, check_dense, steps_of
-from ridgeline.models.tensors import Checkpoint, Dense, ModelFileError, Tensor, naming
+from ridgeline.models.tensors import (
+    Checkpoint,
+    Dense,
+    ModelFileError,
+    Tensor,
+    naming,
+    refuse_pointer,
+)
 from ridgeline.models.text_files import text_facts
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,
 }  # fmt: skip
+_POINTER_BYTES = 200  # a pointer of git-lfs is no longer
 _INDEX = "model.safetensors.index.json"
 _NUMBERS = ".position_ids"
 
@@ -40,10 +48,13 @@ def load_directory(path: Path) -> Checkpoint:
     folder = Folder(path)
     config = folder.json("config.json")
     if config is None:
-        raise ModelFileError(f"{path}: no config.json, so not a Hugging Face model directory")
+        raise ModelFileError(f"{path}: no config.json, {_what_it_is(path)}")
     tokenizer = folder.find("tokenizer.json")
     if tokenizer is None:
-        raise ModelFileError(f"{path}: no tokenizer.json; save the model with a fast tokenizer")
+        raise ModelFileError(
+            f"{path}: no tokenizer.json beside config.json: fetch it from where the model is from, "
+            "or save the tokenizer again with use_fast=True"
+        )
     quantized = read_quantized(config, read_weights(folder), str(path))
     notes: list[str] = []
     arch, tensors = model_from_config(
@@ -77,6 +88,13 @@ def load_directory(path: Path) -> Checkpoint:
         contents=Contents(folder.found),
         notes=(*notes, *text.notes),
     )
+
+
+def _what_it_is(path: Path) -> str:
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    if files:
+        return f"but {files[0]}: give the path of that file"
+    return "so not a Hugging Face model directory: give one, or a .gguf file"
 
 
 def read_weights(folder: Folder) -> dict[str, Tensor]:
@@ -134,6 +152,8 @@ def map_safetensors(path: Path) -> dict[str, Tensor]:
     """
     size = path.stat().st_size
     with naming(path), path.open("rb") as file:
+        refuse_pointer(path, file.read(_POINTER_BYTES))
+        file.seek(0)
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(size - 8, MAX_JSON_BYTES):
             raise ModelFileError(

@@ -21,6 +21,7 @@ from ridgeline.models import encodings
 from ridgeline.models.identity.contents import Contents
 
 _MOST_MESSAGE_CHARS = 2000
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _ROWS_AT_ONCE = 1024  # that are compared: most differ in the first
 
 
@@ -47,6 +48,15 @@ class ModelFileError(ValueError):
         most = _MOST_MESSAGE_CHARS // 2
         is_long = len(message) > _MOST_MESSAGE_CHARS
         super().__init__(f"{message[:most]} ... {message[-most:]}" if is_long else message)
+
+
+def refuse_pointer(path: Path, beginning: bytes) -> None:
+    """Raise ModelFileError if a file's beginning is that of what git without git-lfs leaves."""
+    if beginning.startswith(_POINTER):
+        raise ModelFileError(
+            f"{path}: a git-lfs pointer, not the file itself: run `git lfs pull` in its folder, or "
+            "fetch it again"
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import numpy as np
+
 from ridgeline.models.facts import Facts
 from ridgeline.models.families.hf_names import HARMLESS
 from ridgeline.models.families.nearest import advice
@@ -34,6 +36,7 @@ _OF_ENCODERS = (
     "ForTokenClassification",
 )  # fmt: skip
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_HEADS = "attention.head_count"
 _OF_ATTENTION = "attn_config"  # MPT has an object of it
 
 
@@ -149,7 +152,20 @@ def family_of_gguf(
     if meta.get("expert_count") and f"{name} of experts" in GGUF_FAMILIES:
         family = GGUF_FAMILIES[f"{name} of experts"]
     unsaid = {meta.prefix + key: value for key, value in family.defaults.items()}
-    return replace(meta, values={**unsaid, **metadata}), family
+    heads = {meta.prefix + _HEADS: _one_number(meta, _HEADS)}
+    known = {key: value for key, value in heads.items() if value is not None}
+    return replace(meta, values={**unsaid, **metadata, **known}), family
+
+
+def _one_number(meta: Facts, key: str) -> Any:
+    """Return a value, and of a list of equal numbers for all layers the number."""
+    stored = meta.values.get(meta.prefix + key)
+    if not isinstance(stored, np.ndarray | list):
+        return stored
+    distinct = set(np.asarray(stored).tolist())
+    if len(distinct) != 1:
+        meta.fail(f"{meta.prefix}{key} differs from layer to layer, which is not supported")
+    return distinct.pop()
 
 
 def _keys_of(families: Iterable[Family], counted: Iterable[Family] = ()) -> frozenset[str]:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.tensors import ModelFileError, Tensor, naming
+from ridgeline.models.tensors import ModelFileError, Tensor, naming, refuse_pointer
 
 MAGIC = b"GGUF"
 
@@ -52,6 +52,7 @@ _MAX_HEADER_BYTES = 64 << 20
 _MAX_ARRAY_ELEMENTS = 2 << 20  # of all arrays together
 _MAX_RECORDS = 1 << 16  # keys, and tensors
 _MAX_ALIGNMENT = 1 << 20
+_BEGINNING_BYTES = 64  # that tell a pointer of git-lfs
 _MIN_KEY_BYTES, _MIN_TENSOR_BYTES = 13, 32
 # Strings are read together from this many bytes. If that fails, this many are read one by one
 # before the next try, so a file that makes it fail gains nothing.
@@ -72,6 +73,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with naming(path), path.open("rb") as file:
         if path.stat().st_size == 0:
             raise ModelFileError(f"{path}: the file is empty; fetch it again")
+        refuse_pointer(path, file.read(_BEGINNING_BYTES))
         return parse_gguf(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
 
 

@@ -14,6 +14,13 @@ from ridgeline.models.facts import Facts
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.tensors import ModelFileError, Tensor
 
+# What a file that is no model says of itself, and where it is of use.
+_OTHERS = {
+    "adapter": ("of a LoRA adapter", "give a model, and this as --lora NAME=FILE"),
+    "imatrix": ("of importance", "give a model; `ridgeline quantize --imatrix FILE` takes this"),
+    "mmproj": ("of the part that sees or hears", "give the model that lies beside it"),
+    "vocab": ("of a vocabulary alone", "give a model's"),
+}
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.I)
 
 
@@ -49,6 +56,10 @@ def read_gguf_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         paths.append(part)
     metadata, tensors = read_gguf(paths[0])
     facts = Facts(metadata, str(paths[0]))
+    kind = facts.text("general.type", "model")
+    if kind != "model":
+        what, way_out = _OTHERS.get(kind, (f"of type {kind[:40]!r}", "give a model's"))
+        facts.fail(f"a GGUF file {what}, not a model: {way_out}")
     count = facts.integer("split.count", 0, low=0)
     if max(count, 1) != len(paths):
         facts.fail(

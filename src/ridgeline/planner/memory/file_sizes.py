@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.models.tensors import ModelFileError, Tensor, refuse_pointer
 
 _MOST_HEADER_BYTES = 64 << 20
+_BEGINNING_BYTES = 64  # that tell a pointer of git-lfs
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d+)\.")
 # The first that is in a tensor's name decides.
 _GROUPS = (
@@ -57,6 +58,8 @@ def sizes_by_group(sizes: Iterable[tuple[str, int]], num_layers: int) -> dict[st
 def _header_sizes(path: Path) -> dict[str, int]:
     size = path.stat().st_size
     with path.open("rb") as file:
+        refuse_pointer(path, file.read(_BEGINNING_BYTES))
+        file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MOST_HEADER_BYTES):
             raise ModelFileError(f"{path}: a header of {length} bytes in a file of {size}")

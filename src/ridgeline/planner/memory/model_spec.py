@@ -26,7 +26,7 @@ from ridgeline.models.families import GGUF_FAMILIES, arch_from_config
 from ridgeline.models.gguf.parts import read_gguf_parts
 from ridgeline.models.quantized import without_quantization
 from ridgeline.models.summary import summarise
-from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
 from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
 from ridgeline.physics.layers import shape_of_arch
 from ridgeline.physics.shapes import GROUPS, ModelShape
@@ -170,7 +170,9 @@ def _of_json(path: Path, name: str = "") -> ModelSpec:
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ValueError(f"{path}: {path.stat().st_size} bytes are too many for a config.json")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        refuse_pointer(path, content)
+        config = json.loads(content)  # also with a byte order mark in front
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
