@@ -185,9 +185,8 @@ def test_an_unknown_family_is_counted_by_the_parts_that_its_config_names(
     changes: dict[str, Any], more: int | None
 ) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "architectures"}
-    plain, shape = (
-        shape_of_config(config | {"model_type": "brandnew"} | one) for one in ({}, changes)
-    )
+    config |= {"model_type": "brandnew", "gated_mlp": True}
+    plain, shape = (shape_of_config(config | one) for one in ({}, changes))
     assert "brandnew" in shape.assumptions[0]
     if more is None:
         assert shape.kinds == ("mla", "latent")

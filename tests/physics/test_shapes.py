@@ -310,9 +310,37 @@ def test_newer_configs_of_gemma_4_say_heads_by_the_number_of_a_layer() -> None:
 
 
 def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
-    shape = shape_of_config({**CONFIG, "model_type": "brandnew"})
+    brandnew = {**CONFIG, "model_type": "brandnew", "gated_mlp": True}
+    shape = shape_of_config(brandnew)
     assert weight_params(shape) == weight_params(shape_of_config({**CONFIG, "model_type": "llama"}))
-    assert "brandnew" in shape.assumptions[0]
+    assert shape.assumptions[0].startswith("model_type 'brandnew' is not known here: taken for a")
+    plain = shape_of_config({**brandnew, "gated_mlp": False})
+    gates = CONFIG["num_hidden_layers"] * CONFIG["intermediate_size"] * CONFIG["hidden_size"]
+    assert weight_params(shape) - weight_params(plain) == gates
+    assert plain.assumptions[0].endswith(", and MLPs without gates")
+
+
+@pytest.mark.parametrize(
+    ("family", "gates"),
+    [("cwm", True), ("bitnet", True), ("internlm2", True), ("apertus", False), ("nanochat", False),
+     ("biogpt", False), ("bert-generation", False), ("apertus1p5_text", False)],
+)  # fmt: skip
+def test_a_table_knows_whether_mlps_of_some_unknown_families_have_gates(
+    family: str, gates: bool
+) -> None:
+    shape = shape_of_config({**CONFIG, "model_type": family})
+    said = {**CONFIG, "model_type": "brandnew", "gated_mlp": gates}
+    assert weight_params(shape) == weight_params(shape_of_config(said))
+
+
+def test_whether_an_mlp_has_a_gate_is_never_guessed() -> None:
+    with pytest.raises(
+        ValueError, match='add "gated_mlp": true if .*nothing is guessed$'
+    ) as caught:
+        shape_of_config({**CONFIG, "model_type": "brandnew"}, "my.json")
+    assert str(caught.value).startswith("my.json: model_type 'brandnew' is not known here")
+    with pytest.raises(ValueError, match="gated_mlp is 'yes', not true or false"):
+        shape_of_config({**CONFIG, "model_type": "apertus", "gated_mlp": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -336,9 +364,9 @@ def test_an_unknown_family_is_taken_for_a_llama_and_says_so() -> None:
         ({"ssm_state_size": 128}, "ssm_state_size is 128, which may change the model's size"),
         ({"index_n_heads": 64}, "index_n_heads is 64, which may change"),
         ({"num_experts": 4}, "num_experts is 4, which may change the model's size"),
-        ({"num_experts": 4, "model_type": "brandnew"}, "num_experts_per_tok or experts_"),
+        ({"num_experts": 4, "model_type": "mellum"}, "num_experts_per_tok or experts_"),
         (
-            {"num_experts": 4, "num_experts_per_tok": 5, "model_type": "brandnew"},
+            {"num_experts": 4, "num_experts_per_tok": 5, "model_type": "mellum"},
             "a token cannot go to 5 of 4 experts",
         ),
         ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2"),

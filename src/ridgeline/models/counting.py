@@ -31,6 +31,7 @@ from ridgeline.models.families.layer_configs import (
     layers_from_config,
 )
 from ridgeline.models.families.table import Family, const
+from ridgeline.models.families.tables.counted import HAS_GATES
 from ridgeline.models.families.understood import insist
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.layers import shape_of_arch
@@ -55,6 +56,7 @@ _ARITHMETIC = frozenset((
     "residual_scale", "router", "scale", "slopes", "softcap",
 ))  # fmt: skip
 _OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
+_GATES = "gated_mlp"  # our own key, for families without a row
 _OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
 _SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
 # What is read of rope alone: whatever it says, no size depends on it.
@@ -122,9 +124,11 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
     name = said[:_MOST_LETTERS]
     assumptions: tuple[str, ...] = ()
     if not is_known:
+        has_gates = _has_gates(values, name, where)
+        family = replace(family, facts=family.facts | {"ffn.gated": const(has_gates)})
         assumptions = (
             f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
-            f"config",
+            f"config{'' if has_gates else ', and MLPs without gates'}",
         )
     shape = _counted(values, family, name, where)
     counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
@@ -137,6 +141,23 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
         towers=tuple(key for key in _TOWERS if values.get(key)),
         assumptions=(*assumptions, *shape.assumptions),
     )
+
+
+def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:
+    """Return whether MLPs of a family without a row have gates: never a guess.
+
+    Raises ModelFileError if neither the table nor the config says it.
+    """
+    facts = Facts(values, where)
+    if name in HAS_GATES and facts.get(_GATES) is None:
+        return HAS_GATES[name]
+    if facts.get(_GATES) is None:
+        facts.fail(
+            f"model_type {name!r} is not known here, and whether its MLPs have gates stands in no "
+            f'config: add "{_GATES}": true if they multiply two projections, as Llama\'s do '
+            f"(gate_proj and up_proj), else false; nothing is guessed"
+        )
+    return facts.flag(_GATES, True)
 
 
 def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> ModelShape:

@@ -22,6 +22,15 @@ _LATENT = {
     "latent.kv_rank": integer("kv_lora_rank"),
     "latent.v_dim": integer("v_head_dim"),
 }
+# Whether MLPs have gates, by the model types of families without a row, which are counted as Llamas
+# with the sizes of their configs. It is a quarter of such a model, and in no config.
+_GATED = (
+    "aquila axk1 baichuan beam bitnet cwm deepseek diffllama emu3 emu3_text_model exaone flex_olmo "
+    "flint granite_swa granitemoe_swa hyperclovax internlm internlm2 internlm3 kolibri1 mellum "
+    "mllama mllama_text_model orion phi4_multimodal phi4mm xverse youtu"
+)
+_UNGATED = "apertus apertus1p5_text bert-generation biogpt nanochat"
+HAS_GATES = dict.fromkeys(_GATED.split(), True) | dict.fromkeys(_UNGATED.split(), False)
 ROWS = (
     row(
         "gpt_bigcode",
