@@ -125,7 +125,7 @@ def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> Mo
     assumptions: tuple[str, ...] = ()
     if not is_known:
         has_gates = _has_gates(values, name, where)
-        family = replace(family, facts=family.facts | {"ffn.gated": const(has_gates)})
+        family = replace(family, facts={**family.facts, "ffn.gated": const(has_gates)})
         assumptions = (
             f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
             f"config{'' if has_gates else ', and MLPs without gates'}",
