@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ridgeline.models.folder import Folder
+from ridgeline.models.directory.folder import Folder
+from ridgeline.models.directory.text_files import TextFacts, text_facts
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.models.text_files import TextFacts, text_facts
 
 DEFAULT, TOOLS = "{{ messages }}", "{{ tools }}"
 NAMED = [{"name": "default", "template": DEFAULT}, {"name": "tool_use", "template": TOOLS}]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.arch.model import Attention, Experts, ModelArch
+from ridgeline.models.directory.folder import Folder
 from ridgeline.models.facts import Facts
 from ridgeline.models.families import (
     GGUF_FAMILIES,
@@ -31,7 +32,6 @@ from ridgeline.models.families import (
 )
 from ridgeline.models.families.head_order import row_order
 from ridgeline.models.families.split_layers import number_in_file
-from ridgeline.models.folder import Folder
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.safetensors_dir import map_safetensors
 from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from ridgeline.models.directory.folder import MAX_JSON_BYTES, Folder, parse_object
+from ridgeline.models.directory.text_files import text_facts
 from ridgeline.models.families import architecture, model_from_config
-from ridgeline.models.folder import MAX_JSON_BYTES, Folder, parse_object
 from ridgeline.models.identity.contents import Contents
 from ridgeline.models.quantized import read_quantized
 from ridgeline.models.sentence import DenseStep, check_dense, steps_of
@@ -29,7 +30,6 @@ from ridgeline.models.tensors import (
     naming,
     refuse_pointer,
 )
-from ridgeline.models.text_files import text_facts
 
 _ITEM_BYTES = {
     "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "F8_E4M3": 1,

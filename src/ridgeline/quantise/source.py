@@ -14,8 +14,8 @@ from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.conversion import as_gguf
 from ridgeline.models.conversion.row_numbers import numbered, numbers_of
+from ridgeline.models.directory.folder import Folder
 from ridgeline.models.families import model_from_config, model_from_gguf
-from ridgeline.models.folder import Folder
 from ridgeline.models.gguf.file import stored_keys
 from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
 from ridgeline.models.gguf.write import stored

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.models import RECOMMENDED
-from ridgeline.models.folder import Folder
+from ridgeline.models.directory.folder import Folder
 from ridgeline.models.sentence import ids_between
 from ridgeline.models.tensors import ModelFileError
 

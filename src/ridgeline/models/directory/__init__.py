@@ -1,0 +1,1 @@
+"""The files of a model directory: where they are, and what they say of text."""
