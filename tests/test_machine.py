@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.machine import available_bytes, freed_bytes, resident_bytes, usable_cpus
+from ridgeline.machine import (
+    available_bytes,
+    freed_bytes,
+    resident_bytes,
+    usable_cpus,
+    write_whole,
+)
 
 MIB = 1024**2
 GIB = 1024**3
@@ -236,3 +242,50 @@ def test_an_array_where_an_arena_could_begin_is_not_taken_for_one() -> None:
 
 def test_a_system_that_says_nothing_has_freed_nothing(tmp_path: Path) -> None:
     assert freed_bytes(tmp_path) == 0
+
+
+def test_a_file_for_others_has_the_mode_that_umask_leaves_and_a_replaced_one_its_own(
+    tmp_path: Path,
+) -> None:
+    def written(name: str, **how: bool) -> int:
+        write_whole(tmp_path / name, lambda file: file.write(b"x"), **how)
+        return (tmp_path / name).stat().st_mode & 0o777
+
+    before = os.umask(0o027)
+    try:
+        assert written("private") == 0o600
+        assert written("shown", is_private=False) == 0o640
+        (tmp_path / "shown").chmod(0o664)
+        assert written("shown", is_private=False) == 0o664
+        assert os.umask(0o027) == 0o027, "it is as it was"
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_that_nobody_knows_needs_nothing_but_ridgelines_directory(tmp_path: Path) -> None:
+    code = (
+        "import os\n"
+        "from ridgeline.engine_setup.locate import stores\n"
+        "from ridgeline.hub.fetch.index import read_settings\n"
+        "os.setuid(54321)\n"
+        "print(stores().home)\n"
+        "read_settings({})"
+    )
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        rest = {name: value for name, value in os.environ.items() if name != "HOME"}
+        rest.pop("RIDGELINE_HOME", None)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=rest | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    named = run(RIDGELINE_HOME=str(tmp_path))
+    assert (named.returncode, named.stdout) == (0, f"{tmp_path}\n"), named.stderr
+    neither = run()
+    last = neither.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: this user has no home directory: set RIDGELINE_HOME")

@@ -14,6 +14,8 @@ import mmap
 import os
 import platform
 import re
+import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -342,6 +344,28 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
+def users_home() -> Path | None:
+    """Return the user's directory; None of a user without an entry in the system, nor HOME."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def check_room(folder: Path, num_bytes: int, what: str, instead: str) -> None:
+    """Raise ValueError unless the disk of ``folder`` has room for ``what``; it says what to do.
+
+    ``folder`` need not exist yet.
+    """
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < num_bytes:
+        raise ValueError(
+            f"{what} needs {num_bytes / 1e6:,.0f} MB, but {free_bytes / 1e6:,.0f} MB are free in "
+            f"{folder}: make room, or {instead}"
+        )
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex. Raises OSError."""
     with path.open("rb") as file:
@@ -362,10 +386,13 @@ def write_whole(
     path: Path,
     content: Callable[[IO[bytes]], object],
     name: Callable[[], str] | None = None,
+    *,
+    is_private: bool = True,
 ) -> None:
     """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
 
-    ``name`` is asked for another name in the same folder, when the content is written.
+    ``name`` is asked for another name in the same folder, when the content is written. One that is
+    not private has the mode of the file that it replaces, or as any program's.
 
     A file system may keep a name longer than what the file holds when power is lost; so the
     content is synced before the name is given, and the name after. While it is written it is
@@ -381,9 +408,20 @@ def write_whole(
             content(file)
             file.flush()
             os.fsync(file.fileno())
+        if not is_private:
+            os.chmod(partial, _usual_mode(path))
         rename(Path(partial), path.with_name(name()) if name else path)
     finally:
         Path(partial).unlink(missing_ok=True)
+
+
+def _usual_mode(path: Path) -> int:
+    """Return the mode of a file, or of a new one at ``path``."""
+    with suppress(FileNotFoundError):
+        return stat.S_IMODE(path.stat().st_mode)
+    mask = os.umask(0o077)  # it can only be read by setting it: for that moment to the strictest
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def make_once(file: Path, content: Callable[[], bytes]) -> None:

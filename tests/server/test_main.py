@@ -208,6 +208,11 @@ def test_each_start_draws_a_seed_unless_one_is_given(model: Path, tmp_path: Path
         (["--max-body", "lots"], 2, "lots"),
         (["--max-queued-requests", "0"], 2, "--max-queued-requests is 0"),
         (["--host", "no.such.host.invalid"], 1, "cannot listen on no.such.host.invalid"),
+        (
+            ["--host", "192.0.2.1"],
+            1,
+            "cannot listen on 192.0.2.1: this machine has no such address",
+        ),
         (["--api-key-file", "/no/such/file"], 1, "/no/such/file"),
     ],
 )

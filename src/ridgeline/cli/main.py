@@ -138,6 +138,11 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        text = (
+            f"not enough memory ({text}): give a smaller --max-model-len or --kv-cache-memory, or "
+            "another model; ridgeline plan MODEL says what one needs"
+        )
     print(f"ridgeline: {text}", file=sys.stderr)
     sys.exit(status)
 

@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ridgeline.machine import users_home
+
 try:
     import fcntl
 except ImportError:  # of no use, and not there, on Windows
@@ -14,8 +16,18 @@ except ImportError:  # of no use, and not there, on Windows
 
 
 def default_home() -> Path:
-    """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``."""
-    return Path(os.environ.get("RIDGELINE_HOME") or Path.home() / ".cache" / "ridgeline")
+    """Return Ridgeline's directory: ``$RIDGELINE_HOME``, or ``~/.cache/ridgeline``.
+
+    Raises ValueError if there is neither: kernels that anybody could have written are not run.
+    """
+    if named := os.environ.get("RIDGELINE_HOME"):
+        return Path(named)
+    if (home := users_home()) is None:
+        raise ValueError(
+            "this user has no home directory: set RIDGELINE_HOME to a directory that only this "
+            "user may write to"
+        )
+    return home / ".cache" / "ridgeline"
 
 
 def sweep(home: Path) -> None:

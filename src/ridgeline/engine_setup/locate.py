@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
 from ridgeline.hub.find import LocalModel, NotPulledError, find_model, home_expanded
 from ridgeline.hub.places import Stores
-from ridgeline.machine import available_bytes
+from ridgeline.machine import available_bytes, users_home
 
 
 def stores() -> Stores:
-    """Return where models may lie for this user."""
-    return Stores.of(default_home(), os.environ, Path.home())
+    """Return where models may lie for this user, who may have no home."""
+    return Stores.of(home := default_home(), os.environ, users_home() or home)
 
 
 def locate(model: str, *, verify: bool = False) -> LocalModel:

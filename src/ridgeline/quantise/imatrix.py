@@ -74,4 +74,4 @@ def write_imatrix(path: Path, spreads: Mapping[str, Floats], num_tokens: int, da
         for name, array in arrays.items():
             out.put(name, array.view(np.uint8))
 
-    write_whole(path, write)
+    write_whole(path, write, is_private=False)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
-from ridgeline.machine import write_whole
+from ridgeline.machine import check_room, write_whole
 from ridgeline.models.gguf.blocks import BLOCK, SUPER
 from ridgeline.models.gguf.file import BLOCK_SIZES
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
@@ -81,7 +81,7 @@ def quantise_file(
     """Write ``out``, whole or not at all; ``report`` is told how many of how many weights are done.
 
     Raises:
-        ValueError: a tensor's weights are not finite.
+        ValueError: a tensor's weights are not finite, or the disk has no room for the file.
         OSError: it cannot be written, as where the disk is full.
     """
     mix = mix_of_file(options.target, source.raw, source.checkpoint.arch)
@@ -93,7 +93,11 @@ def quantise_file(
         "general.quantization_version": number("u32", _QUANTISATION_VERSION),
     }
     rooms = {name: TensorRoom(types[name], tensor.shape) for name, tensor in source.raw.items()}
-    write_whole(out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)))
+    num_bytes = sum(room.num_bytes for room in rooms.values())
+    check_room(out.parent, num_bytes, out.name, "name another folder")
+    write_whole(
+        out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)), is_private=False
+    )
     has_super = BLOCK_SIZES[main_type(options.target)][0] == SUPER
     ragged = [name for name, tensor in source.raw.items() if tensor.shape[-1] % SUPER]
     return work.done(sum(has_super and BLOCK_SIZES[types[name]][0] == BLOCK for name in ragged))

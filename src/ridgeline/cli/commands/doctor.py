@@ -19,7 +19,7 @@ from rich.markup import escape
 from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.calibration.kept import all_of
+from ridgeline.api.calibration.kept import all_of, unreadable
 from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.bench.gpu.parts import PARTS, Finding, measure
@@ -234,6 +234,8 @@ def problems(home: Path) -> Iterator[str]:
         yield f"the machine is busy (load {load:.1f} on {cores} cores): answers will be slower"
     if not any(pool["user_api"] == "blas" for pool in threadpool_info()):
         yield "numpy found no BLAS library: matrix products will be very slow; reinstall numpy"
+    for reason in unreadable(home):
+        yield f"{reason}; the next measurement replaces it"
     for calibration in all_of(home):
         if abs(calibration.total_error or 0.0) > _MOST_OFF:
             yield (

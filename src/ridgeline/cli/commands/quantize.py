@@ -60,6 +60,7 @@ def quantize(
 
     A GGUF file is made of a GGUF file or a directory of safetensors, int4-gptq of such a directory.
     """
+    to = to.lower()  # llama-quantize and Ollama write them in capitals
     if to not in _TARGETS:
         raise UsageError(f"--to {to}: give one of {', '.join(_TARGETS)}")
     located = locate(model).path

@@ -22,7 +22,7 @@ from ridgeline.foresight.typed import parse, typed
 ONE_STREAM = of_items([(127, 1, 1)])
 ASSUMED_FACTORS = (0.4, 2.5)  # how far it may be off: from its fastest to its slowest
 _LAST_S = 1e11  # seconds since 1970; a date has four digits for its year
-_SHORTEST_S, _LONGEST_S = 1e-9, 1e3  # of a step; of one thing more in it
+_LONGEST_S = 1e3  # of one thing more in a step
 _SLOWEST = 1e6  # a machine that stood still for hours
 _WINDOW_S = 2.0  # of busy time, for which a factor is kept
 _MOST_FACTORS = 60
@@ -170,8 +170,6 @@ def _check(calibration: Calibration) -> None:
         raise ValueError(f"source is {calibration.source!r:.40}: measured, served or assumed")
     if not 0 <= calibration.measured_at < _LAST_S:
         raise ValueError(f"measured_at is {calibration.measured_at}: no time since 1970")
-    if calibration.times.table_s[0] < _SHORTEST_S:
-        raise ValueError(f"times.table_s.0 is {calibration.times.table_s[0]}: a step takes time")
     for name, value in asdict(calibration.times).items():
         of_field = value if name == "table_s" else (value,)
         if any(isinstance(one, int | float) and one > _LONGEST_S for one in of_field):

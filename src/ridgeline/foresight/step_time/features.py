@@ -89,6 +89,9 @@ def in_the_mean(parts: Sequence[tuple[float, Features]]) -> Features:
     return Features(tokens, seqs, rows, positions, pairs)
 
 
+SHORTEST_S = 1e-9  # of a step
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step, and from its end to the next one.
@@ -118,7 +121,9 @@ class StepTime:
     windows: Windows = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError if more work could take less time."""
+        """Raise ValueError if more work could take less time, or a step none."""
+        if self.table_s and self.table_s[0] < SHORTEST_S:
+            raise ValueError(f"table_s.0 is {self.table_s[0]}: a step takes time")
         rises = all(less <= more for less, more in pairwise((0.0, *self.table_s)))
         rates = (
             *(self.per_token_s, self.per_seq_s, self.per_row_s, self.per_position_s),

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.foresight.step_time.features import StepTime, Windows, of_items
+from ridgeline.foresight.step_time.features import SHORTEST_S, StepTime, Windows, of_items
 from ridgeline.foresight.step_time.sampler import After, Measured
 from ridgeline.physics.costs import Features
 
@@ -63,6 +63,7 @@ def fit(
     kept = _knots_with_samples(x[:, 0], knots)
     rates = _robust(_design(x, kept), y, weights, len(steps))
     table = np.cumsum(rates[: len(kept)])
+    table = np.maximum(table, SHORTEST_S)  # of a busy machine all may lie in the other rates
     beyond, per_seq, per_row, per_position, per_pair = rates[len(kept) :]
     if x[:, 0].max() <= kept[-1] and len(kept) > 1:  # nothing was seen there: go on as before
         beyond = (table[-1] - table[-2]) / (kept[-1] - kept[-2])

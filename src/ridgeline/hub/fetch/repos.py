@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from ridgeline.hub.fetch.download import WAY_OUT, Progress, download
 from ridgeline.hub.fetch.index import IndexSource
-from ridgeline.hub.fetch.whole import git_blob_of, hidden, only_one
+from ridgeline.hub.fetch.whole import ELSEWHERE, git_blob_of, hidden, only_one
 from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
-from ridgeline.machine import rename
+from ridgeline.machine import check_room, rename
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -74,7 +74,7 @@ def fetch(
             f"{name.folder}: {why or path or 'its safetensors'}; {total / 1e9:.2f} GB to fetch; to "
             f"run it needs about {gb(needed)} of memory{free}"
         )
-        _check_room(target.parent, total)
+        check_room(target.parent, total, name.folder, ELSEWHERE)
         partial, before = hidden(target, "partial"), 0
         for file in wanted:
             shown = _behind(before, total, progress)
@@ -167,15 +167,6 @@ def _that_fits(models: Sequence[GgufModel], room_bytes: int) -> tuple[GgufModel,
 def _behind(before: int, total: int, progress: Progress | None) -> Progress | None:
     """Return a progress of one file, behind others, as that of all."""
     return progress and (lambda done, _: progress(before + done, total))
-
-
-def _check_room(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise ValueError(
-            f"{gb(num_bytes)} must be downloaded, but {folder} has room for {gb(free)}: free "
-            "some, or set RIDGELINE_HOME to a directory elsewhere"
-        )
 
 
 def _download(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ELSEWHERE = "set RIDGELINE_HOME to a directory elsewhere"  # what to do about a disk that is full
+
 
 def hidden(target: Path, suffix: str) -> Path:
     """Return the hidden name beside ``target`` for what belongs to it while it is made."""

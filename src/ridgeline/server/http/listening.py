@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -20,6 +21,8 @@ def bind(host: str, port: int, *, flag: str = "--port") -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _bound(socket.socket(family, kind), address)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise OSError(f"cannot listen on {host}: this machine has no such address") from error
         why = error.strerror or str(error)
         raise OSError(f"cannot listen on {host}:{port} ({why}): try another {flag}") from error
 
