@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.decoding import json_repeats
 from tests.api.test_llm import assert_idle, model
 
 __all__ = ["model"]  # a fixture
@@ -221,6 +222,27 @@ def test_no_bomb_goes_off(plain: LLM, name: str) -> None:
         "x", replace(SAMPLED, structured_outputs={"choice": ["still", "well"]})
     )
     assert good.outputs[0].text in ("still", "well")
+
+
+def test_a_list_that_repeats_ends_with_drafts_as_without(
+    plain: LLM, drafting: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts guess that it goes on as it did, and the grammar would let it."""
+    monkeypatch.setattr(json_repeats, "LEAST_CHARS", 60)
+    [zero], [comma] = (plain.text.tokenizer.encode(char, add_bos=False) for char in "0,")
+    form = {"json": {"type": "array", "items": {"enum": [0, 1]}}, "disable_any_whitespace": True}
+    wish = replace(SAMPLED, structured_outputs=form, logit_bias={zero: 50, comma: 100})
+    for seed in range(3):
+        answers = []
+        for llm in (plain, drafting):
+            (out,) = llm.generate("x", replace(wish, seed=seed))
+            answers.append(out.outputs[0].token_ids)
+            assert out.outputs[0].finish_reason == "stop"
+        assert answers[0] == answers[1]
+        found = json.loads(out.outputs[0].text)
+        assert found[-20:] == [0] * 20
+        assert len(found) < 50
+    assert_idle(drafting)
 
 
 def test_the_process_that_compiles_may_die(plain: LLM) -> None:

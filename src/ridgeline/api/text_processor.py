@@ -11,15 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint, Text
 from ridgeline.core.structured import StructuredOutputsParams
+from ridgeline.decoding.json_repeats import EndingRepeats, JsonTokens, json_tokens
 from ridgeline.decoding.messages.call_bounds import BoundedCalls
 from ridgeline.decoding.messages.message import REASONINGS, MessageForm
-from ridgeline.decoding.messages.tool_grammar import Framed, message_grammar
+from ridgeline.decoding.messages.tool_grammar import message_grammar
 from ridgeline.decoding.messages.tools import ToolFormat, ToolUse, format_named
 from ridgeline.decoding.search import with_recommended
 from ridgeline.decoding.text import TextStream
@@ -302,20 +304,18 @@ class TextProcessor:
         body = _grammar_of(structured) if structured else {"kind": "lark", "text": ""}
         if form is None:
             return self._constraint(body, may_compile=may_compile)
-        framed = message_grammar(form, self._marker_ids)
         try:
-            return self._constraint(body, framed, may_compile=may_compile)
+            return self._constraint(body, form, may_compile=may_compile)
         except ValueError:
             simpler, lost = self._without_unknown(form, may_compile)
             if not lost:
                 raise
-        framed = message_grammar(simpler, self._marker_ids)
-        return self._constraint(body, framed, lost, may_compile=may_compile)
+        return self._constraint(body, simpler, lost, may_compile=may_compile)
 
     def _constraint(
         self,
         body: Mapping[str, str],
-        framed: Framed | None = None,
+        form: MessageForm | None = None,
         lost: tuple[str, ...] = (),
         *,
         may_compile: bool,
@@ -329,11 +329,22 @@ class TextProcessor:
                     self.tokenizer, self._eos_ids, give_back=give_back, **self._grammar_limits
                 )
         source = Source(**body)
-        if framed is not None:
+        if form is not None:
+            framed = message_grammar(form, self._marker_ids)
             source = source._replace(frame=framed.text, schemas=json.dumps(framed.schemas))
             lost += framed.ignored
         new = self._grammars.constraint(source, may_compile=may_compile)
-        return NewConstraint(new, (*lost, *new.ignored))
+        has_json, ignored = source.kind == "json", (*lost, *new.ignored)
+        if form is None and not has_json:
+            return NewConstraint(new, ignored)
+        spell, tokens = self.tokenizer.token_bytes, self._json_tokens
+        return NewConstraint(
+            lambda: EndingRepeats(new(), spell, tokens, form, has_json=has_json), ignored
+        )
+
+    @cached_property
+    def _json_tokens(self) -> JsonTokens:
+        return json_tokens(map(self.spell, range(self.tokenizer.vocab_size)))
 
     def _without_unknown(
         self, form: MessageForm, may_compile: bool
@@ -349,9 +360,8 @@ class TextProcessor:
         tools, lost = list(use.tools), list[str]()
         for i, tool in enumerate(tools):
             alone = form._replace(tools=(tool_format, use._replace(tools=(tool,))))
-            framed = message_grammar(alone, self._marker_ids)
             try:
-                self._constraint({"kind": "lark", "text": ""}, framed, may_compile=may_compile)
+                self._constraint({"kind": "lark", "text": ""}, alone, may_compile=may_compile)
             except ValueError as error:
                 at = f"tools[{i}].function.parameters"
                 if tool.is_strict:
