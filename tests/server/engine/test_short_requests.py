@@ -14,7 +14,7 @@ import pytest
 from ridgeline.core.step import Step
 from tests.server.engine.test_async_engine import post, rest
 from tests.server.serving import serving
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 BUDGET, SEATS = 32, 12
 LONG = [50 + i % 40 for i in range(110)]  # almost four steps
@@ -56,17 +56,17 @@ def test_a_short_request_waits_for_a_few_steps(
         steps.append(step)
         if len(steps) in held:
             held[len(steps)].set()
-            assert go[len(steps)].wait(60)
+            assert go[len(steps)].wait(PATIENCE_S)
 
     engine = {"max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET}
     with serving(model, engine) as served:
         served.valve.before = before
         async_engine = served.running.async_engine
         connections = [post(served.port, body | {"stream": stream}) for body in others]
-        assert held[1].wait(60)
+        assert held[1].wait(PATIENCE_S)
         eventually(lambda: async_engine.num_streams == len(others))
         go[1].set()
-        assert held[9].wait(60)
+        assert held[9].wait(PATIENCE_S)
         num_queued = async_engine.num_queued
         short = post(served.port, SHORT | {"stream": stream})
         eventually(lambda: async_engine.num_queued == num_queued + 1)

@@ -79,7 +79,7 @@ class Bench:
         def work() -> str:
             self.begun.append(name)
             loop.call_soon_threadsafe(self._news.set)
-            assert self._go[name].wait(60)
+            assert self._go[name].wait(PATIENCE_S)
             return name.upper()
 
         return await self.turns.run(work)
