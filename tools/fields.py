@@ -58,7 +58,9 @@ BODIES: dict[str, tuple[type[Strict], ...]] = {
         *(ollama.ChatAsked, ollama.GenerateAsked),
         *(ollama.OllamaOptions, ollama.OllamaMessage, ollama.Call),
     ),
-    "`/api/show`, `/api/embed`": (ollama.ShowAsked, ollama.EmbedAsked),
+    "`/api/show`, `/api/embed`, `/api/pull`, `/api/create`": (
+        *(ollama.ShowAsked, ollama.EmbedAsked, ollama.PullAsked, ollama.CreateAsked),
+    ),
     "`/infill`, `/completion`": (
         *(infill.InfillRequest, infill.ExtraFile, infill.LlamaCppRequest),
     ),
@@ -91,7 +93,8 @@ def _section(title: str) -> Iterator[str]:
     yield f"## {title}\n"
     for body in BODIES[title]:
         what = (body.__doc__ or "").partition("\n")[0].rstrip(".")
-        honoured = sorted(body.model_fields.keys() - set(body.absent))
+        fields = body.model_fields.items()
+        honoured = sorted(one.alias or name for name, one in fields if name not in body.absent)
         yield f"### {what}\n"
         yield textwrap.fill("Honoured: " + ", ".join(f"`{name}`" for name in honoured) + ".", 120)
         yield ""

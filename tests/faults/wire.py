@@ -150,12 +150,12 @@ FORMS = (
 
 
 def t32(model: Path, count: int, rng: random.Random) -> str:
-    """What a page may send without asking first: bodies that do not say they are JSON."""
+    """What a page, one of ours too, may send without asking: what does not say it is JSON."""
     with watched(model) as watch:
         for _ in range(count):
             path = rng.choice([COMPLETE, CHAT, "/tokenize"])
             form = rng.choice(FORMS)
-            status, _, _ = _call(watch, path, BODY, content_type=form)
+            status, _, _ = _call(watch, path, BODY, content_type=form, origin="http://localhost")
             assert status == 415, (form, status)
     return f"{count}/{count} bodies that do not say they are JSON refused with 415"
 

@@ -67,9 +67,10 @@ def test_a_wrong_method_is_405_and_says_which_are_right(
     assert method == "HEAD" or answer["error"]["code"] == "method_not_allowed"
 
 
-def test_a_route_that_is_there_still_wants_json(served: Served) -> None:
+def test_a_route_that_is_there_still_wants_plain_json_of_a_page(served: Served) -> None:
     for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
-        assert served.refused(path, b"{}", content_type="text/plain")[0] == 415
+        form = {"content_type": "text/plain", "origin": served.url}
+        assert served.refused(path, b"{}", **form)[0] == 415
         assert served.refused(path, b"{}", content_encoding="gzip")[0] == 415
 
 

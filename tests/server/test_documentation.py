@@ -76,6 +76,16 @@ def test_every_field_of_the_log_is_explained(model: Path) -> None:
     assert sorted(explained) == sorted(found)
 
 
+def test_every_route_is_named_in_a_page(served: Served) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    text = "\n".join(page.read_text() for page in sorted(docs.glob("*.md")))
+    paths = served.call("/openapi.json")[1]["paths"]
+    names = {path.partition("{")[0].rstrip("/") or "/" for path in paths}
+    assert len(names) > 40
+    unnamed = {one for one in names if not re.search(rf"(?<![\w/]){re.escape(one)}(?![\w/])", text)}
+    assert not unnamed
+
+
 def test_every_limit_without_a_flag_has_its_number() -> None:
     most_prompts = next(one.max_length for one in protocol.EACH.metadata if isinstance(one, MaxLen))
     numbers = re.compile(r"\d+(?:,\d{3})*(?: KiB)?")

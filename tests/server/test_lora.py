@@ -17,7 +17,7 @@ from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -103,6 +103,47 @@ def test_the_list_of_models_has_them_with_their_parent(served: Served) -> None:
     status, error = served.refused(COMPLETE, ASK | {"model": "z"})
     assert (status, error["code"]) == (404, "model_not_found")
     assert "this server has 'tiny', 'a', 'b'" in error["message"]
+
+
+def test_ollamas_tag_says_nothing_of_an_adapter(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": False}
+    body["options"] = {"num_predict": 8, "temperature": 0}
+    said = {}
+    for name in ("tiny", "a", "a:latest", "tiny:latest"):
+        status, answer, _ = served.call("/api/chat", body | {"model": name})
+        assert (status, answer["model"]) == (200, name)
+        said[name] = answer["message"]["content"]
+    assert said["a"] == said["a:latest"] != said["tiny"] == said["tiny:latest"]
+    assert served.call("/api/chat", body | {"model": "a:other"})[0] == 404
+
+
+def test_an_adapter_is_replaced_in_place(served: Served, folder: Path) -> None:
+    """A trainer writes new weights into the same place, and loads them under the same name."""
+    place = folder / "inside" / "turn"
+    shutil.copytree(folder / "inside" / "b", place)
+    body = {"lora_name": "turn", "lora_path": "turn"}
+    assert served.call(LOAD, body | {"load_inplace": False})[0] == 200
+    assert served.call(LOAD, body)[0] == 400, "the name is taken"
+    before = text(served, "turn")
+    assert before == text(served, "b")
+    client, going_on = served.client(), hold(served, after=4)
+    stream = client.completions.create(model="turn", stream=True, prompt="", extra_body=ASK)
+    first = next(iter(stream)).choices[0].text
+    shutil.rmtree(place)
+    shutil.copytree(folder / "inside" / "c", place)
+    assert served.call(LOAD, body | {"load_inplace": True})[0] == 200
+    going_on.set()
+    assert first + "".join(one.choices[0].text for one in stream) == before, "it keeps the old one"
+    served.valve.before = lambda step: None
+    assert served.call(LOAD, {"lora_name": "other", "lora_path": "c"})[0] == 200
+    assert text(served, "turn") == text(served, "other") != before, "without stale prefixes"
+    shutil.rmtree(place)
+    assert served.call(LOAD, body | {"load_inplace": True})[0] == 400
+    assert text(served, "turn") == text(served, "other"), "what cannot be read changes nothing"
+    for name in ("turn", "other"):
+        assert served.call(UNLOAD, {"lora_name": name})[0] == 200
+    assert served.call(LOAD, {"lora_name": "x", "lora_path": "c", "load_inplace": True})[0] == 200
+    assert served.call(UNLOAD, {"lora_name": "x"})[0] == 200
 
 
 def test_loading_and_unloading(served: Served, folder: Path) -> None:

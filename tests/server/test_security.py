@@ -11,6 +11,7 @@ from ridgeline.fleet.app import Router
 from ridgeline.fleet.app import new_app as router_app
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.pool import Pool
+from ridgeline.server.aliases import Aliases
 from ridgeline.server.http.gate import OPEN_PATHS
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.tunnel.proof import PATH as DOOR
@@ -37,7 +38,8 @@ def is_named(path: str, name: str) -> bool:
 
 
 def test_every_route_is_in_the_table_and_only_what_it_says_is_open(model: Path) -> None:
-    router = Router(Catalogue([str(model)], None), cast(Pool, SimpleNamespace(limits=Limits())))
+    pool = cast(Pool, SimpleNamespace(limits=Limits()))
+    router = Router(Catalogue([str(model)], None), pool, aliases=Aliases(None))
     with serving(model) as served:
         routes = [*served.running.app.routes, *router_app(router).routes]
         paths = {getattr(route, "path", "") for route in routes} | {AUDIT, DOOR}

@@ -116,6 +116,24 @@ def test_infer_is_a_completion(service: Service, is_raw: bool) -> None:
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1])
 
 
+def test_statistics_are_those_of_the_route(service: Service) -> None:
+    service.completion()
+    service.served.catch_up()
+    [told] = service.served.call("/v2/models/tiny/stats")[1]["model_stats"]
+    for request in (CLASSES["ModelStatisticsRequest"](name="tiny"), None):
+        [one] = service.call("ModelStatistics", request).model_stats
+        assert (one.name, one.version, one.last_inference) == ("tiny", "1", told["last_inference"])
+        assert one.inference_count == told["inference_count"] > 0
+        assert one.execution_count == told["execution_count"] > 0
+        for name, of in told["inference_stats"].items():
+            found = getattr(one.inference_stats, name)
+            assert (found.count, found.ns) == (of["count"], of["ns"]), name
+        sizes = [(batch.batch_size, batch.compute_infer.count) for batch in one.batch_stats]
+        assert sizes == [
+            (batch["batch_size"], batch["compute_infer"]["count"]) for batch in told["batch_stats"]
+        ]
+
+
 def test_a_stream_has_the_whole_answer_in_pieces(service: Service) -> None:
     last = {"triton_enable_empty_final_response": True}
     requests = [

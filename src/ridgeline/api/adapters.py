@@ -135,18 +135,27 @@ class Adapters:
         counts = {name: len(named.leases) for name, named in list(self._named.items())}
         return {name: count for name, count in counts.items() if count}
 
-    def load(self, name: str, path: Path, weights: AdapterWeights | None = None) -> None:
+    def load(
+        self,
+        name: str,
+        path: Path,
+        weights: AdapterWeights | None = None,
+        *,
+        in_place: bool = False,
+    ) -> None:
         """Load an adapter under a name that is free; ``weights`` if they are read already.
+
+        With ``in_place`` the name may be another's, which its requests keep to their ends.
 
         Raises:
             ValueError: the name is taken, the adapter cannot be had (ModelFileError), its rank is
                 too large, or there is no memory for it beside those in use (NoRoom).
         """
         named = _Named(path)
-        if name not in self._named:  # else it is not worth reading
+        if in_place or name not in self._named:  # else it is not worth reading
             packed = self._packed(path, weights)
         with self._lock:
-            if name in self._named:
+            if name in self._named and not in_place:
                 raise ValueError(f"there is an adapter {name!r} already: unload it first")
             self._keep(named, *packed)
             self._named[name] = named

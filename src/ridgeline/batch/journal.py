@@ -106,22 +106,26 @@ class Journal:
             self.num_failed += not is_completed
         self._places[index] = is_completed, offset, length
 
-    def finish(self, output: Path, errors: Path, *, in_order: bool) -> None:
-        """Write what is answered well into one file and the rest into another, which is not made
-        if there is no rest; ``in_order`` of the requests, else in that of their ends. Each appears
-        whole or not at all. The journal stays: see ``remove``.
+    def finish(self, output: Path | None, errors: Path, *, in_order: bool) -> None:
+        """Write what is answered well into one file, if it is given, and the rest into another.
+
+        The second is not made if there is no rest. Lines are ``in_order`` of the requests, else in
+        that of their ends. Each file appears whole or not at all. The journal stays: see
+        ``remove``.
         """
-        for path, is_completed in ((errors, False), (output, True)):
-            if is_completed or self.num_failed:
+        paths = ((errors if self.num_failed else None, False), (output, True))
+        for path, is_completed in paths:
+            if path is not None:
                 part = path.with_name(f".{path.name}.writing")
                 with part.open("wb") as file:
-                    for line in self._lines(is_completed, in_order=in_order):
+                    for line in self.lines(is_completed=is_completed, in_order=in_order):
                         file.write(line + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(path)
 
-    def _lines(self, is_completed: bool, *, in_order: bool) -> Iterator[bytes]:
+    def lines(self, *, is_completed: bool, in_order: bool) -> Iterator[bytes]:
+        """Yield the lines of what is answered well, or of the rest."""
         places = [(i, *place) for i, place in self._places.items() if place[0] == is_completed]
         places.sort(key=lambda place: place[0] if in_order else place[2])
         with self.path.open("rb") as file:

@@ -66,6 +66,7 @@ class StoredBatch:
         num_failed: those that were not, and lines that are none.
         output_file_id: the answers.
         error_file_id: what is not answered, and why.
+        usage: tokens of all answers, as OpenAI counts them, when it is over.
         problem: why it failed.
     """
 
@@ -83,6 +84,7 @@ class StoredBatch:
     num_failed: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
+    usage: dict[str, Any] | None = None
     problem: str = ""
 
     @property
@@ -114,6 +116,7 @@ class StoredBatch:
                 "completed": self.num_completed,
                 "failed": self.num_failed,
             },
+            "usage": self.usage,
             "metadata": self.metadata,
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,22 @@ from ridgeline import __version__
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.metrics import metrics_of
+from ridgeline.fleet.of_all import add_of_all_servers, key_of
 from ridgeline.fleet.passed_on import PassedOn
 from ridgeline.fleet.pool import Pool
-from ridgeline.fleet.servers.adapters import LOAD, UNLOAD, NotLoaded
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
+from ridgeline.hub.find import is_hub_name
+from ridgeline.hub.pull import pull
+from ridgeline.machine import available_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.routing.prompt import NOTHING, PromptKeys, prompt_of
+from ridgeline.server.aliases import Aliases
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
+from ridgeline.server.dialects.ollama.managing import add_management
 from ridgeline.server.dialects.ollama.models import VERSION, entry, loaded
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
@@ -41,6 +46,7 @@ from ridgeline.server.http.options import parse_seconds
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.routes import add_plans
+from ridgeline.server.service import untagged
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog
@@ -80,7 +86,6 @@ _FREE = frozenset(  # no model computes anything for these
     }
 )
 _BYTES_OF_TOKEN = 4  # of a request's body, roughly: the server counts exactly
-_JSON = {"content-type": "application/json"}
 _LONG_BYTES = 1 << 16  # from this size on, a thread makes a body's keys
 _FIELDS = TypeAdapter[dict[str, Any]](dict[str, Any])
 
@@ -97,13 +102,17 @@ class Router:
         isolates_keys: bool = True,
         audit: AuditLog | None = None,
         guards: Collection[str] = (),
+        aliases: Aliases,
+        is_of_one: bool = False,
     ) -> None:
         """Serve the models of ``catalogue`` from ``pool``.
 
         With ``takes_any_name`` an unknown name means the model that was used last. With
         ``isolates_keys`` servers keep the prompts of each key apart. ``audit`` gets the lines of
         requests that none of them answers. Each server has the ``guards`` of these names.
+        ``aliases`` are further names of models; a router that ``is_of_one`` takes no others.
         """
+        self.aliases, self._is_of_one = aliases, is_of_one
         self._guards = guards
         self.audit = audit
         self._isolates_keys = isolates_keys
@@ -116,6 +125,7 @@ class Router:
         """Return all models as ``/v1/models`` shows them."""
         entries = [self.shown(name, is_operator) for name in self.catalogue.models()]
         further = [*self.catalogue.other_names, *self.pool.adapters.names]
+        further += self.names_of_aliases()
         return [*entries, *(self.shown(name, is_operator) for name in further)]
 
     def shown(self, name: str, is_operator: bool) -> dict[str, Any]:
@@ -154,6 +164,13 @@ class Router:
         except (ValueError, OSError, KeyError):
             return None
 
+    def tags(self) -> list[dict[str, Any]]:
+        """Return all models, and their further names, as Ollama lists them."""
+        names = {name: name for name in self.catalogue.models()}
+        names |= {name: self.chosen(name)[0] for name in self.names_of_aliases()}
+        of = {name: self.summary(model) for name, model in names.items()}
+        return [entry(name, one) for name, one in of.items() if one is not None]
+
     def listed(self) -> list[dict[str, Any]]:
         """Return all models as LM Studio lists them; those that cannot be read are left out."""
         entries = []
@@ -188,14 +205,38 @@ class Router:
         if not isinstance(name, str) or not name:
             message = f"model is missing: name one of {known}"
             raise ApiError(400, message, param="model", code="missing_parameter")
-        is_adapter = name in self.pool.adapters.names
-        known_name = next(iter(models), None) if is_adapter else self.catalogue.find(name)
+        alias = None if self.model_of(name) else self.aliases.find(name)
+        meant = self.model_of(alias.model if alias else name)
+        is_adapter = meant in self.pool.adapters.names
+        known_name = next(iter(models), None) if is_adapter else meant
         if known_name is None and self._takes_any_name and models:
             known_name = self.last_used()
         if known_name is None:
             message = f"there is no model {name[:80]!r} here: this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return known_name, models[known_name]
+
+    def model_of(self, name: str) -> str | None:
+        """Return the name of a model or of an adapter that this is, None if it is neither."""
+        adapters = self.pool.adapters.names
+        found = next((one for one in untagged(name) if one in adapters), None)
+        return found or self.catalogue.find(name)
+
+    def names_of_aliases(self) -> list[str]:
+        """Return the further names of models that are here."""
+        return [one.name for one in self.aliases.all() if self.model_of(one.model)]
+
+    def fetch(self, name: str, report: Callable[[int, int], None]) -> None:
+        """Fetch a model from the hub, and serve it from now on.
+
+        Raises ValueError if it cannot be had, or a router of one model takes no other.
+        """
+        if self._is_of_one:
+            raise ValueError("this server has one model: --models-dir, or several, takes others")
+        if not is_hub_name(name):
+            raise ValueError("it is no name of the hub, nor of a known model")
+        pull(name, stores(), room_bytes=available_bytes(), progress=report)
+        self.catalogue.add(name)
 
     def judging(self, path: str, name: Any) -> Any:
         """Return which model is meant; a guard is beside any model, so best one that is loaded."""
@@ -248,6 +289,24 @@ class Router:
         found |= {"router": self.audit.loss() or ""} if self.audit else {}
         return {name: loss for name, loss in found.items() if loss}
 
+    @property
+    def running(self) -> list[str]:
+        """Names of the models that have servers."""
+        return [slot.name for slot in self.pool.slots.values() if slot.workers]
+
+    async def all_say(self, name: str, path: str, request: Request) -> list[Any]:
+        """Return what each server of a model answers to a GET of ``path``.
+
+        Those that have ended, or do not answer, are left out.
+        """
+        slot, found = self.pool.slots.get(name), []
+        for worker in list(slot.workers.values()) if slot else ():
+            with contextlib.suppress(httpx2.HTTPError, TimeoutError):
+                async with asyncio.timeout(STATUS_S):
+                    answer = await worker.client.get(path, headers=key_of(request))
+                    found += [json_of(answer)] if answer.is_success else []
+        return found
+
     def last_used(self) -> str:
         """Return the name of the model that was used last, or of the first if none was."""
         loaded = [slot for slot in self.pool.slots.values() if slot.workers]
@@ -259,7 +318,12 @@ class Router:
 def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
     """Return the application, with its routes over ``router``, and the web pages if it has them."""
     app = FastAPI(
-        title="Ridgeline", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+        title="Ridgeline",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # the gate takes them off
     )
     app.state.work = WorkTurns(pace=router.pool.limits.pace)
     add_errors(app)
@@ -305,67 +369,17 @@ def new_app(router: Router, *, has_page: bool = True) -> FastAPI:
         return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
 
     add_triton(app, router, named)
+    add_management(app, router)
     for path in POSTS:
         app.router.routes.append(Route(path, post, methods=["POST"]))
     for path in ("/openapi.json", "/tokenizer_info", "/props"):
         app.router.routes.append(Route(path, get, methods=["GET"]))
-    for path in ("/v1/live", "/v1/memory"):
+    for path in ("/v1/live", "/v1/memory", "/is_sleeping"):
         app.router.routes.append(Route(path, live, methods=["GET"]))
-    _add_of_all_servers(app, router)
+    add_of_all_servers(app, router)
     if has_page:
         app.router.routes += [Route(path, file, methods=["GET"]) for path, file in FILES.items()]
     return app
-
-
-def _add_of_all_servers(app: FastAPI, router: Router) -> None:
-    """Add the routes for all servers of a model, or for one that has to be found."""
-
-    async def sleep(request: Request) -> Response:
-        """Put all servers of a model to sleep, or wake them."""
-        body = await request.body()
-        fields = await in_turn(request.app.state.work, _FIELDS, body) if body else {}
-        slot, worker = await router.asked(request, fields.get("model"))
-        path, headers = request.scope["state"]["path"], _key(request) | _JSON
-        for one in list(slot.workers.values()):
-            if one is not worker:
-                with contextlib.suppress(httpx2.HTTPError):  # it has ended: another one starts
-                    await one.client.post(path, content=body or b"{}", headers=headers)
-        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), body, only=worker)
-
-    async def adapters(request: Request) -> Response:
-        """Load or unload an adapter on all servers of the model."""
-        check_operator(request.state)
-        fields = await in_turn(request.app.state.work, _FIELDS, await request.body())
-        slot, worker = await router.asked(request)
-        others = [one for one in slot.workers.values() if one is not worker]
-        path = request.url.path
-        try:
-            await router.pool.adapters.change(path, fields, [worker, *others])
-        except NotLoaded as error:
-            answer = error.answer
-            if answer is None:
-                raise router.pool.refusal(slot) from None
-            return Response(answer.content, answer.status_code, media_type="application/json")
-        done = "added" if path == LOAD else "removed"
-        name = fields["lora_name"]
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")
-
-    async def explain(request: Request) -> Response:
-        """Pass on what is said by the server that answered a request."""
-        slot, worker = await router.asked(request)
-        for one in [one for one in slot.workers.values() if not one.trouble]:
-            with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
-                async with asyncio.timeout(STATUS_S):
-                    path = request.scope["state"]["path"]
-                    answer = await one.client.head(path, headers=_key(request))
-                worker = one if answer.is_success else worker
-        return PassedOn(router.pool, lambda: contextlib.nullcontext(slot), only=worker)
-
-    for path in (LOAD, UNLOAD):
-        app.router.routes.append(Route(path, adapters, methods=["POST"]))
-    for path in ("/v1/sleep", "/v1/wake"):
-        app.router.routes.append(Route(path, sleep, methods=["POST"]))
-    app.router.routes.append(Route("/v1/requests/{name}/explain", explain, methods=["GET"]))
 
 
 def _keep_alive(path: str, fields: dict[str, Any]) -> float | None:
@@ -395,7 +409,8 @@ def _add_status(app: FastAPI, router: Router) -> None:
         known_name, _ = router.chosen(name)
         await router.pool.look()
         await router.learn()
-        shown = name if name in router.pool.adapters.names else known_name
+        is_further = name in {*router.pool.adapters.names, *router.names_of_aliases()}
+        shown = name if is_further else known_name
         return router.shown(shown, request.state.is_operator)
 
     @app.get("/health")
@@ -428,12 +443,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
         """List all models, as Ollama does; those that cannot be read are left out."""
-
-        def entries() -> list[dict[str, Any]]:
-            names = router.catalogue.models()
-            return [entry(name, one) for name in names if (one := router.summary(name)) is not None]
-
-        return {"models": await app.state.work.reports.run(entries)}
+        return {"models": await app.state.work.reports.run(router.tags)}
 
     @app.get("/api/v0/models")
     async def lm_studio_models() -> dict[str, Any]:
@@ -449,7 +459,7 @@ def _add_status(app: FastAPI, router: Router) -> None:
     async def metrics(request: Request) -> Response:
         """Return the metrics of all servers; each sample names its model, and its server."""
         await router.pool.look()
-        text = await metrics_of(router.pool.slots, _key(request))
+        text = await metrics_of(router.pool.slots, key_of(request))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/fleet")
@@ -472,13 +482,7 @@ def _add_audit(app: FastAPI, router: Router, log: AuditLog) -> None:
             for worker in list(slot.workers.values()):
                 with contextlib.suppress(httpx2.HTTPError, TimeoutError):  # it has ended, or hangs
                     async with asyncio.timeout(STATUS_S):
-                        path, headers = request.scope["path"], _key(request)
+                        path, headers = request.scope["path"], key_of(request)
                         answer = await worker.client.get(path, headers=headers)
                         servers[f"{slot.name}-{worker.number}"] = json_of(answer)
         return log.head() | {"servers": servers}
-
-
-def _key(request: Request) -> dict[str, str]:
-    """Return the headers by which servers know whose key this is."""
-    names = ("authorization", "x-api-key")
-    return {name: request.headers[name] for name in names if name in request.headers}

@@ -62,6 +62,10 @@ class Catalogue:
         self._known, self._written = models, problems
         return models
 
+    def add(self, name: str) -> None:
+        """Have one more model, by the name that people type; any thread may call."""
+        self._named = self._named | {name: name}
+
     def _named_and_found(self, paths: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
         """Return the models by name, and what is wrong with those of the folder."""
         models, problems = dict(self._named), list[str]()

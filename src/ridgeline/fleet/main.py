@@ -28,6 +28,7 @@ from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.machine import raise_file_limit
 from ridgeline.routing.scaling import Scaling
+from ridgeline.server.aliases import Aliases
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
@@ -102,6 +103,9 @@ class RunningFleet:
             isolates_keys=options.isolate_keys,
             audit=audit,
             guards=[Path(name).name for name in options.guard or ()],
+            # Servers on other machines do not see these files.
+            aliases=Aliases(default_home() if self.door is None else None),
+            is_of_one=self._is_of_one,
         )
         app = new_app(self.router, has_page=options.page)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))

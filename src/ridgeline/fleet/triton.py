@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -11,9 +12,11 @@ from starlette.routing import Route
 
 from ridgeline.server.dialects.triton.response import VERSION
 from ridgeline.server.dialects.triton.routes import (
+    ALL_STATS,
     ANSWERS,
     FACTS,
     READY,
+    STATS,
     add_probes,
     add_refusals,
     check_version,
@@ -21,6 +24,8 @@ from ridgeline.server.dialects.triton.routes import (
     paths,
     server_metadata,
 )
+from ridgeline.server.http.gate import check_operator
+from ridgeline.server.observe.statistics import added
 
 
 class Models(Protocol):
@@ -35,6 +40,13 @@ class Models(Protocol):
 
     def listing(self, is_operator: bool) -> list[dict[str, Any]]:
         """Return all models, each with its name as its id."""
+
+    @property
+    def running(self) -> Iterable[str]:
+        """Names of the models that have servers."""
+
+    async def all_say(self, name: str, path: str, request: Request) -> list[Any]:
+        """Return what each server of a model answers to a GET of ``path``."""
 
 
 def add_triton(
@@ -60,6 +72,28 @@ def add_triton(
         models.chosen(model)
         return Response(status_code=503 if models.is_draining else 200)
 
+    async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
+        """Say how many requests all servers of a model have had."""
+        check_operator(request.state)
+        check_version(version)
+        name, _ = models.chosen(model)
+        told = await models.all_say(name, f"/v2/models/{quote(model)}{STATS}", request)
+        found = [one for answer in told for one in answer["model_stats"]]
+        return {"model_stats": [added(found)] if found else []}
+
+    async def all_stats(request: Request) -> dict[str, Any]:
+        """Say it of each model that has servers, and of its adapters."""
+        check_operator(request.state)
+        found: dict[str, list[Any]] = {}
+        for name in models.running:
+            for answer in await models.all_say(name, ALL_STATS, request):
+                for one in answer["model_stats"]:
+                    found.setdefault(one["name"], []).append(one)
+        return {"model_stats": [added(several) for several in found.values()]}
+
+    app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"])
+    for path in paths(STATS):
+        app.router.add_api_route(path, stats, methods=["GET"])
     for path in paths(READY):
         app.router.add_api_route(path, ready, methods=["GET"], response_class=Response)
     for method, endings in (("POST", ANSWERS), ("GET", FACTS)):

@@ -71,6 +71,11 @@ def find_model(model: str, stores: Stores, room_bytes: int) -> LocalModel:
     raise NotPulledError(f"{model!r} is not here yet: run `ridgeline pull {model}` first")
 
 
+def is_hub_name(model: str) -> bool:
+    """Whether a name is one that ``pull`` may fetch, whatever lies on this machine: no path."""
+    return bool(packaged(model) or parse_hub_name(model) or hub_names(model))
+
+
 def home_expanded(model: str) -> Path:
     """Return a path whose ``~`` a shell did not see, as in a unit file or behind quotes."""
     try:

@@ -20,6 +20,7 @@ from ridgeline.api.llm import LLM
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import lower_priority
+from ridgeline.server.aliases import Aliases
 from ridgeline.server.app import new_app
 from ridgeline.server.batches.background import Batches, store_of
 from ridgeline.server.batches.routes import add_batches
@@ -117,6 +118,7 @@ class Answering:
             rules=rules,
             audit=audit,
             guards=partial(self._new_guards, guards or {}),
+            aliases=Aliases(home),
         )
         if options.receipt_key:
             _ = self.service.signer  # a file that has no key is told now

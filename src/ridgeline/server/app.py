@@ -34,6 +34,7 @@ from ridgeline.server.dialects.openai.protocol import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
+from ridgeline.server.dialects.openai.reply import STREAMED
 from ridgeline.server.dialects.responses.documented import RESPONSE_EVENTS, ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import RESPONSES, chat_request
@@ -64,6 +65,7 @@ def new_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # _add_status has it
+        redirect_slashes=False,  # the gate takes them off
         servers=[{"url": root}] if (root := service.options.root_path) else None,
     )
     app.router.route_class = BodyRoute
@@ -102,7 +104,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         predicted: Ids = ()
         if body.prediction:
             text, param = body.prediction.text, "prediction.content"
-            predicted = await service.prompts.of_text(text, param=param, add_bos=False)
+            encode = partial(service.text.tokenizer.encode, add_bos=False)
+            predicted = await service.prompts.of_text(text, param=param, encode=encode)
         return await service.reply(request, body, [prompt], "messages", predicted)
 
     @app.post("/v1/completions", responses=ERRORS | documented(Completion))
@@ -153,13 +156,17 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             ids = await service.prompts.of_chat(body)
         else:
             add_bos = None if body.adds_special else False
-            ids = await service.prompts.of_text(body.text, add_bos=add_bos)
+            encode = partial(
+                text.tokenizer.encode, add_bos=add_bos, parse_special=body.parse_special
+            )
+            ids = await service.prompts.of_text(body.text, encode=encode)
 
         def answer() -> Response:
             strings = [text.spell(token) for token in ids] if body.return_token_strs else None
             tokens: list[Any] = list(ids)
             if isinstance(body, TokenizeRequest) and body.with_pieces:
-                tokens = [{"id": token, "piece": text.spell(token)} for token in ids]
+                spelt = text.tokenizer.token_bytes
+                tokens = [{"id": token, "piece": _piece(spelt(token))} for token in ids]
             return JSONResponse(
                 {
                     "count": len(ids),
@@ -184,6 +191,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenizer_info() -> dict[str, Any]:
         """Say what programs that evaluate models ask of the tokenizer, as vLLM does."""
         return text.tokenizer_config | {"model_max_length": service.max_model_len}
+
+
+def _piece(spelling: bytes) -> str | list[int]:
+    """Return what a token stands for as llama.cpp does: as its bytes where they are no UTF-8."""
+    try:
+        return spelling.decode()
+    except UnicodeDecodeError:
+        return list(spelling)
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
@@ -231,8 +246,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
             message = f"this key reads {MOST_READERS} live views already: close one"
             raise ApiError(429, message, code="too_many_views", headers={"retry-after": "5"})
         events = service.live.events(request.state.tenant, own_view(request.state))
-        headers = {"cache-control": "no-cache"}
-        return StreamingResponse(events, 200, headers, "text/event-stream")
+        return StreamingResponse(events, 200, STREAMED, "text/event-stream")
 
     @app.get("/v1/memory", responses=ERRORS)
     async def memory(request: Request) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class LoadLora(Strict):
 
     lora_name: str
     lora_path: str
+    load_inplace: bool = False
 
 
 class UnloadLora(Strict):
@@ -67,6 +69,10 @@ class Loras:
         """Names that requests may give for the model's."""
         return self._adapters.names
 
+    def digest_of(self, name: str) -> bytes:
+        """Return the digest of an adapter's values; nothing of one that is not there."""
+        return self._adapters.digest_of(name)
+
     async def lease(self, name: str) -> Adapter:
         """Return the adapter that a request names.
 
@@ -93,13 +99,17 @@ class Loras:
             for name in self._adapters.names
         ]
 
-    async def load(self, name: str, path: str) -> None:
-        """Load an adapter from below the folder. Raises ApiError if that cannot be."""
+    async def load(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter from below the folder; ``in_place`` of one that has the name.
+
+        Raises ApiError if that cannot be.
+        """
         if not _NAME.fullmatch(name) or name == self._model:
             message = f"lora_name is {name[:80]!r}: write 1 to 128 letters, digits and ._:/-, and "
             message += "not the model's own name"
             raise ApiError(400, message, param="lora_name", code="invalid_value")
-        if len(self._adapters.names) >= self._most:
+        is_new = name not in self._adapters.names
+        if is_new and len(self._adapters.names) >= self._most:
             message = f"there are {self._most} adapters, the most there may be: unload one first"
             raise ApiError(400, message, param="lora_name", code="too_many_adapters")
         try:
@@ -112,7 +122,7 @@ class Loras:
             message += "--allow-lora-loading alone"
             raise ApiError(403, message, param="lora_path", code="invalid_value")
         try:
-            await in_thread(self._adapters.load, name, target)
+            await in_thread(partial(self._adapters.load, name, target, in_place=in_place))
         except (ValueError, OSError) as error:
             text = self._told(error, target, path or ".")
             raise ApiError(400, text, param="lora_path", code="invalid_value") from None
@@ -148,7 +158,7 @@ def add_lora(app: FastAPI, loras: Loras, check_open: Callable[[None], None]) -> 
     async def load(body: LoadLora, request: Request) -> PlainTextResponse:
         check_operator(request.state)
         check_open(None)
-        await loras.load(body.lora_name, body.lora_path)
+        await loras.load(body.lora_name, body.lora_path, in_place=body.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter", include_in_schema=False)

@@ -36,7 +36,11 @@ def add_models(app: FastAPI, service: Service) -> None:
             "unload_s": None,
         }
         named = [model | {"id": name, "status": status} for name in service.names]
-        return [*named, *service.loras.entries(model)]
+        others = [
+            model | {"id": name, "parent": service.name, "status": status}
+            for name in service.other_names
+        ]
+        return [*named, *service.loras.entries(model), *others]
 
     @app.get("/v1/models", responses=ERRORS)
     async def models(request: Request) -> dict[str, Any]:

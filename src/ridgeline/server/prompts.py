@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.book import RequestRules
 
 Ids = tuple[int, ...]
+Encode = Callable[[str], list[int]]
 Converted = TypeVar("Converted", bound=Rendering)
 _MIN_ROOM = 8  # tokens of a prompt with a cursor: four are control tokens
 
@@ -84,10 +85,10 @@ class Prompts:
         work: WorkTurns,
         options: ServeOptions,
         rules: Callable[[], RequestRules | None] = lambda: None,
+        fill: Callable[[Rendering], None] = lambda request: None,
     ) -> None:
-        """Make prompts of what ``rules`` let the model read: those for the present request."""
-        self._rules = rules
-        self._text, self._max_model_len = text, max_model_len
+        """Make prompts of what ``rules`` let the model read; ``fill`` makes requests whole."""
+        self._rules, self._fill, self._text, self._max_model_len = rules, fill, text, max_model_len
         self._metrics, self._work, self._options = metrics, work, options
         text.tokenizer.prepare()
         work.prompts.soon(text.chat_template.start)
@@ -143,6 +144,7 @@ class Prompts:
     def _messages_and_options(
         self, request: Rendering, rules: RequestRules | None
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        self._fill(request)
         options = request.template_options() | self._effort(request.effort)
         messages = [message.plain() for message in request.messages]
         self._check_bytes([messages, options], "messages")
@@ -170,13 +172,13 @@ class Prompts:
         return tuple(lost)
 
     async def of_text(
-        self, prompt: str | list[int], *, param: str = "prompt", add_bos: bool | None = None
+        self, prompt: str | list[int], *, param: str = "prompt", encode: Encode | None = None
     ) -> Ids:
-        """Return the token ids of a text, or check those given; raises ApiError."""
+        """Return a text's ids as ``encode`` makes them, or check ids; raises ApiError."""
         if isinstance(prompt, str):
             self._check_bytes(prompt, param)
-            encode, read = self._text.tokenizer.encode, self._read(param)
-            return await self._in_thread(param, lambda: encode(read(prompt), add_bos=add_bos))
+            ids_of, read = encode or self._text.tokenizer.encode, self._read(param)
+            return await self._in_thread(param, lambda: ids_of(read(prompt)))
         return await self._in_thread(param, lambda: self._text.encode(prompt))
 
     async def of_texts(
@@ -233,9 +235,8 @@ class Prompts:
         """
         room, encode, read = self._room(truncate_to), self._text.encode_whole, self._read(param)
         most = None if truncate_to is None else self.max_bytes
-        if most is None:
-            for text in texts:
-                self._check_bytes(text, param)
+        for text in texts if most is None else ():
+            self._check_bytes(text, param)
 
         def encode_all() -> list[list[int]]:
             return [encode(read(one[:most]), room) for one in texts]
@@ -248,9 +249,8 @@ class Prompts:
         """Return the ids of each two texts that are read together; as ``of_wholes``."""
         room, encode, most = self._room(truncate_to), self._text.encode_pair, self.max_bytes
         read = self._read(param)
-        if truncate_to is None:
-            for pair in pairs:
-                self._check_bytes(list(pair), param)
+        for pair in pairs if truncate_to is None else ():
+            self._check_bytes(list(pair), param)
 
         def encode_all() -> list[list[int]]:
             return [encode(read(a[:most]), read(b[:most]), room) for a, b in pairs]

@@ -23,10 +23,12 @@ from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.server.aliases import Alias, Aliases
 from ridgeline.server.deadlines.admission import Promises
 from ridgeline.server.deadlines.field import HEADER
 from ridgeline.server.deadlines.prediction_sampling import Arrivals
 from ridgeline.server.dialects.dialect import OPENAI, Dialect
+from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -48,6 +50,7 @@ from ridgeline.server.lora import Loras
 from ridgeline.server.observe.live import Live
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.observe.spans import emit, parent_of
+from ridgeline.server.observe.statistics import Statistics
 from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prepared, Prompts
 from ridgeline.server.receipts.route import no_key, signer_of
@@ -89,6 +92,7 @@ class Service:
         rules: RuleBook | None = None,
         audit: AuditLog | None = None,
         guards: Callable[[WorkTurns], Mapping[str, Judge]] = lambda turns: {},
+        aliases: Aliases,
     ) -> None:
         """Take the parts; on ``facts`` all equal answers to equal seeds hang (``api.identity``).
 
@@ -96,11 +100,11 @@ class Service:
         what takes this process's memory; any thread may call it. ``loras`` are its adapters,
         ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
         and answers say. ``audit`` has a line for each request, and ``guards`` makes guards of
-        other models, by name.
+        other models, by name; ``aliases`` are further names of this one.
 
         Raises ValueError if rules name a model that cannot judge.
         """
-        self.rule_book, self.audit = rules, audit
+        self.rule_book, self.audit, self.aliases = rules, audit, aliases
         self.text, self.engine, self.metrics, self.options = text, engine, metrics, options
         engine.step_timeout_s = options.step_timeout
         self.summary, self.memory, self._path, self.loras = summary, memory, path, loras
@@ -119,7 +123,8 @@ class Service:
             own=lambda label: rules.now.of(label).limits if rules else {},
         )
         self.work = WorkTurns(options.max_queued_requests, self.limits.pace)
-        self.prompts = Prompts(text, max_model_len, metrics, self.work, options, self.rules)
+        of_server = options, self.rules, self._fill
+        self.prompts = Prompts(text, max_model_len, metrics, self.work, *of_server)
         self.guards = Guards(self._as_guard, self.is_called, guards(self.work))
         if rules:
             rules.check_judges(self.guards.check)
@@ -127,6 +132,7 @@ class Service:
         self.promises = Promises(engine, metrics.score, text, metrics.count_promise, metrics.margin)
         self.arrivals = Arrivals(engine, metrics.score)
         self.history = TraceBuffer(engine, metrics.score)
+        self.statistics = Statistics(engine)
         self.is_draining = False
 
     # --- state ---------------------------------------------------------------------------------
@@ -173,8 +179,7 @@ class Service:
         self.check_running()
         self._check_name(model)
         if rules := self.rules():
-            is_adapter = model is not None and not self.is_called(model)
-            rules.check_model(model if model is not None and is_adapter else self.name)
+            rules.check_model(self._adapter(model) or self.name)
 
     def check_running(self) -> None:
         """Raise ApiError unless requests are taken."""
@@ -191,10 +196,43 @@ class Service:
         return judge_of(self.name, self.text, self.engine, self.work.prompts)
 
     def _check_name(self, model: str | None) -> None:
-        if model is not None and not self.is_called(model) and model not in self.loras.names:
+        if model is not None and not self.is_called(model) and self._adapter(model) is None:
             has = ", ".join(map(repr, [*self.names, *self.loras.names]))
             message = f"there is no model {model[:80]!r} here: this server has {has}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _adapter(self, model: str | None) -> str | None:
+        """Return the adapter that a request names, None if that is the model or nothing."""
+        alias = self.alias_of(model) if model is not None else None
+        found = self.model_of(alias.model if alias else model or "")
+        return found if found in self.loras.names else None
+
+    def model_of(self, name: str) -> str | None:
+        """Return the name of the model or of an adapter that this is, None if it is neither."""
+        known = {*self.loras.names, *self.names}
+        return next((one for one in untagged(name) if one in known), None)
+
+    def alias_of(self, name: str) -> Alias | None:
+        """Return the alias that a name is, if what it means is here."""
+        alias = None if self.model_of(name) else self.aliases.find(name)
+        return alias if alias and self.model_of(alias.model) else None
+
+    @property
+    def other_names(self) -> list[str]:
+        """Names of aliases of the model and of its adapters."""
+        return [one.name for one in self.aliases.all() if self.model_of(one.model)]
+
+    def fetch(self, name: str, report: Callable[[int, int], None]) -> None:
+        """Fetch nothing: raise ValueError, which says what a server of one model is."""
+        raise ValueError(
+            f"this server has {self.name!r} alone: ridgeline pull fetches others, and ridgeline "
+            "serve MODEL MODEL or --models-dir has several"
+        )
+
+    def _fill(self, request: Rendering | CompletionRequest) -> None:
+        """Give a request by an alias what the alias adds."""
+        if alias := self.alias_of(getattr(request, "model", None) or ""):
+            alias.fill(request)
 
     def subject(self, model: str | None) -> ModelSpec:
         """Return what plans are made for. Raises ApiError if the model has another name."""
@@ -204,6 +242,12 @@ class Service:
     @cached_property
     def _subject(self) -> ModelSpec:
         return replace(subject_of(self._path, stores()), name=self.name)
+
+    def statistics_of(self, name: str, version: str) -> dict[str, Any]:
+        """Return what Triton's statistics say of the model or an adapter that a name means."""
+        adapter = self._adapter(name)
+        digest = self.loras.digest_of(adapter).hex() if adapter else ""
+        return self.statistics.shown(name, version, digest)
 
     @property
     def names(self) -> list[str]:
@@ -216,11 +260,11 @@ class Service:
         return self._path.name
 
     def is_called(self, name: str) -> bool:
-        """Whether this is the model's name; ``:latest``, which Ollama adds, says nothing."""
-        if name in self.loras.names:
+        """Whether this is the model's name."""
+        if self._adapter(name):
             return False
-        is_named = not {name, name.removesuffix(":latest")}.isdisjoint(self.names)
-        return is_named or self.options.any_model_name
+        alias = self.alias_of(name)
+        return alias is not None or self.model_of(name) is not None or self.options.any_model_name
 
     async def complete(
         self,
@@ -235,6 +279,7 @@ class Service:
         Raises ApiError if there cannot be one.
         """
         self.check_open(body.model)
+        self._fill(body)
         self.check_count(len(body.prompts))
         if body.suffix:
             prepare = self.prompts.of_middle
@@ -297,7 +342,8 @@ class Service:
             params = replace(params, seed=state.seed)
         adapter, name = NO_ADAPTER, self.name
         if body.model is not None and not self.is_called(body.model):
-            adapter, name = await self.loras.lease(body.model), body.model
+            name = self._adapter(body.model) or body.model  # which may be gone again
+            adapter = await self.loras.lease(name)
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         parent = parent_of(request.headers)
         stream = RequestStream(
@@ -422,6 +468,11 @@ class Service:
                 code="server_is_overloaded",
                 headers={"retry-after": "5"},
             )
+
+
+def untagged(name: str) -> tuple[str, str]:
+    """Return what a name may mean: ``:latest``, which Ollama's clients add, says nothing."""
+    return name, name.removesuffix(":latest")
 
 
 def _told(

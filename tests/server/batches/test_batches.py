@@ -112,6 +112,11 @@ def test_a_batch_is_answered_by_the_routes_and_bad_lines_have_a_file(kept: Serve
     in_batch = answers[3]["response"]["body"]
     assert in_batch["choices"][0]["text"] == alone.choices[0].text
     assert in_batch["usage"]["completion_tokens"] == 8
+    used = [one["response"]["body"]["usage"] for one in answers]
+    assert batch.usage is not None
+    assert batch.usage.input_tokens == sum(one["prompt_tokens"] for one in used) > 0
+    assert batch.usage.output_tokens == sum(one["completion_tokens"] for one in used)
+    assert batch.usage.total_tokens == sum(one["total_tokens"] for one in used)
     wrong = lines_of(client, batch.error_file_id)
     assert "it is not JSON" in wrong[0]["error"]["message"]
     assert wrong[1]["response"]["body"]["error"]["code"] == "context_length_exceeded"
@@ -125,6 +130,18 @@ def test_a_batch_without_a_bad_line_has_no_file_of_errors(kept: Served) -> None:
     client = kept.client()
     batch = ended(client, begun(client, requests(1)))
     assert (batch.status, batch.error_file_id) == ("completed", None)
+
+
+def test_a_batch_without_an_answer_has_no_file_of_answers(kept: Served) -> None:
+    client = kept.client()
+    batch = ended(client, begun(client, [line(one, prompt="a", temperature=999) for one in "ab"]))
+    assert (batch.status, counts(batch), batch.output_file_id) == ("completed", (2, 0, 2), None)
+    assert len(lines_of(client, batch.error_file_id)) == 2
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == 0
+    assert [one.filename for one in client.files.list(purpose="batch_output")] == [
+        f"{batch.id}_error.jsonl"
+    ]
 
 
 def test_an_empty_file_is_a_batch_that_failed(kept: Served) -> None:

@@ -16,7 +16,6 @@ from ridgeline.server.http.options import parse_seconds
 from tests.server.dialects.openai.test_tools import SCHEMA, TOOLS, thinker
 from tests.server.dialects.test_responses import reasoner
 from tests.server.serving import Served, serving
-from tests.waiting import connected
 
 __all__ = ["reasoner", "thinker"]  # fixtures
 
@@ -212,6 +211,21 @@ def test_logprobs(served: Served) -> None:
     assert sum(len(part.get("logprobs", ())) for part in parts) == 30
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_logprobs_of_a_prompt(served: Served, raw: bool) -> None:
+    body = PROMPT | {"raw": raw, "logprobs": True, "top_logprobs": 7}
+    found = whole(served, body, GENERATE)
+    assert len(found["logprobs"]) == found["eval_count"] == 30
+    for one in found["logprobs"]:
+        assert len(one["top_logprobs"]) == 7
+        assert one["top_logprobs"][0]["token"] == one["token"], "greedy"
+        assert bytes(one["bytes"]).decode(errors="replace") == one["token"]
+    assert found["response"] == whole(served, PROMPT | {"raw": raw}, GENERATE)["response"]
+    parts = lines(served, body, GENERATE)
+    assert [one for part in parts for one in part.get("logprobs", ())] == found["logprobs"]
+    assert "logprobs" not in whole(served, PROMPT | {"raw": raw}, GENERATE)
+
+
 def test_models_are_listed(served: Served) -> None:
     listed = served.call("/api/tags")[1]
     documented.ModelList.model_validate(listed)
@@ -292,19 +306,6 @@ def _fail_late(served: Served) -> None:
         raise RuntimeError("broken for a test")
 
 
-def test_curl_needs_no_content_type(served: Served) -> None:
-    def post(path: str, kind: str = "application/x-www-form-urlencoded", **headers: str) -> int:
-        given = {"content-type": kind} if kind else {}
-        with connected(served.port) as connection:
-            connection.request("POST", path, json.dumps(ASK), given | headers)
-            return connection.getresponse().status
-
-    assert post(CHAT) == post(CHAT, "") == 200
-    assert post(CHAT, "text/plain") == 415
-    assert post("/v1/chat/completions") == 415
-    assert post(CHAT, origin=served.url) == 415, "a page's form"
-
-
 def test_times() -> None:
     known = {"5m": 300, "1h30m": 5400, "300ms": 0.3, "-1": -1, "-5m": -300, 10: 10, 0.5: 0.5}
     for text, seconds in known.items():
@@ -348,5 +349,10 @@ def test_vectors_are_those_of_openais_route(served: Served) -> None:
     assert (status, answer) == (200, {"embedding": raw[0]["embedding"]})
     long = served.call("/api/embed", {"model": "tiny", "input": "x " * 200})[1]
     assert long["prompt_eval_count"] == 128  # cut to what the model takes
-    assert served.call("/api/embed", {"model": "tiny"})[1]["embeddings"] == []
+    for nothing in ({}, {"input": ""}, {"input": []}):
+        assert served.call("/api/embed", {"model": "tiny", **nothing})[1]["embeddings"] == []
+    status, answer, _ = served.call("/api/embed", {"model": "tiny", "input": ["a", "", "b"]})
+    assert status == 400 or len(answer["embeddings"]) == 3
+    status, answer, _ = served.call("/api/embed", {"model": "tiny", "input": [""]})
+    assert status == 400 or len(answer["embeddings"]) == 1
     assert served.call("/api/embeddings", {"model": "tiny"})[1] == {"embedding": []}

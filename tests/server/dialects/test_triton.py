@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from ridgeline.server.dialects.triton.protocol import InferRequest, TritonReques
 from ridgeline.server.dialects.triton.request import request_of
 from ridgeline.server.dialects.triton.tensors import FORMATS, pack, unpack
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.observe.statistics import added
 from tests.server.forms import pressed_nothing
 from tests.server.serving import Served, serving
 
@@ -95,6 +98,115 @@ def test_generate_is_a_completion_and_its_stream_has_the_same_text(served: Serve
     assert [event.get("finish_reason") for event in events[-2:]] == [None, "length"]
     beside = {"text_input": "one two", **GREEDY, "parameters": {"max_tokens": 3}}
     assert served.call(f"{MODEL}/generate", beside)[1]["text_output"] == completion(served)
+
+
+def test_words_may_be_one_text(served: Served) -> None:
+    """TensorRT-LLM's clients send an empty text for no words."""
+    path, asked = f"{MODEL}/generate", {"text_input": "one two"} | GREEDY
+    plain = served.call(path, asked)[1]["text_output"]
+    for nothing in ({"bad_words": ""}, {"bad_words": "", "stop_words": ""}, {"bad_words": []}):
+        status, answer, _ = served.call(path, asked | nothing)
+        assert (status, answer["text_output"]) == (200, plain)
+    word = served.llm.text.spell(served.llm.text.tokenizer.encode(plain, add_bos=False)[0])
+    status, answer, _ = served.call(path, asked | {"bad_words": word})
+    assert (status, word in answer["text_output"]) == (200, False)
+    assert answer["text_output"] == completion(served, bad_words=[word])
+
+
+def row(name: str, kind: str, values: list[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": kind, "shape": [len(values), 1], "data": values}
+
+
+def test_a_setting_may_have_a_row_for_each_text(served: Served) -> None:
+    two = row("text_input", "BYTES", ["one two", "three"])
+    alone = [completion(served, prompt=text, max_tokens=4) for text in two["data"]]
+    for lengths in ([4, 4], [4]):
+        body = {"inputs": [two, row("max_tokens", "INT32", lengths)], "parameters": GREEDY}
+        status, answer, _ = served.call(f"{MODEL}/infer", body)
+        assert (status, texts(answer)) == (200, alone)
+    stops = row("stop", "BYTES", [alone[0][2:4]] * 2)
+    body = {"inputs": [two, row("max_tokens", "INT32", [4, 4]), stops], "parameters": GREEDY}
+    first = texts(served.call(f"{MODEL}/infer", body)[1])[0]
+    assert first == completion(served, max_tokens=4, stop=stops["data"][:1])
+    differ = {"inputs": [two, row("max_tokens", "INT32", [4, 5])], "parameters": GREEDY}
+    status, why = refused(served, f"{MODEL}/infer", differ)
+    assert (status, "the rows of 'max_tokens' differ: send a request for" in why) == (400, True)
+
+
+def statistics(served: Served, path: str = f"{MODEL}/stats") -> dict[str, Any]:
+    status, answer, _ = served.call(path)
+    assert status == 200, answer
+    documented.ModelStatistics.model_validate(answer)
+    [one] = answer["model_stats"]
+    return dict(one)
+
+
+def test_statistics_count_what_was_answered(served: Served) -> None:
+    begin_ms = time.time() * 1e3
+    before = statistics(served)
+    for _ in range(3):
+        completion(served)
+    served.catch_up()
+    after = statistics(served)
+    assert (after["name"], after["version"]) == ("tiny", "1")
+    assert after["inference_count"] - before["inference_count"] == 3
+    told, known = after["inference_stats"], before["inference_stats"]
+    for name in ("success", "queue", "compute_infer"):
+        assert told[name]["count"] - known[name]["count"] == 3, name
+        assert told[name]["ns"] > known[name]["ns"], name
+    assert told["fail"] == known["fail"]
+    ns = {name: told[name]["ns"] - known[name]["ns"] for name in told}
+    assert abs(ns["success"] - ns["queue"] - ns["compute_infer"]) < 10, "their parts"
+    steps = [one["compute_infer"]["count"] for one in after["batch_stats"]]
+    assert sum(steps) == after["execution_count"] > before["execution_count"]
+    assert begin_ms - 1 <= after["last_inference"] <= time.time() * 1e3
+    for path in ("/v2/models/stats", f"{MODEL}/versions/1/stats"):
+        assert statistics(served, path)["inference_count"] == after["inference_count"]
+    assert "statistics" in served.call("/v2")[1]["extensions"]
+    for path in ("/v2/models/other/stats", f"{MODEL}/versions/2/stats"):
+        assert served.call(path)[0] == 404
+
+
+def test_statistics_count_what_failed(served: Served) -> None:
+    before = statistics(served)
+    served.valve.before = lambda step: 1 // 0
+    assert served.call("/v1/completions", {"prompt": "one two"} | GREEDY)[0] == 500
+    served.valve.before = lambda step: None
+    served.catch_up()
+    after = statistics(served)
+    assert after["inference_count"] == before["inference_count"]
+    found = [one["inference_stats"]["fail"]["count"] for one in (before, after)]
+    assert found[1] - found[0] == 1
+
+
+def test_statistics_are_an_operators(model: Path) -> None:
+    with serving(model, api_key=["one"], admin_api_key=["two"]) as served:
+        for path in ("/v2/models/stats", f"{MODEL}/stats"):
+            for key, status in (("one", 403), ("two", 200)):
+                assert served.call(path, authorization=f"Bearer {key}")[0] == status
+
+
+def test_statistics_of_several_servers_are_added() -> None:
+    def one(size: int, count: int, at_ms: int) -> dict[str, Any]:
+        none, some = {"count": 0, "ns": 0}, {"count": count, "ns": 10 * count}
+        batch = {"compute_input": none, "compute_infer": some, "compute_output": none}
+        names = ("success", "fail", "queue", "cache_hit", "cache_miss", *batch)
+        return {
+            "name": "m",
+            "version": "1",
+            "last_inference": at_ms,
+            "inference_count": count,
+            "execution_count": count,
+            "inference_stats": dict.fromkeys(names, some),
+            "batch_stats": [{"batch_size": size, **batch}],
+        }
+
+    total = added([one(1, 2, 50), one(4, 3, 70), one(1, 5, 60)])
+    documented.ModelStatistics.model_validate({"model_stats": [total]})
+    assert (total["inference_count"], total["last_inference"]) == (10, 70)
+    assert total["inference_stats"]["queue"] == {"count": 10, "ns": 100}
+    found = {one["batch_size"]: one["compute_infer"]["count"] for one in total["batch_stats"]}
+    assert found == {1: 7, 4: 3}
 
 
 def test_tensors_behind_the_json(served: Served) -> None:

@@ -42,6 +42,7 @@ def test_every_route_needs_a_key_but_the_probes_and_the_page(locked: Served) -> 
     assert {COMPLETE, "/metrics", "/openapi.json", "/health", "/v1/live"} <= set(paths)
     page = [path for path in paths if re.fullmatch(r"/page/[\w.\-/]+\.(m?js|css|svg|woff2)", path)]
     open_paths = ("/", "/plan", "/health", "/ready", "/v2/health/live", "/v2/health/ready")
+    open_paths += ("/health/",)
     for path in [*paths, "/new", "//v1/models", "/v1/../health", "/health/", "/%68ealth2"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             status, answer, _ = locked.call(path, None, method)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from ridgeline.fleet.servers.worker import Worker, json_of
+from ridgeline.fleet.servers.worker import Loaded, Worker, json_of
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -28,14 +28,15 @@ class SharedAdapters:
 
     def __init__(self, at_start: Iterable[str]) -> None:
         """Begin with those of the flags, which servers have as soon as they run."""
-        self._at_start = dict.fromkeys(at_start, "")
-        self._paths = dict(self._at_start)
+        self._at_start = dict.fromkeys(at_start, ("", 0))
+        self._loaded = dict(self._at_start)
+        self._num_loads = 0
         self._changing = asyncio.Lock()
 
     @property
     def names(self) -> Collection[str]:
         """Names that requests may give for the model's."""
-        return self._paths.keys()
+        return self._loaded.keys()
 
     async def change(self, path: str, fields: Mapping[str, Any], workers: list[Worker]) -> None:
         """Load or unload an adapter on all servers. Raises NotLoaded if one does not load it.
@@ -47,14 +48,15 @@ class SharedAdapters:
             await _order(workers[0], path, fields)
             name = fields["lora_name"]
             if path == LOAD:
-                self._paths[name] = fields["lora_path"]
+                self._num_loads += 1
+                self._loaded[name] = fields["lora_path"], self._num_loads
             else:
-                del self._paths[name]
-            self._note(workers[0], self._paths)
+                del self._loaded[name]
+            self._note(workers[0], self._loaded)
             try:
                 await self._match_all(workers)
             except NotLoaded:
-                self._paths.pop(name, None)
+                self._loaded.pop(name, None)
                 await self._match_all(workers)
                 raise
 
@@ -69,26 +71,26 @@ class SharedAdapters:
         failed: dict[str, NotLoaded] = {}
         while differ := [
             name
-            for name in {**has, **self._paths}
-            if has.get(name) != self._paths.get(name) and name not in failed
+            for name in {**has, **self._loaded}
+            if has.get(name) != self._loaded.get(name) and name not in failed
         ]:
             name = differ[0]
             try:
-                if name in has:
+                if name not in self._loaded:
                     await _order(worker, UNLOAD, {"lora_name": name})
                     del has[name]
                 else:
-                    path = self._paths[name]
-                    await _order(worker, LOAD, {"lora_name": name, "lora_path": path})
-                    has[name] = path
+                    asked = {"lora_name": name, "lora_path": self._loaded[name][0]}
+                    await _order(worker, LOAD, asked | {"load_inplace": name in has})
+                    has[name] = self._loaded[name]
             except NotLoaded as error:
                 failed[name] = error
             self._note(worker, has)
         for first in failed.values():
             raise first
 
-    def _note(self, worker: Worker, paths: Mapping[str, str]) -> None:
-        worker.adapters = dict(paths)
+    def _note(self, worker: Worker, loaded: Mapping[str, Loaded]) -> None:
+        worker.adapters = dict(loaded)
         worker.facts.clear()
 
 

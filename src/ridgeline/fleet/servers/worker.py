@@ -29,6 +29,7 @@ from ridgeline.server.http.errors import LEAVING
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
 
+Loaded = tuple[str, int]  # an adapter: its path, and which reading of it this is
 STATUS_S = 1.0  # for a process to say how it is
 _LOOK_S = 0.01  # between two looks whether it sleeps
 _END_S = 5.0  # for a process to end by itself
@@ -74,7 +75,7 @@ class Worker:
         audit: what it says of lines that its audit log has lost.
         facts: what it says in ``/v1/models`` of its model and adapters, by name, since it joined or
             a request has asked for it.
-        adapters: those that it was given since it started, or has from then; the path of each.
+        adapters: those that it was given since it started, or has from then.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Worker:
         self.trial = asyncio.Lock()
         self.facts: dict[str, dict[str, Any]] = {}
         self._spent: dict[str, int] = {}
-        self.adapters: dict[str, str] | None = None
+        self.adapters: dict[str, Loaded] | None = None
         self._link = ServerLink(socket)
         self.client = httpx2.AsyncClient(
             transport=self._link, base_url="http://localhost", timeout=None

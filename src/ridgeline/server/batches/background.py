@@ -19,6 +19,7 @@ from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun, Stopped
 from ridgeline.batch.store import OwnerFiles, Store, StoredBatch, new_id
+from ridgeline.batch.usage import usage_of
 from ridgeline.machine import folder_name
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
@@ -181,15 +182,20 @@ class Batches:
         batch = owned.batches[batch_id]
         output = batch.output_file_id or new_id("file-")
         errors = batch.error_file_id or new_id("file-")
-        ids = {"output_file_id": output, "error_file_id": errors if journal.num_failed else None}
+        has_output, has_errors = journal.num_completed > 0, journal.num_failed > 0
+        ids = {"output_file_id": output if has_output else None}
+        ids["error_file_id"] = errors if has_errors else None
         is_cancelled = batch.status == "cancelling"
         owned.moved(batch_id, batch.status if is_cancelled else "finalizing", **ids)
-        paths = owned.content(output), owned.content(errors)
-        await in_thread(journal.finish, *paths, in_order=True)
-        owned.note_file(output, f"{batch_id}_output.jsonl", "batch_output")
-        if journal.num_failed:
+        path = owned.content(output) if has_output else None
+        await in_thread(journal.finish, path, owned.content(errors), in_order=True)
+        answers = journal.lines(is_completed=True, in_order=True)
+        usage = await in_thread(usage_of, answers)
+        if has_output:
+            owned.note_file(output, f"{batch_id}_output.jsonl", "batch_output")
+        if has_errors:
             owned.note_file(errors, f"{batch_id}_error.jsonl", "batch_output")
-        owned.moved(batch_id, "cancelled" if is_cancelled else "completed")
+        owned.moved(batch_id, "cancelled" if is_cancelled else "completed", usage=usage)
 
 
 def _note_counts(owned: OwnerFiles, batch_id: str, journal: Journal) -> None:

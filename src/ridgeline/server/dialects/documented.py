@@ -46,7 +46,7 @@ _STATUSES = {
     401: "A key is needed",
     404: "No such model",
     413: "The body is too long",
-    415: "The body is not JSON",
+    415: "The body is compressed, or a page's that does not say it is JSON",
     422: "Never sent: what is invalid has status 400",
     429: "Too much at once",
     500: "The model failed",

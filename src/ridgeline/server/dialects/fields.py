@@ -208,7 +208,6 @@ MESSAGE: Table = {
 TOOL: Table = _hint("Anthropic", "cache_control", _CACHED)
 FUNCTION: Table = _hint("OpenAI", "defer_loading output_schema", "all tools are shown")
 RENDERING: Table = _refused("vLLM", "add_special_tokens", "the template has them all", False)
-TOKENIZE: Table = _hint("llama.cpp", "parse_special", "special tokens in a text are read")
 STREAM_OPTIONS: Table = _hint("OpenAI", "include_obfuscation", "nothing is padded", False)
 
 RESPONSES: Table = {
@@ -277,8 +276,6 @@ OLLAMA_GENERATE: Table = {
     **OLLAMA,
     **_refused("Ollama", "context", "send the conversation to /api/chat", []),
     **_refused("Ollama", "images", _ONLY_TEXT, []),
-    **_refused("Ollama", "logprobs", "send the conversation to /api/chat", False),
-    **_refused("Ollama", "top_logprobs", "send the conversation to /api/chat", 0),
     **_refused("Ollama", "template", "the model's own is used, or none with raw: true", ""),
 }
 OLLAMA_OPTIONS: Table = {
@@ -293,6 +290,13 @@ OLLAMA_OPTIONS: Table = {
 OLLAMA_MESSAGE: Table = _refused("Ollama", "images", _ONLY_TEXT, [])
 OLLAMA_CALL: Table = _hint("Ollama", "type index description", "a call is its name and arguments")
 OLLAMA_SHOW: Table = _hint("Ollama", "verbose system template options", "all is shown")
+OLLAMA_PULL: Table = _hint("Ollama", "insecure username password", "the hub's own settings count")
+OLLAMA_CREATE: Table = {
+    **_hint("Ollama", "license info requires renderer parser", "the model's files say it"),
+    **_refused("Ollama", "files adapters", "no files are taken over HTTP: send from", {}),
+    **_refused("Ollama", "quantize quantization", "use ridgeline quantize", ""),
+    **_refused("Ollama", "modelfile path", "send from, system and parameters", ""),
+}
 OLLAMA_EMBED: Table = _hint("Ollama", "keep_alive options", _MACHINE)
 OLLAMA_EMBEDDING: Table = _hint("Ollama", "keep_alive options truncate", _MACHINE)
 

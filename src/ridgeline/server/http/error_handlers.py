@@ -8,10 +8,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from ridgeline.server.http.errors import ApiError, body_at
 
 _STATUS = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+
+
+def _takes(route: BaseRoute, request: Request) -> bool:
+    """Whether a route is shown, and takes requests of this kind."""
+    methods = getattr(route, "methods", None) or ()
+    return getattr(route, "include_in_schema", True) and request.method in methods
 
 
 def add_errors(app: FastAPI) -> None:
@@ -30,8 +37,7 @@ def add_errors(app: FastAPI) -> None:
         text = f"{request.method} {path!r}: {error.detail}"
         headers = dict(error.headers or {})
         if error.status_code == 404:
-            shown = [one for one in app.routes if getattr(one, "include_in_schema", True)]
-            known = [getattr(route, "path", "") for route in shown]
+            known = [getattr(one, "path", "") for one in app.routes if _takes(one, request)]
             # A client whose base URL lacks /v1 asks for the rest of the path.
             near = [f"/v1{path}"] if f"/v1{path}" in known else []
             near += difflib.get_close_matches(path, known, n=1, cutoff=0.75)

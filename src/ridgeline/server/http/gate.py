@@ -37,6 +37,7 @@ OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/hea
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
 _SLOTS = "/slots/"  # the beginning of others
+_JSON = b"application/json"
 _FORM_BYTES = 1 << 14  # of a form, around a file
 _PRESSED_PART = 4  # of --max-body for a compressed one: blocks of nothing take time and no room
 OWN = "localhost"  # in place of an origin
@@ -145,6 +146,7 @@ class Gate:
         scope["state"]["created"] = created
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
+        scope["path"] = scope["path"].rstrip("/") or "/"
         scope["state"]["path"] = scope["path"]  # as the client wrote it
         if scope["path"] in SHORT:
             scope["path"] = f"/v1{scope['path']}"
@@ -337,19 +339,21 @@ class Gate:
         return counted
 
     def _check_type(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuse a body that is not JSON if the route takes one; else 404 or 405 follows."""
+        """Refuse a body that is compressed, and a page's that does not say that it is JSON.
+
+        A page of another site may send a form or a text without being asked, and never JSON. What
+        other programs say of a body does not matter. If no route takes it, 404 or 405 follows.
+        """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_said = kind not in (b"", b"application/x-www-form-urlencoded") or b"origin" in headers
-        is_lax = scope["path"].startswith("/api/") or is_triton(scope["path"])
+        is_form = b"origin" in headers and scope["method"] == "POST" and kind != _JSON
         has_tensors = kind == b"application/octet-stream" and is_triton(scope["path"])
-        if has_tensors or (is_lax and not is_said):  # as curl -d, as litellm, and as tritonclient
-            kind = b"application/json"
-            _replace(scope, b"content-type", kind)
-        if scope["method"] == "POST" and kind != b"application/json":
-            problem = "the body must be JSON: send Content-Type: application/json"
+        if is_form and not has_tensors:
+            problem = "a page's body must be JSON: send Content-Type: application/json"
         elif headers.get(b"content-encoding", b"identity") != b"identity":
             problem = "a compressed body is not supported: send it as it is"
         else:
+            if scope["method"] in ("POST", "DELETE"):
+                _replace(scope, b"content-type", _JSON)
             return
         if any(route.matches(scope)[0] is Match.FULL for route in self._routes):
             raise ApiError(415, problem)

@@ -163,7 +163,8 @@ class Strict(BaseModel):
 @cache
 def _names_of(kind: type[Strict]) -> Set[str]:
     """Return the names of the fields that a body of this kind may have."""
-    return kind.model_fields.keys() - set(kind.absent)
+    fields = kind.model_fields.items()
+    return {field.alias or name for name, field in fields if name not in kind.absent}
 
 
 def wrong(code: LiteralString, field: str, problem: str) -> PydanticCustomError:

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from ridgeline.server.dialects.triton.routes import STREAM
+from ridgeline.server.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.options import ServeOptions
@@ -75,6 +75,7 @@ class Translator:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelInfer": self._infer,
+            "ModelStatistics": self._statistics,
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._manage("load"),
             "RepositoryModelUnload": self._manage("unload"),
@@ -110,6 +111,11 @@ class Translator:
     async def _index(self, request: Any, context: Any) -> Any:
         models = await _json(self._asked("POST", "/v2/repository/index", context))
         return CLASSES["RepositoryIndexResponse"](models=models)
+
+    async def _statistics(self, request: Any, context: Any) -> Any:
+        named = path_of(request.name, request.version, STATS) if request.name else ALL_STATS
+        answer = await _json(self._asked("GET", named, context))
+        return CLASSES["ModelStatisticsResponse"](**answer)
 
     def _about(
         self, ending: str, make: Callable[[Any], Any]

@@ -79,6 +79,24 @@ _MESSAGES = {
         "model_transaction_policy 19 ModelTransactionPolicy"
     ),
     "ModelConfigResponse": "config 1 ModelConfig",
+    "ModelStatisticsRequest": _NAMED,
+    "StatisticDuration": "count 1 uint64, ns 2 uint64",
+    "InferStatistics": (
+        "success 1 StatisticDuration, fail 2 StatisticDuration, queue 3 StatisticDuration, "
+        "compute_input 4 StatisticDuration, compute_infer 5 StatisticDuration, "
+        "compute_output 6 StatisticDuration, cache_hit 7 StatisticDuration, "
+        "cache_miss 8 StatisticDuration"
+    ),
+    "InferBatchStatistics": (
+        "batch_size 1 uint64, compute_input 2 StatisticDuration, "
+        "compute_infer 3 StatisticDuration, compute_output 4 StatisticDuration"
+    ),
+    "ModelStatistics": (
+        f"{_NAMED}, last_inference 3 uint64, inference_count 4 uint64, "
+        "execution_count 5 uint64, inference_stats 6 InferStatistics, "
+        "batch_stats 7 *InferBatchStatistics"
+    ),
+    "ModelStatisticsResponse": "model_stats 1 *ModelStatistics",
     "RepositoryIndexRequest": "repository_name 1 string, ready 2 bool",
     "ModelIndex": "name 1 string, version 2 string, state 3 string, reason 4 string",
     "RepositoryIndexResponse": "models 1 *ModelIndex",

@@ -367,6 +367,31 @@ def test_a_text_is_tokenised_as_content(served: Served) -> None:
         assert served.call("/tokenize", wrong)[0] == 400
 
 
+def test_special_tokens_in_a_text_may_be_text(served: Served) -> None:
+    """A client that builds prompts of ids from foreign text must not let that text speak."""
+    end = 0
+    special = served.llm.text.spell(end)
+
+    def ids(text: str, **more: Any) -> list[int]:
+        found: list[int] = served.call("/tokenize", {"content": text, **more})[1]["tokens"]
+        return found
+
+    assert ids(special) == ids(special, parse_special=True) == [end]
+    for text in (special, f"a{special}", f"{special}b"):
+        plain = ids(text, parse_special=False)
+        assert end not in plain
+        assert served.call("/detokenize", {"tokens": plain})[1]["content"] == text
+
+
+@pytest.mark.parametrize("text", ["歪", "🤷", "é", "a\N{SNOWMAN}b", "plain"])
+def test_pieces_that_are_no_text_are_bytes(served: Served, text: str) -> None:
+    tokens = served.call("/tokenize", {"content": text, "with_pieces": True})[1]["tokens"]
+    pieces = [one["piece"] for one in tokens]
+    raw = [bytes(one) if isinstance(one, list) else one.encode() for one in pieces]
+    assert b"".join(raw) == text.encode()
+    assert any(isinstance(one, list) for one in pieces) == (text != "plain")
+
+
 def test_what_the_server_is(served: Served, model: Path) -> None:
     props = served.call("/props")[1]
     assert props["default_generation_settings"]["n_ctx"] == 128

@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE_S, eventually
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 GO_ON: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+FORM = {"content_type": "text/plain", "origin": "http://localhost"}  # as a page sends it unasked
 PICTURE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
 WRONG = [True, "5", [], {}, float("nan")]
 
@@ -188,7 +189,7 @@ def test_many_stop_strings(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status"),
     [
-        (COMPLETE, GO_ON, {"content_type": "text/plain"}, 415),
+        (COMPLETE, GO_ON, FORM, 415),
         (COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
         (COMPLETE, GO_ON | {"prompt": []}, {}, 400),
     ],
@@ -273,7 +274,7 @@ def test_the_log_says_why_a_request_was_refused(served: Served) -> None:
     for path, body, headers in (
         (COMPLETE, GO_ON | {"mirostat": 1}, {}),
         (COMPLETE, GO_ON | {"max_tokens": -2}, {}),
-        (CHAT, ASK, {"content_type": "text/plain"}),
+        (CHAT, ASK, FORM),
         ("/v1/nothing", {}, {}),
     ):
         before = len(served.lines)
@@ -346,7 +347,7 @@ def test_what_sampling_parameters_do(served: Served) -> None:
         ("POST", COMPLETE, b'{"prompt": "\\ud800"}', {}, 400),
         ("POST", COMPLETE, b'{"prompt": "x", "temperature": NaN}', {}, 400),
         ("POST", COMPLETE, b'{"prompt": "x", "temperature": 1e400}', {}, 400),
-        ("POST", COMPLETE, b"{}", {"content_type": "text/plain"}, 415),
+        ("POST", COMPLETE, b"{}", FORM, 415),
         ("POST", COMPLETE, b"{}", {"content_encoding": "gzip"}, 415),
         ("POST", COMPLETE, b" " * ((8 << 20) + 1), {}, 413),
     ],

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ridgeline.server.dialects.documented import Shaped
 
-LINES = "Lines of JSON, each with a piece; the last has done: true, or error."
+LINES = "Lines of JSON; the last says that it is done, or has an error."
 
 
 class CalledFunction(Shaped):
@@ -45,6 +45,7 @@ class Answered(Shaped):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    logprobs: list[dict[str, Any]] | None = None
     receipt: dict[str, Any] | None = None
 
 
@@ -52,7 +53,6 @@ class ChatAnswered(Answered):
     """The answer of /api/chat."""
 
     message: SaidMessage
-    logprobs: list[dict[str, Any]] | None = None
 
 
 class GenerateAnswered(Answered):
@@ -76,6 +76,12 @@ class EmbeddedOne(Shaped):
     """The answer of /api/embeddings."""
 
     embedding: list[float]
+
+
+class Progress(Shaped):
+    """How far a model is."""
+
+    status: str
 
 
 class ModelDetails(Shaped):
@@ -130,3 +136,4 @@ class Shown(Shaped):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
+    system: str | None = None

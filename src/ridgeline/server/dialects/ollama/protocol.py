@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai import samplers
 from ridgeline.server.dialects.openai.conversation import MAX_TOOLS
-from ridgeline.server.dialects.openai.protocol import EACH, kind_of_prompt
+from ridgeline.server.dialects.openai.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.server.http.request_model import Strict, wrong
 
 _INT64 = 1 << 63
@@ -93,6 +93,8 @@ class Asked(Strict):
     options: OllamaOptions | None = None
     keep_alive: str | float | None = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: _Whole | None = Field(None, ge=0, le=20)
     receipt: bool | None = None  # ours
 
     @property
@@ -112,8 +114,6 @@ class ChatAsked(Asked):
     )
     tool_choice: str | dict[str, Any] | None = None  # OpenAI's, like the next: Ollama has none
     parallel_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: _Whole | None = Field(None, ge=0, le=20)
 
 
 class GenerateAsked(Asked):
@@ -127,20 +127,74 @@ class GenerateAsked(Asked):
     raw: bool | None = None
 
 
-class ShowAsked(Strict):
-    """POST /api/show."""
+class RawRequest(CompletionRequest):
+    """A prompt that is continued as it stands; its answer tells of tokens as a chat's does."""
 
-    extras = fields.OLLAMA_SHOW
+    lists_logprobs = False
+
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class NameAsked(Strict):
+    """DELETE /api/delete, and what other routes that name a model have in common."""
+
+    extras = fields.ANY
 
     model: str = ""
     name: str = ""  # its older name
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
-        self.model = self.model or self.name
-        if not self.model:
+        if not self.named:
             raise wrong("invalid_value", "model", "is missing")
         return self
+
+    @property
+    def named(self) -> str:
+        """The name of the model."""
+        return self.model or self.name
+
+
+class ShowAsked(NameAsked):
+    """POST /api/show."""
+
+    extras = fields.OLLAMA_SHOW
+
+
+class PullAsked(NameAsked):
+    """POST /api/pull."""
+
+    extras = fields.OLLAMA_PULL
+
+    stream: bool | None = None  # absent: true
+
+
+class CreateAsked(NameAsked):
+    """POST /api/create."""
+
+    extras = fields.OLLAMA_CREATE
+
+    from_model: str = Field("", alias="from")
+    system: str | None = None
+    template: str | None = None
+    parameters: OllamaOptions | None = None
+    messages: list[OllamaMessage] | None = Field(None, max_length=_MAX_MESSAGES, fail_fast=True)
+    stream: bool | None = None  # absent: true
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> Self:
+        if not self.from_model:
+            raise wrong("invalid_value", "from", "is missing: name a model that is here")
+        return self
+
+
+class CopyAsked(Strict):
+    """POST /api/copy."""
+
+    extras = fields.ANY
+
+    source: str
+    destination: str
 
 
 class EmbedAsked(Strict):
@@ -158,9 +212,8 @@ class EmbedAsked(Strict):
 
     @property
     def texts(self) -> list[str]:
-        """The texts; none of an empty input, by which clients load a model."""
-        inputs = [self.input] if isinstance(self.input, str) else self.input
-        return [] if inputs == [""] else inputs
+        """The texts; none of an empty one alone, by which clients load a model."""
+        return self.input if isinstance(self.input, list) else [self.input] * bool(self.input)
 
     @property
     def truncate_prompt_tokens(self) -> int | None:

@@ -14,8 +14,9 @@ from ridgeline.server.dialects.ollama.protocol import (
     GenerateAsked,
     OllamaMessage,
     OllamaOptions,
+    RawRequest,
 )
-from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.dialects.openai.protocol import ChatRequest
 from ridgeline.server.http.errors import ApiError
 
 _SAME = (
@@ -39,12 +40,11 @@ def chat_request(asked: ChatAsked) -> ChatRequest:
     fields = {
         **_common(asked),
         "think": asked.think,
-        "messages": list(_messages(asked.messages)),
+        "messages": list(openai_messages(asked.messages)),
         "tools": asked.tools or None,
         "tool_choice": asked.tool_choice,
         "parallel_tool_calls": asked.parallel_tool_calls,
-        "logprobs": asked.logprobs,
-        "top_logprobs": asked.top_logprobs if asked.logprobs else None,
+        **_logprobs(asked),
     }
     return OLLAMA.request(ChatRequest, asked.options, fields)
 
@@ -53,18 +53,25 @@ def prompt_request(asked: GenerateAsked) -> ChatRequest:
     """Return a prompt as a conversation of one message. Raises ApiError."""
     messages = [{"role": "system", "content": asked.system}] if asked.system else []
     messages.append({"role": "user", "content": asked.prompt})
-    fields = {**_common(asked), "think": asked.think, "messages": messages}
+    fields = {**_common(asked), "think": asked.think, "messages": messages, **_logprobs(asked)}
     return OLLAMA.request(ChatRequest, asked.options, fields)
 
 
-def raw_request(asked: GenerateAsked) -> CompletionRequest:
+def raw_request(asked: GenerateAsked) -> RawRequest:
     """Return a prompt that is continued as it stands. Raises ApiError."""
     for name in ("system", "think"):
         if getattr(asked, name):
             why = f"{name} needs the model's template: leave out raw and suffix"
             raise ApiError(400, why, param=name, code="invalid_value")
     fields = {**_common(asked), "prompt": asked.prompt, "suffix": asked.suffix}
-    return OLLAMA.request(CompletionRequest, asked.options, fields)
+    fields["logprobs"] = (asked.top_logprobs or 0) if asked.logprobs else None
+    return OLLAMA.request(RawRequest, asked.options, fields)
+
+
+def _logprobs(asked: Asked) -> dict[str, Any]:
+    """Return what a chat is asked to tell of its tokens."""
+    top = asked.top_logprobs if asked.logprobs else None
+    return {"logprobs": asked.logprobs, "top_logprobs": top}
 
 
 def _common(asked: Asked) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def _common(asked: Asked) -> dict[str, Any]:
     }
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
+def openai_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
     """Yield the messages; results of tools belong to the calls before them, in their order."""
     open_calls: deque[tuple[str, str]] = deque()  # id and name
     count = 0

@@ -13,9 +13,11 @@ from fastapi.responses import JSONResponse, Response
 
 from ridgeline.api.vectors import shaped
 from ridgeline.machine import memory_of
+from ridgeline.server.aliases import Alias
 from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.ollama import documented as answers
 from ridgeline.server.dialects.ollama import models
+from ridgeline.server.dialects.ollama.managing import add_management
 from ridgeline.server.dialects.ollama.protocol import (
     Asked,
     ChatAsked,
@@ -43,6 +45,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     _add_answers(app, service)
     _add_vectors(app, service)
     _add_models(app, service)
+    add_management(app, service)
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
@@ -138,8 +141,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/tags", responses=TEXT_ERRORS | {200: {"model": answers.ModelList}})
     async def tags() -> dict[str, Any]:
-        """List the one model, as Ollama does."""
-        return {"models": [models.entry(name, summary) for name in service.names]}
+        """List the one model and its further names, as Ollama does."""
+        names = [*service.names, *service.other_names]
+        return {"models": [models.entry(name, summary) for name in names]}
 
     @app.get("/api/ps", responses=TEXT_ERRORS | {200: {"model": answers.LoadedList}})
     async def ps() -> dict[str, Any]:
@@ -151,7 +155,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.post("/api/show", responses=TEXT_ERRORS | {200: {"model": answers.Shown}})
     async def show(body: ShowAsked) -> dict[str, Any]:
         """Say what the model is and can."""
-        service.check_open(body.model)
+        service.check_open(body.named)
         can = {
             "completion": text.has_head,
             "embedding": not text.has_head,
@@ -161,7 +165,10 @@ def _add_models(app: FastAPI, service: Service) -> None:
         can["thinking"] = text.reasoning is not None
         names = [name for name, has in can.items() if has]
         template = text.chat_template.source if text.can_chat else "{{ .Prompt }}"
-        return models.shown(summary, template, text.generation_defaults, names)
+        alias = service.alias_of(body.named) or Alias(body.named, service.name)
+        sampling = {**text.generation_defaults, **alias.parameters}
+        shown = models.shown(summary, alias.template or template, sampling, names)
+        return shown | ({"system": alias.system} if alias.system else {})
 
     @app.get("/api/version")
     async def version() -> dict[str, str]:

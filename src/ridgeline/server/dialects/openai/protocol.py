@@ -7,7 +7,7 @@ nothing and renders no answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -400,6 +400,8 @@ TextOrIds = Annotated[
 class CompletionRequest(_SamplingFields):
     """POST /v1/completions."""
 
+    lists_logprobs: ClassVar[bool] = True  # as four lists; else token by token, as a chat's
+
     prompt: TextOrIds
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
@@ -436,7 +438,7 @@ class CompletionRequest(_SamplingFields):
 class TokenizeRequest(Strict):
     """POST /tokenize of a text."""
 
-    extras = fields.TOKENIZE
+    extras = fields.ANY
 
     prompt: str | None = None
     model: str | None = None
@@ -445,6 +447,7 @@ class TokenizeRequest(Strict):
     # As llama.cpp has it:
     content: str | None = None
     add_special: bool = False
+    parse_special: bool = True
     with_pieces: bool = False
 
     @model_validator(mode="after")

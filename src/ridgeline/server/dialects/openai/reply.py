@@ -43,6 +43,8 @@ from ridgeline.server.tunnel.journal import Journal
 from ridgeline.server.tunnel.middleware import HEADER, NOTES
 
 SSE = "text/event-stream; charset=utf-8"
+# The second is for nginx, which otherwise keeps a stream until its buffer is full.
+STREAMED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 PING = b": ping\n\n"  # a comment: clients pass over it
 _HEAD_S = 1.0  # then a stream gets its head anyway; before, an error has a status
 _PING_S = 3.0  # of silence; proxies and clients give up after five or more
@@ -238,7 +240,7 @@ class Reply(Response):
         del self.headers["content-length"]  # of the body that is still to come
         self._engine, self._limits, self._stream = engine, limits, stream
         self._answers, self._body, self._writer = answers, body, writer
-        self._of_stream = {"content-type": writer.stream_type, "cache-control": "no-cache"}
+        self._of_stream = {"content-type": writer.stream_type, **STREAMED}
         self._turns, self._log_content, self._content = turns, options.log_content, b""
         self._stall_timeout_s = options.stall_timeout
         self._promising, self._note_lengths = promising, note_lengths

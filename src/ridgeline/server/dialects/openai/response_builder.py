@@ -348,7 +348,7 @@ class ResponseBuilder:
     def _logprobs(self, answer: ChoiceState) -> Choice | None:
         if not self._with_logprobs:
             return None
-        if not self._is_chat:
+        if isinstance(self._body, CompletionRequest) and self._body.lists_logprobs:
             return self._completion_logprobs(answer)
         content = []
         for entry in answer.logprobs:

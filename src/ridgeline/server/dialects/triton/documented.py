@@ -65,6 +65,53 @@ class ModelConfig(Shaped):
     model_transaction_policy: dict[str, bool]
 
 
+class Durations(Shaped):
+    """How many there were, and how long all took together, in nanoseconds."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(Shaped):
+    """What became of requests, and where their time went."""
+
+    success: Durations
+    fail: Durations
+    queue: Durations
+    compute_input: Durations
+    compute_infer: Durations
+    compute_output: Durations
+    cache_hit: Durations
+    cache_miss: Durations
+
+
+class BatchStatistics(Shaped):
+    """Steps with this many sequences."""
+
+    batch_size: int
+    compute_input: Durations
+    compute_infer: Durations
+    compute_output: Durations
+
+
+class OneModelStatistics(Shaped):
+    """A model; the last inference in milliseconds since 1970, 0 for none."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
+
+
+class ModelStatistics(Shaped):
+    """How many requests models have had."""
+
+    model_stats: list[OneModelStatistics]
+
+
 class Generated(Shaped):
     """The answer of generate; an output of several elements is a list of them."""
 

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -19,6 +20,7 @@ from pydantic import (
 
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.protocol import EACH, CompletionRequest, kind_of_prompt
+from ridgeline.server.dialects.openai.samplers import Words
 from ridgeline.server.http.request_model import Strict, contradiction, wrong
 
 _Flag = Literal["BYTES", "BOOL"]
@@ -36,6 +38,10 @@ _ABSENT = (
 )
 
 
+def _as_list(words: Any) -> Any:
+    return [words] * bool(words) if isinstance(words, str) else words
+
+
 class TritonRequest(CompletionRequest):
     """POST /v2/models/{model}/generate."""
 
@@ -48,6 +54,8 @@ class TritonRequest(CompletionRequest):
     ]
     id: str | int | None = None
     prompt: str = ""  # text_input
+    # TensorRT-LLM's clients send one as a text, and an empty one for none.
+    bad_words: Annotated[Words | None, BeforeValidator(_as_list)] = None
     exclude_input_in_output: bool | None = None  # absent: true
     return_finish_reason: bool | None = None
     return_num_input_tokens: bool | None = None

@@ -31,6 +31,7 @@ def request_of(body: InferRequest, behind: bytes, *, is_strict: bool) -> TritonR
         weight = _TEXT_VALUES if tensor.datatype == "BYTES" else 1
         values, behind = _values(tensor, behind, room // weight)
         room -= weight * len(values)
+        values = _row_of(tensor, values) if tensor.name != "text_input" else values
         known = TritonRequest.model_fields.keys() - set(TritonRequest.absent)
         if tensor.name not in known | fields_of_others():
             raise bad_value("inputs", f"there is no input {tensor.name[:80]!r} here")
@@ -42,6 +43,21 @@ def request_of(body: InferRequest, behind: bytes, *, is_strict: bool) -> TritonR
         return TritonRequest.model_validate(given, context=STRICT if is_strict else None)
     except ValidationError as error:
         raise validation_error(error.errors(include_url=False)) from None
+
+
+def _row_of(tensor: InputTensor, values: list[Any]) -> list[Any]:
+    """Return a setting that has a row for each text, as TensorRT-LLM's clients send it.
+
+    One request has one setting. Raises ApiError unless the rows are equal.
+    """
+    if len(tensor.shape) < 2 or tensor.shape[0] < 2 or not values:
+        return values
+    width = len(values) // tensor.shape[0]
+    first = values[:width]
+    if values != first * tensor.shape[0]:
+        why = f"the rows of {tensor.name[:80]!r} differ: send a request for each text"
+        raise bad_value("inputs", why)
+    return first
 
 
 def fields_of_others() -> frozenset[str]:

@@ -28,16 +28,19 @@ from ridgeline.server.dialects.triton.response import (
     packed,
 )
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.json_body import BodyRoute, note_ignored
 from ridgeline.server.http.request_model import bad_value
 from ridgeline.server.service import Service
 
 EXTENSIONS = [
-    *("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters")
+    *("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters"),
+    "statistics",
 ]
 LENGTH = "inference-header-content-length"
 STREAM = "text/event-stream"  # clients that accept it get a stream from infer
 MANAGE = "/v2/repository/models/{model:path}/{action}"
+STATS, ALL_STATS = "/stats", "/v2/models/stats"  # of one model, and of all
 ANSWERS, FACTS, READY = ("/generate", "/generate_stream", "/infer"), ("/config", ""), "/ready"
 _EMBEDDING = "embedding"
 _KINDS = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "UINT32": "TYPE_UINT32", "FP32": "TYPE_FP32"}
@@ -284,8 +287,23 @@ def _add_model(app: FastAPI, service: Service) -> None:
         tensors = {"inputs": _inputs(service), "outputs": _outputs(service)}
         return {"name": model, "versions": [VERSION], "platform": "ridgeline", **tensors}
 
+    async def stats(request: Request, model: str, version: str = VERSION) -> dict[str, Any]:
+        """Say how many requests a model has had, and how long they took. For operators."""
+        check_operator(request.state)
+        _check(service, model, version)
+        return {"model_stats": [service.statistics_of(model, VERSION)]}
+
+    async def all_stats(request: Request) -> dict[str, Any]:
+        """Say it of the model and of each adapter. For operators."""
+        check_operator(request.state)
+        names = (*service.names[:1], *service.loras.names)
+        return {"model_stats": [service.statistics_of(name, VERSION) for name in names]}
+
+    said = TEXT_ERRORS | {200: {"model": answers.ModelStatistics}}
+    app.router.add_api_route(ALL_STATS, all_stats, methods=["GET"], responses=said)
     routes: dict[str, tuple[Callable[..., Any], Any]] = {
         READY: (ready, None),
+        STATS: (stats, answers.ModelStatistics),
         "/config": (config, answers.ModelConfig),
         "": (metadata, answers.ModelMetadata),
     }
