@@ -1,5 +1,6 @@
 """litellm, by each of the names under which it knows such servers."""
 
+import asyncio
 import os
 
 import litellm
@@ -28,6 +29,16 @@ def test_each_name(prefix):
 def test_ollama():
     assert chat("ollama_chat", api_base=URL).content
     assert chat("ollama", api_base=URL).content
+
+
+def test_ollama_asynchronously():
+    """It says that its body is application/octet-stream."""
+
+    async def ask():
+        own = OWN | {"api_base": URL}
+        return await litellm.acompletion(f"ollama_chat/{MODEL}", messages=ASK, **own)
+
+    assert asyncio.run(ask()).choices[0].message.content
 
 
 def test_anthropic():

@@ -52,6 +52,21 @@ def test_models():
     assert "completion" in shown.capabilities
 
 
+def test_what_sets_up_and_manages():
+    """What a set-up asks (Home Assistant's), and an admin's page (Open WebUI's)."""
+    assert CLIENT.pull(MODEL).status == "success"
+    assert [one.status for one in CLIENT.pull(f"{MODEL}:latest", stream=True)] == ["success"]
+    own = {"system": "Answer in capitals.", "parameters": {"num_predict": 4, "temperature": 0}}
+    assert CLIENT.create("mine", from_=MODEL, **own).status == "success"
+    assert CLIENT.copy("mine", "two").status == "success"
+    assert {one.model for one in CLIENT.list().models} >= {"mine:latest", "two:latest"}
+    assert CLIENT.chat(model="two", messages=ASK).eval_count == 4
+    for name in ("mine", "two"):
+        assert CLIENT.delete(name).status == "success"
+    with pytest.raises(ollama.ResponseError, match="nothing is pushed from here"):
+        CLIENT.push(MODEL)
+
+
 def test_errors():
     with pytest.raises(ollama.ResponseError, match="there is no model"):
         CLIENT.chat(model="nope", messages=ASK)
