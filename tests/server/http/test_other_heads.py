@@ -65,8 +65,11 @@ def test_a_slash_at_the_end_says_nothing(served: Served) -> None:
     for path, body in BODIES.items():
         status, _, headers = served.call(f"{path}/", body, x_forwarded_proto="https")
         assert (status, "location" in headers) == (200, False), path
-    for path in ("/v1/models", "/v1/models/tiny", "/health", "/api/tags", "/props", "/v2", "/plan"):
-        assert served.call(f"{path}/")[:2] == served.call(path)[:2]
+    for path in ("/version", "/api/tags", "/v2", "/plan"):
+        assert served.call(f"{path}/")[:2] == served.call(path)[:2] != (404, b"")
+    assert [one["id"] for one in served.call("/v1/models/")[1]["data"]] == ["tiny"]
+    assert served.call("/v1/models/tiny/")[1]["id"] == "tiny"
+    assert served.call("/health/")[1]["status"] == "ok"
     for path in ("/v2/models", "/v2/models/", "/nothing/", "/v1/chat/"):
         assert served.call(path)[0] == 404
     assert served.call("/")[0] == 200
