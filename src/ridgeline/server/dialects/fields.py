@@ -202,7 +202,6 @@ MESSAGE: Table = {
     **_hint("OpenAI", "annotations audio refusal parsed", "they came with an answer"),
     **_hint("litellm", "thinking_blocks provider_specific_fields", "reasoning_content has it"),
     **_hint("Anthropic", "cache_control", _CACHED),
-    **_refused("OpenAI", "function_call", "send tool_calls"),
     **_refused("DeepSeek", "prefix", "send continue_final_message", False),
 }
 TOOL: Table = _hint("Anthropic", "cache_control", _CACHED)

@@ -93,7 +93,8 @@ class Strict(BaseModel):
             return make(data)
         values = {name: value for name, value in cls._flat(data).items() if value is not None}
         is_strict = info.context == STRICT
-        skipped = [] if is_strict else cls._skip_tools(values)
+        skipped = cls._read_history(values, may_lose=not is_strict)
+        skipped += [] if is_strict else cls._skip_tools(values)
         fields = _names_of(cls)
         others = [name for name in values if name not in fields]
         dropped = [name for name in others if cls._drops(name, values, is_strict=is_strict)]
@@ -106,6 +107,15 @@ class Strict(BaseModel):
     def _flat(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a body, those that stand deeper in it among them."""
         return data
+
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        """Put what began with another model into the words of this body.
+
+        Returns the names of what is left out; unless that ``may_lose`` anything, it stays, and is
+        refused.
+        """
+        return []
 
     @classmethod
     def _drops(cls, name: str, values: Mapping[str, Any], *, is_strict: bool) -> bool:

@@ -13,17 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
+from ridgeline.text.template.messages import plain_message, plain_tool
 from ridgeline.text.template.renderer import Renderer
 from ridgeline.text.template.tool_prompt import taught
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 _ANY_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # for prompts that are only compared
 _WORD = "probe"  # in a message that is only looked for
-_THINKING = re.compile(r"""\.thinking\b|["']thinking["']""")  # gpt-oss's name of thoughts
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # names in templates
+_NINE = re.compile(r"length\s*!=\s*9\b")  # Mistral's ids of calls have as many characters
 _CUT = "\ufdd1"  # marks where an unfinished message ends: a noncharacter, so it is in no content
 
 
@@ -68,9 +70,9 @@ class ChatTemplate:
         )
         self._knows_developer = "developer" in self.source
         self.knows_effort = "reasoning_effort" in self.source
-        knows_usual = "reasoning_content" in self.source
-        self._calls_it_thinking = not knows_usual and bool(_THINKING.search(self.source))
-        self.knows_thoughts = knows_usual or self._calls_it_thinking
+        self._thoughts = next((one for one in _THOUGHTS if _reads(self.source, one)), None)
+        self.knows_thoughts = self._thoughts is not None
+        self._wants_short_ids = bool(_NINE.search(self.source))
         self._tokenizer = tokenizer
         self._variables = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -117,6 +119,21 @@ class ChatTemplate:
         except ValueError:
             return False
         return as_parts and not as_text
+
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Whether the arguments of a call must be JSON: as an object they are an error."""
+        function = {"name": "probe", "arguments": {"a": _WORD}}
+        call = {"id": "probe1234", "type": "function", "function": function}
+        asked: dict[str, Any] = {"role": "user", "content": "?"}
+        said: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        for form, is_text in ((said, False), (_with_text_arguments(said), True)):
+            try:
+                self._filled([asked, form], {"tools": [_PROBE]}, False, _ANY_TIME)
+            except ValueError:
+                continue
+            return is_text
+        return False
 
     def start(self) -> None:
         """Get ready, so that the first conversation need not wait; nothing without a template."""
@@ -211,9 +228,14 @@ class ChatTemplate:
                     "add_generation_prompt to false"
                 )
             shielded[-1]["content"] += _CUT
-        shown = {name: self._shield(value, name) for name, value in variables.items()}
+        if isinstance(tools := variables.get("tools"), list | tuple):
+            variables = {**variables, "tools": [plain_tool(one) for one in tools]}
+        given = {name: value for name, value in variables.items() if value is not None}
+        shown = {name: self._shield(value, name) for name, value in given.items()}
         if _has_tools(shielded, variables) and not self.knows_tools:
             shielded = taught(shielded, shown.pop("tools", None))
+        elif any(one.get("tool_calls") for one in shielded) and self._takes_text_arguments:
+            shielded = [_with_text_arguments(one) for one in shielded]
         if self._takes_parts:
             shielded = [{**one, "content": _parts(one["content"])} for one in shielded]
         text = self._filled(shielded, shown, add_generation_prompt, now)
@@ -252,39 +274,31 @@ class ChatTemplate:
         return [self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
     def _message(self, message: Any, where: str) -> dict[str, Any]:
-        if not isinstance(message, Mapping):
-            raise ValueError(f"{where} must be an object with role and content")
-        role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
-            raise ValueError(f"{where}.role is {role!r}; use one of {', '.join(_ROLES)}")
-        if content is None and message.get("tool_calls"):
-            content = ""
-        if isinstance(content, list):
-            content = "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
-        if not isinstance(content, str):
-            raise ValueError(f"{where}.content must be a string or a list of text parts")
-        if role == "developer" and not self._knows_developer:
-            role = "system"  # OpenAI's newer name for it
-        own_words = role == "assistant"
-        others = {name: value for name, value in message.items() if name != "role"}
-        if calls := message.get("tool_calls"):
-            others["tool_calls"] = [_read_arguments(call) for call in calls]
-        if self._calls_it_thinking and not (
-            calls and content
-        ):  # both before calls is an error there
-            others["thinking"] = others.get("reasoning_content")
+        said = self._as_read(plain_message(message, where))
+        content, own_words = said["content"], said["role"] == "assistant"
         shielded = self._tokenizer.shield(content, special_only=own_words)
-        has_text = isinstance(others.get("content"), str)  # parts are shielded to be checked
         return {
-            **{
-                name: shielded
-                if name == "content" and has_text
-                else self._shield(value, f"{where}.{name}")
-                for name, value in others.items()
-            },
-            "role": role,
-            "content": shielded,
+            name: shielded
+            if name == "content"
+            else value
+            if name == "role"
+            else self._shield(value, f"{where}.{name}")
+            for name, value in said.items()
         }
+
+    def _as_read(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with what this template calls its fields."""
+        if said["role"] == "developer" and not self._knows_developer:
+            said["role"] = "system"  # OpenAI's newer name for it
+        calls = said.get("tool_calls")
+        if self._thoughts not in (None, "reasoning_content") and "reasoning_content" in said:
+            thoughts = said.pop("reasoning_content")
+            if not (self._thoughts == "thinking" and calls and said["content"]):
+                said[self._thoughts] = thoughts  # both before calls is an error in gpt-oss's
+        if self._wants_short_ids:
+            said |= {"tool_calls": [_with_short(call, "id") for call in calls]} if calls else {}
+            said = _with_short(said, "tool_call_id")
+        return said
 
     def _shield(self, value: Any, where: str) -> Any:
         """Return a JSON value with all its strings shielded."""
@@ -307,21 +321,27 @@ def _has_tools(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, An
     return bool(variables.get("tools")) or any(one.get("tool_calls") for one in messages)
 
 
-def _read_arguments(call: Any) -> Any:
-    """Return a call whose arguments are an object, as templates expect, and not its text."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    function = dict(call["function"])
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError, RecursionError):  # an object already, or cut in the middle
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+def _reads(source: str, name: str) -> bool:
+    """Whether a template may read a field of this name; a variable has no point before it."""
+    return bool(re.search(rf"""\.{name}\b|["']{name}["']""", source))
 
 
-def _part(part: Any, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise ValueError(f"{where} is not of type 'text'; this engine reads text only")
-    if not isinstance(part.get("text"), str):
-        raise ValueError(f"{where}.text must be a string")
-    return str(part["text"])
+def _with_short(value: Any, name: str) -> Any:
+    """Return an object whose id has nine characters, always the same ones for the same id."""
+    own_id = value.get(name) if isinstance(value, Mapping) else None
+    if not isinstance(own_id, str) or (len(own_id) == 9 and own_id.isalnum()):
+        return value
+    return {**value, name: sha256(own_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]}
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as JSON."""
+    calls = [
+        {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        if isinstance(call, Mapping)
+        and isinstance(function := call.get("function"), Mapping)
+        and isinstance(arguments := function.get("arguments"), Mapping)
+        else call
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, LiteralString
 from pydantic import Discriminator, Field, Tag
 
 from ridgeline.server.dialects import fields
+from ridgeline.server.dialects.anthropic.history import READ, read_messages
 from ridgeline.server.dialects.openai.conversation import MAX_TOOLS, NAME_OF_TOOL
 from ridgeline.server.dialects.openai.protocol import Length
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
-_BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _ONLY_TEXT: LiteralString = (
     "is not supported: this model reads only text, so send what matters as a text block"
 )
@@ -81,7 +81,7 @@ _Block = Annotated[
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedBlock, Tag("[redacted_thinking]")],
     Discriminator(kind_of("text")),
-    typed(_BLOCKS, _ONLY_TEXT),
+    typed(READ, _ONLY_TEXT),
 ]
 
 
@@ -165,6 +165,13 @@ class Conversation(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None  # as betas had output_config.format
+
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        if not isinstance(messages := values.get("messages"), list):
+            return []
+        values["messages"], lost = read_messages(messages, may_lose=may_lose)
+        return lost
 
 
 class CountTokensRequest(Conversation):

@@ -14,6 +14,7 @@ from ridgeline.server.dialects.openai import samplers
 from ridgeline.server.dialects.openai.conversation import MAX_TOOLS
 from ridgeline.server.dialects.openai.protocol import EACH, CompletionRequest, kind_of_prompt
 from ridgeline.server.http.request_model import Strict, wrong
+from ridgeline.text.template.parts import readable
 
 _INT64 = 1 << 63
 _MAX_MESSAGES = 1 << 13
@@ -80,6 +81,17 @@ class OllamaMessage(Strict):
     tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        """Leave out images that a tool returned, and say so in their place."""
+        said = values.get("content", "")
+        if values.get("role") != "tool" or not isinstance(said, str) or not may_lose:
+            return []
+        if not values.pop("images", None):
+            return []
+        values["content"] = readable([said, {"type": "image"}]).text
+        return ["images"]
 
 
 class Asked(Strict):

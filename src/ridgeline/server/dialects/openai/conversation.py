@@ -10,6 +10,7 @@ from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.request_model import Strict, contradiction, document, typed
+from ridgeline.text.template.messages import familiar
 
 _MAX_MESSAGES = 1 << 13
 MAX_TOOLS = 1 << 10
@@ -37,14 +38,11 @@ _Part = Annotated[
 
 
 def _document_message(schema: dict[str, Any], model: type[Strict]) -> None:
-    """Say as well that a message has content or calls tools."""
+    """Say as well that a message of the user or the system has content."""
     document(schema, model)
     said = {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]}
-    calls = {
-        "properties": {"tool_calls": {"type": "array", "minItems": 1}},
-        "required": ["tool_calls"],
-    }
-    schema["anyOf"] = [said, calls]
+    silent = {"properties": {"role": {"enum": ["assistant", "tool"]}}}
+    schema["anyOf"] = [said, silent]
 
 
 class Message(Strict):
@@ -64,6 +62,13 @@ class Message(Strict):
     reasoning_content: str | None = None
     reasoning: str | None = None  # what newer servers call it
 
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        read, lost = familiar(values, may_lose=may_lose)
+        values.clear()
+        values.update(read)
+        return lost
+
     @property
     def text(self) -> str:
         """Its content."""
@@ -72,10 +77,7 @@ class Message(Strict):
 
     def plain(self) -> dict[str, Any]:
         """Return what was set, for the template."""
-        said = self.model_dump(exclude={"reasoning"}, exclude_none=True)
-        if self.reasoning is not None and self.reasoning_content is None:
-            said["reasoning_content"] = self.reasoning
-        return said
+        return self.model_dump(exclude_none=True)
 
 
 class FunctionDefinition(Strict):

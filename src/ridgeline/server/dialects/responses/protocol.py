@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import FunctionDefinition
 from ridgeline.server.dialects.openai.protocol import Length
+from ridgeline.server.dialects.responses.history import READ, read_items
 from ridgeline.server.http.request_model import Strict, kind_of, typed
 
 _MAX_ITEMS = 1 << 13
@@ -84,7 +85,7 @@ _Items = Annotated[
     | Annotated[ReasoningItem, Tag("[reasoning]")],
     Discriminator(kind_of("message")),
     typed(
-        ("message", "function_call", "function_call_output", "reasoning"),
+        READ,
         "is not supported: nothing is stored here, and functions are the only tools, so send "
         "message, function_call, function_call_output and reasoning items whole",
         "message",
@@ -192,6 +193,13 @@ class ResponsesRequest(Strict):
     timings_per_token: bool | None = None
     return_progress: bool | None = None
     receipt: bool | None = None  # ours
+
+    @classmethod
+    def _read_history(cls, values: dict[str, Any], *, may_lose: bool) -> list[str]:
+        if not isinstance(items := values.get("input"), list):
+            return []
+        values["input"], lost = read_items(items, may_lose=may_lose)
+        return lost
 
     def _inside(self) -> Iterator[str]:
         yield from super()._inside()

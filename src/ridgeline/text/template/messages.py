@@ -1,0 +1,158 @@
+"""Messages as chat templates are written for, whoever sent them.
+
+Each conversation passes here, from the server's APIs, ``LLM.chat``, the terminal or a file of
+requests. A null is absence: many templates ask whether a field is there, and then use it. So no
+field reaches a template that the message does not have, except ``content``, which is always a text:
+nearly all templates add it to others. What other models and hosted tools wrote becomes text and
+calls of functions. It knows no template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ridgeline.text.template.parts import is_text, readable
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # clients' names of what was thought
+
+
+def plain_message(message: Any, where: str) -> dict[str, Any]:
+    """Return a message with what it has: its content a text, its thoughts ``reasoning_content``.
+
+    Raises ValueError, which says ``where``, for what is no message or has parts of other kinds.
+    """
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{where} must be an object with role and content")
+    said, _ = familiar(message)
+    said = _without_nulls(said)
+    role = said.get("role")
+    if role not in _ROLES:
+        raise ValueError(f"{where}.role is {role!r}; use one of {', '.join(_ROLES)}")
+    content = said.get("content", "" if role in ("assistant", "tool") else None)
+    if isinstance(content, list):
+        content = "\n".join(_text(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+    if not isinstance(content, str):
+        raise ValueError(f"{where}.content must be a string or a list of text parts")
+    said["content"] = content
+    thoughts = next((said[name] for name in _THOUGHTS if said.get(name)), None)
+    said = {name: value for name, value in said.items() if name not in _THOUGHTS}
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    if calls := said.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise ValueError(f"{where}.tool_calls must be a list of calls")
+        said["tool_calls"] = [_call(call) for call in calls]
+        return said
+    return {name: value for name, value in said.items() if name != "tool_calls"}
+
+
+def plain_tool(tool: Any) -> Any:
+    """Return a tool without nulls; those in the schema of its parameters mean something."""
+    if isinstance(tool, Mapping):
+        tool = _without_nulls(tool)
+        if isinstance(tool.get("function"), Mapping):
+            tool["function"] = _without_nulls(tool["function"])
+    return tool
+
+
+def familiar(
+    message: Mapping[str, Any], *, may_lose: bool = True
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a message of OpenAI's kind without what only some models and servers write.
+
+    Older calls and results, calls of custom tools, refusals and other parts become what every
+    message may have. What cannot be read becomes a line in the result of a tool, and is left out of
+    what an assistant said; in what a user said it stays.
+
+    Args:
+        message: with any fields.
+        may_lose: whether what cannot be read may be left out.
+
+    Returns:
+        the message, and names of what it lost.
+    """
+    said, lost = dict(message), list[str]()
+    if said.get("role") == "function":
+        said["role"] = "tool"
+        said.setdefault("tool_call_id", f"call_{said.get('name')}")
+    if said.get("role") == "assistant":
+        _read_calls(said)
+        refusal = said.get("refusal")
+        if isinstance(refusal, str) and not said.get("content"):
+            said["content"] = said.pop("refusal")
+    if isinstance(said.get("content"), list):
+        _read_parts(said, lost, may_lose=may_lose)
+    return said, lost
+
+
+def _read_calls(said: dict[str, Any]) -> None:
+    """Let older calls and calls of custom tools be calls of functions."""
+    old, calls = said.get("function_call"), said.get("tool_calls")
+    if isinstance(old, Mapping) and not calls:
+        del said["function_call"]
+        calls = [{"id": f"call_{old.get('name')}", "type": "function", "function": old}]
+        said["tool_calls"] = calls
+    if isinstance(calls, list) and any(map(_is_custom, calls)):
+        said["tool_calls"] = [_of_custom(call) if _is_custom(call) else call for call in calls]
+
+
+def _is_custom(call: Any) -> bool:
+    return isinstance(call, Mapping) and isinstance(call.get("custom"), Mapping)
+
+
+def _of_custom(call: Mapping[str, Any]) -> dict[str, Any]:
+    custom = call["custom"]
+    arguments = json.dumps({"input": custom.get("input")}, ensure_ascii=False)
+    function = {"name": custom.get("name"), "arguments": arguments}
+    rest = {name: value for name, value in call.items() if name != "custom"}
+    return {**rest, "type": "function", "function": function}
+
+
+def _read_parts(said: dict[str, Any], lost: list[str], *, may_lose: bool) -> None:
+    role, parts, thoughts = said.get("role"), list[Any](), list[str]()
+    for part in said["content"]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" or not isinstance(kind, str):
+            parts.append(part)  # as it should be, or no part at all
+        elif is_text(part):
+            parts.append({"type": "text", "text": readable(part).text})
+        elif role == "assistant" and kind == "thinking":
+            thoughts.append(readable(part.get("thinking")).text)
+        elif not may_lose or role not in ("assistant", "tool"):
+            parts.append(part)
+        else:
+            found = readable(part)
+            lost += [f"content ({one})" for one in found.left_out or (kind,)]
+            parts += [{"type": "text", "text": found.text}] * (role == "tool")
+    said["content"] = parts
+    if thoughts and not any(said.get(name) for name in _THOUGHTS):
+        said["reasoning_content"] = "\n".join(thoughts)
+
+
+def _call(call: Any) -> Any:
+    """Return a call without nulls; its arguments are an object, as templates expect, not its text.
+
+    Nulls among the arguments are the model's own.
+    """
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = _without_nulls(call["function"])
+    with suppress(TypeError, ValueError, RecursionError):  # an object already, or cut in the middle
+        function["arguments"] = json.loads(function.get("arguments") or "{}")
+    return {**_without_nulls(call), "function": function}
+
+
+def _text(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        raise ValueError(f"{where} is not of type 'text'; this engine reads text only")
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{where}.text must be a string")
+    return str(part["text"])
+
+
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in value.items() if one is not None}
