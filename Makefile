@@ -67,9 +67,10 @@ setup: .venv/ready
 	@touch $@
 
 .venv-parity/ready-full: requirements-parity-full.txt .venv-parity/ready
-	@$(STEP) "Fetching the source of llama.cpp" $(PARITY)/python $(PIP) download --no-deps \
+	@$(STEP) "Fetching the source of llama.cpp, and templates" $(PARITY)/python $(PIP) download --no-deps \
 		--no-binary llama-cpp-python --dest .venv-parity/source -r requirements-parity-full.txt
 	@tar -xzf .venv-parity/source/*.tar.gz -C .venv-parity/source
+	@$(PARITY)/python -m zipfile -e .venv-parity/source/xinference-*.whl .venv-parity/source/xinference
 	@$(STEP) "Building llama.cpp (minutes)" $(PARITY)/python $(PIP) install .venv-parity/source/*.tar.gz
 	@touch $@
 
@@ -156,6 +157,7 @@ test-parity-full: .venv-parity/ready-full
 	@source=$$(echo $(CURDIR)/.venv-parity/source/llama_cpp_python-*/vendor/llama.cpp); \
 		export PYTHONPATH=$(CURDIR):$$source:$$source/gguf-py; \
 		$(STEP) "Parity with llama.cpp" $(PARITY)/python -m pytest -q tests/parity/test_llama_cpp.py
+	@$(STEP) "Chat templates of published models" $(PARITY)/python -m pytest -q tests/parity/test_published_templates.py
 	@echo "==> Every key of every config flipped, and left out, in turn"
 	@$(PARITY)/python -m tests.parity.full
 

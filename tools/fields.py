@@ -34,6 +34,9 @@ With `--strict`, whatever would not be done is refused: the rows that say so, an
 tools that only a provider runs, and a token limit above what the context leaves
 ([ADR 32](adr/0032-what-is-dropped.md)).
 
+What other models and hosted tools wrote in earlier turns becomes text or calls, or is left out by
+name ([server](server.md#conversations-that-began-elsewhere)).
+
 Tools that no client runs (`web_search`, `custom`, `namespace`, dated ones) are skipped by name
 if there are others, and refused if there are none.
 """

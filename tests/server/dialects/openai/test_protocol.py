@@ -257,9 +257,8 @@ def test_what_cannot_change_an_answer_is_dropped_and_named(served: Served) -> No
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"function_call": {"name": "f", "arguments": ""}}, "messages[0].function_call"),
         ({"prefix": True}, "messages[0].prefix"),
-        ({"content": None}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
     ],
 )
 def test_what_could_change_an_answer_is_refused(

@@ -22,9 +22,9 @@ Block = Mapping[str, Any]
 
 
 def read_messages(messages: Sequence[Any], *, may_lose: bool) -> tuple[list[Any], list[str]]:
-    """Return messages with the blocks that a body has, and the names of what is left out.
+    """Return messages with blocks that a body here has, and the names of what is left out.
 
-    Unless they ``may_lose`` something, blocks that would stay as they are.
+    Unless they ``may_lose`` anything, messages that would lose something stay as they are.
     """
     told: list[Any] = []
     lost: list[str] = []

@@ -22,16 +22,16 @@ Item = Mapping[str, Any]
 
 
 def read_items(items: Sequence[Any], *, may_lose: bool) -> tuple[list[Any], list[str]]:
-    """Return the items that a body has, and the names of what is left out, each once.
+    """Return items that a body here has, and the names of what is left out, each once.
 
-    Unless they ``may_lose`` something, items that would stay as they are.
+    Unless they ``may_lose`` anything, items that would lose something stay as they are.
     """
     results = {_own_id(item): item for item in items if _is_result(item)}
     asked = {one: item for item in items if _is_call(item) for one in _ids(item)}
     told: list[Any] = []
     lost: list[str] = []
     for i, item in enumerate(items):
-        kind = item.get("type") or "message" if isinstance(item, Mapping) else "message"
+        kind = _kind(item)
         left_out: list[str] = []
         if kind in READ:
             found = [_read_parts(item, left_out) if isinstance(item, Mapping) else item]
@@ -48,6 +48,14 @@ def read_items(items: Sequence[Any], *, may_lose: bool) -> tuple[list[Any], list
     if items and not told:  # nothing would be asked: the error names what stands there
         return list(items), []
     return told, list(dict.fromkeys(lost))
+
+
+def _kind(item: Any) -> Any:
+    """Return the type of an item, which messages and references may leave out."""
+    if not isinstance(item, Mapping):
+        return "message"
+    is_reference = "id" in item and not item.keys() & {"role", "content"}
+    return item.get("type") or ("item_reference" if is_reference else "message")
 
 
 def _none_of(kind: str, left_out: list[str]) -> list[Any]:
