@@ -4,7 +4,7 @@ Each conversation passes here, from the server's APIs, ``LLM.chat``, the termina
 requests. A null is absence: many templates ask whether a field is there, and then use it. So no
 field reaches a template that the message does not have, except ``content``, which is always a text:
 nearly all templates add it to others. What other models and hosted tools wrote becomes text and
-calls of functions. It knows no template.
+calls of functions. It knows nothing of any one template.
 """
 
 from __future__ import annotations
