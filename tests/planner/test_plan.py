@@ -17,14 +17,16 @@ import pytest
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
+from ridgeline.hub.places import Stores
 from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.counting import shape_of_gguf
+from ridgeline.models.counting import shape_of_config, shape_of_gguf
 from ridgeline.models.tensors import Tensor
 from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.in_words import sentence
+from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import memory_svg
 from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model
@@ -241,6 +243,22 @@ def test_quantised_safetensors_are_stored_as_their_config_says(
     weights = sum(packed_bytes(checkpoint, "auto", "int8").values())
     lines = [size for name, size, _ in here.best.ledger.lines if name.startswith("weights")]
     assert sum(lines) == weights
+
+
+def test_a_quantised_model_s_head_is_counted_as_its_file_has_it(tmp_path: Path) -> None:
+    config, stored, _ = model(FORMATS["gptq"][0])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    quantizers.write_safetensors(tmp_path / "model.safetensors", stored)
+    shapes = []
+    for tied in (False, True):
+        said = config | {"tie_word_embeddings": tied}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        none = Stores.of(tmp_path, {}, tmp_path)
+        shapes.append(subject_of(tmp_path, none).shape)
+        assert shape_of_config(said).is_tied is tied  # a config alone goes by its word
+    assert [shape.is_tied for shape in shapes] == [False, False]
+    assert shapes[0].end == shapes[1].end
+    assert weight_params(shapes[0]) == weight_params(shapes[1])
 
 
 def test_blocks_that_padding_breaks_up_are_foretold_too() -> None:

@@ -67,6 +67,7 @@ _OF_PAIRS = "sentence_transformers"  # newer files have it in this object
 # Of models that also see: their text half stands below one of these.
 TEXT_HALVES = ("language_model.model.", "model.language_model.")
 _OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
+_MOST_PARTS, _MOST_LETTERS = 4, 60  # of tensors that are not read, in a line
 Note = Callable[[str], None]  # is told a line
 _OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
                  "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
@@ -99,19 +100,31 @@ def model_from_config(
     arch = arch_from_config(values, raw, where, note)
     family = family_of(values)
     assert family is not None
+    dropped: list[str] = []
     if _has_other_halves(values):
+        dropped = [name for name in raw if name.startswith(_OTHER_HALVES)]
         raw = _text_tensors(raw)
     arch, raw = tied_as_stored(arch, values, raw, family, note)
     buffers = (".rotary_emb.inv_freq", *family.buffers)
-    ignored = [name for name in raw if name.endswith(buffers) or name.startswith(family.others)]
-    if arch.tied_embeddings:
+    ignored = [name for name in raw if name.endswith(buffers)]
+    if arch.tied_embeddings:  # the same once more
         ignored.append(family.outer.get("head", ""))
-    if not arch.has_head:
-        ignored.append(family.outer.get("head_bias", ""))
-    ignored += _keys_of_others(arch, family)
     prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(arch.num_guessing))
-    ignored += [name for name in raw if prefixes and name.startswith(prefixes)]
+    unread = [name for name in raw if name.startswith((*family.others, *prefixes))]
+    unread += [name for name in _keys_of_others(arch, family) if name in raw]
+    if not arch.has_head and (bias := family.outer.get("head_bias", "")) in raw:
+        unread.append(bias)
+    ignored += unread
+    _note_dropped([*dropped, *unread], note)
     return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
+
+
+def _note_dropped(names: list[str], note: Note) -> None:
+    """Say in a line which tensors are not read, by the first parts of their names."""
+    if names:
+        parts = dict.fromkeys(".".join(name.split(".")[:2])[:_MOST_LETTERS] for name in names)
+        shown = ", ".join(list(parts)[:_MOST_PARTS]) + (", ..." if len(parts) > _MOST_PARTS else "")
+        note(f"tensors of parts that do not run here are not read: {len(names)}, of {shown}")
 
 
 def arch_from_config(

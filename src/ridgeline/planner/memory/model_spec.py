@@ -200,7 +200,9 @@ def _of_checkpoint(name: str, checkpoint: Checkpoint) -> ModelSpec:
     stored = stored_by_group(checkpoint.arch, checkpoint.tensors)
     if checkpoint.quantization:  # which its config says, but no type of tensors
         subject = _of_json(checkpoint.path / "config.json", name=name)
-        return replace(subject, checkpoint=checkpoint, stored=stored)
+        stands = shape_of_arch(checkpoint.arch, name)  # the head too, whatever the config says
+        shape = replace(subject.shape, is_tied=stands.is_tied, end=stands.end)
+        return replace(subject, shape=shape, checkpoint=checkpoint, stored=stored)
     summary = summarise(checkpoint)
     main = next(iter(summary.formats))
     linear = FORMATS.get(main.lower(), FORMATS["f16"])
