@@ -112,7 +112,8 @@ def test_a_pdf_is_read_as_text(page: Chrome, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("a.png", b"\x89PNG\r\n\x1a\n\x00\xff", "is neither a PDF nor text in UTF-8"),
+        ("a.png", b"\x89PNG\r\n\x1a\n\x00\xff", "is an image, and the model reads text alone"),
+        ("a.bin", b"\x89PNG\r\n\x1a\n\x00\xff", "is neither a PDF nor text in UTF-8"),
         ("zeros.txt", b"a\0b", "is neither a PDF nor text in UTF-8"),
         ("none.txt", b" \n", "is empty"),
         ("long.txt", b"a" * 2_000_001, "has 2,000,001 characters: at most 2,000,000"),
@@ -134,6 +135,17 @@ def test_what_cannot_be_read_is_refused_by_name(
     attach(page, write_pdf(tmp_path / "right.pdf", "Well."))
     sees(lambda: says(page, CHIPS, "1 word"))
     assert texts(page, "#attach-problem") == [""]
+
+
+def test_a_complaint_about_a_file_goes_with_the_next_question(page: Chrome, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_text(" ")
+    attach(page, tmp_path / "none.txt")
+    sees(lambda: says(page, "#attach-problem", "none.txt is empty"))
+    page.execute_script("document.getElementById('transfer-note').textContent = 'imported'")
+    ask(page, "hello")
+    sees(lambda: says(page, ".facts", "tokens"))
+    assert texts(page, "#attach-problem") == [""]
+    assert page.execute_script("return document.getElementById('transfer-note').textContent") == ""
 
 
 def test_files_are_dropped_pasted_and_taken_away(page: Chrome) -> None:

@@ -222,6 +222,38 @@ def test_markdown_as_models_write_it(page: Chrome) -> None:
     assert page.execute_script(script) == ["left", "center", "right"]
 
 
+TABLE = """| Processor | Memory bandwidth | Remarks on what it is good for |
+|---|---|---|
+| Workstation | 204 gigabytes | {long} |
+""".format(long="Decoding is bound by its memory, prefill by its arithmetic units. " * 3)
+# How many lines the words of cells are on, at most; whether the table scrolls in a box of its own.
+WORDS = """
+const lines = [...document.querySelectorAll('.body :is(td, th)')].flatMap((cell) => {
+  const node = cell.firstChild;
+  return [...node.data.matchAll(/\\S+/g)].map(({ 0: word, index }) => {
+    const range = document.createRange();
+    range.setStart(node, index);
+    range.setEnd(node, index + word.length);
+    return range.getClientRects().length;
+  });
+});
+return [lines.length, Math.max(...lines), document.documentElement.scrollWidth];
+"""
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_words_in_tables_are_not_broken(page: Chrome, size: tuple[int, int]) -> None:
+    keep(page, {"title": "table", "messages": [{"role": "assistant", "content": TABLE}]})
+    set_size(page, size)
+    try:
+        num_words, most_lines, width = page.execute_script(WORDS)
+        assert num_words > 40
+        assert most_lines == 1
+        assert width <= size[0], "a table scrolls in its own box"
+    finally:
+        set_size(page, DESK)
+
+
 @pytest.mark.parametrize("view", ["chat", "live", "side"])
 def test_a_phone_shows_all_without_scrolling_sideways(page: Chrome, view: str) -> None:
     keep(page, {"title": "t" * 60, "messages": [{"role": "assistant", "content": HOSTILE}]})

@@ -21,12 +21,14 @@ export const hasFiles = () => files.length > 0;
 export function takeFiles() {
   const taken = files;
   files = [];
+  at('attach-problem').textContent = '';
   show();
   return taken;
 }
 
 /** Return the text of a file. Throws an Error whose message goes on with the file's name. */
 async function textOf(file) {
+  if (file.type.startsWith('image/')) throw new Error('is an image, and the model reads text alone');
   if (file.size > MAX_FILE_BYTES) throw new Error(`has ${number(file.size)} bytes: at most ${number(MAX_FILE_BYTES)} can be attached`);
   const bytes = new Uint8Array(await file.arrayBuffer());
   const text = isPdf(file) ? await textOfPdf(bytes) : decode(bytes);

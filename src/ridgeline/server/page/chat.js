@@ -249,6 +249,7 @@ async function receive(conversation, message, body) {
     if (conversation === open && isGrowing) atBottom(() => showMessage(message));
   };
   const onBegin = ({ id, capped, ignored }) => {
+    document.dispatchEvent(new Event('answering'));
     message.requests = [...message.requests ?? [], { id }];
     if (capped) message.capped = capped;
     if (ignored) message.ignored = ignored;

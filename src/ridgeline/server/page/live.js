@@ -25,6 +25,7 @@ let view = null;
 let reading = null; // an AbortController while connected
 let seenAt = null; // when the last view came, or the wait for one began; null while nobody looks
 let askedAt = 0;
+let isAsleep = false; // a model that loads with its first question has nothing to show before
 
 // --- taking views ----------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ const canBeSeen = () => !document.hidden && at('live').offsetParent !== null;
 
 /** Read views while somebody can see them; go on trying while the server is away. */
 async function read() {
-  if (reading || !canBeSeen()) return;
+  if (reading || isAsleep || !canBeSeen()) return;
   reading = new AbortController();
   askedAt = Date.now();
   seenAt ??= askedAt;
@@ -67,17 +68,24 @@ async function read() {
     for await (const next of events(response)) take(next);
     forget('disconnected');
   } catch (error) {
-    if (error.name !== 'AbortError') forget(error.message);
+    isAsleep = error.code === 'model_not_loaded';
+    if (isAsleep) forget('loads with its first question', 'asleep');
+    else if (error.name !== 'AbortError') forget(error.message);
   }
   reading = null;
 }
 
+/** Look again: an answer begins, so the model is loaded. */
+export function wake() {
+  isAsleep = false;
+}
+
 /** Show no view rather than an old one: whatever ran there is gone. */
-function forget(why) {
+function forget(why, kind = 'away') {
   view = seenAt = null;
   steps = [];
   ended.forget();
-  state(why, 'away');
+  state(why, kind);
 }
 
 /** Ask for a view when none has come for long, and say so when none comes then. */
@@ -104,6 +112,7 @@ function look() {
 /** Look at another model. */
 export function restart() {
   reading?.abort();
+  wake();
   forget('connecting');
   memory.restart();
 }

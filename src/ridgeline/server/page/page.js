@@ -1,6 +1,6 @@
 // The page: which of its parts are shown, the model's name, the settings, export and import.
 
-import { fetchModels } from './api.js';
+import { call, fetchModels } from './api.js';
 import * as chat from './chat.js';
 import * as live from './live.js';
 import * as servers from './servers.js';
@@ -57,13 +57,13 @@ async function importChosen() {
   if (isDone) chat.showAdded();
 }
 
-/** Show the name of the model, or the choice of models; keep the one that was chosen before. */
+/** Show the name of the model, or the choice of those that can chat; keep the one that was chosen before. */
 async function showModels() {
   try {
     const models = await fetchModels();
-    const names = models.map((model) => model.id);
+    const names = await thatChat(models.map((model) => model.id));
     servers.know(models);
-    const isOne = names.length === 1;
+    const isOne = models.length === 1;
     if (isOne) delete settings.model; // requests need not name it
     else if (!names.includes(settings.model)) [settings.model] = names;
     at('model').textContent = isOne ? names[0] : '';
@@ -74,6 +74,15 @@ async function showModels() {
   } catch (error) {
     at('model').textContent = error.message;
   }
+}
+
+/** Return those of several models that give answers; all where none does. */
+async function thatChat(names) {
+  if (names.length === 1) return names;
+  const { data } = await (await call('api/v0/models')).json();
+  const encoders = data.filter(({ type }) => type === 'embeddings').map(({ id }) => id);
+  const others = names.filter((name) => !encoders.includes(name));
+  return others.length ? others : names;
 }
 
 function chooseModel() {
@@ -96,5 +105,9 @@ at('import-file').onchange = importChosen;
 chat.start();
 shortcuts.start({ begin: chat.begin, search, drop: chat.dropOpen, tune, fold: foldOrUnfold });
 at('models').onchange = chooseModel;
+document.addEventListener('answering', () => {
+  live.wake();
+  at('transfer-note').textContent = ''; // what it said is over
+});
 await showModels();
 live.start();
