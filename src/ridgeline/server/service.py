@@ -397,7 +397,8 @@ class Service:
         from ridgeline.server.receipts.notary import Witness  # few ask for a receipt
 
         rules = self.rules()
-        of_rules = rules.name if rules and rules.key.output else None
+        is_ruled = rules and (rules.key.output or rules.key.output_judges)
+        of_rules = rules.name if rules and is_ruled else None
         try:
             answers.witness = Witness(
                 self.notary,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import copy
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -57,7 +59,7 @@ def test_an_answer_that_is_the_receipts(made: Made, model: Path, tmp_path: Path)
         first, signed, texts, last = done.output.splitlines()
         assert first.startswith(f"{file}: 14 tokens of tiny by ridgeline 0.1.0, 20")
         assert signed.startswith("  signed with the key ")
-        assert texts == "  the file does not have the complete texts, so they are not compared"
+        assert texts == "  the file has the receipt alone, so no texts are compared with it"
         assert last == "EQUAL: computed again, every token is the same"
     asked = tmp_path / "asked.json"
     for prompt, status in (("The cat", 0), ("The dog", 1)):
@@ -102,6 +104,14 @@ def no_end(said: Any) -> None:
             "has the token 1048576, and this model's ids end at 409",
         ),
         (
+            lambda said: said["prompts"][0]["answers"][0].update(parts={"content": "0" * 64}),
+            "has another text than its tokens: content",
+        ),
+        (
+            lambda said: said["prompts"][0]["answers"][0].update(parts={}),
+            "has another text than its tokens: content",
+        ),
+        (
             lambda said: said["prompts"][0]["answers"][0].update(finish="stop"),
             "ended differently: stop (None) in the receipt, length (None) computed",
         ),
@@ -114,6 +124,145 @@ def test_what_is_not_equal_is_told(
     assert done.exit_code == 1, done.output
     assert says in done.output
     assert done.output.splitlines()[-1] == "NOT EQUAL"
+
+
+# --- forged answers -------------------------------------------------------------------------------
+
+FAKE = "The capital of France is Berlin."
+CALL = {"id": "c", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+
+
+@pytest.fixture(scope="module")
+def chat(model: Path, made: Made) -> dict[str, Any]:
+    """A whole answer of a chat, with its receipt."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "receipt": True}
+    with serving(model, receipt_key=made[1]) as served:
+        status, answer, _ = served.call(CHAT, body)
+    assert status == 200
+    found: dict[str, Any] = answer
+    return found
+
+
+def unsigned(chat: Any, change: Callable[[Any], object], text: str | None = None) -> None:
+    """Put a statement into an answer that nobody signed, and another text, if there is one."""
+    statement = statement_of(chat["receipt"])
+    change(statement)
+    chat["receipt"] = json.loads(stating(chat["receipt"], statement))
+    if text is not None:
+        chat["choices"][0]["message"]["content"] = text
+
+
+def fitting(statement: Any, text: str, rules: str | None) -> None:
+    """Let a statement be about another text, which a rule is said to have made."""
+    for one in statement["subject"]:
+        one["digest"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    statement["predicate"]["rules"] = rules
+    statement["predicate"]["prompts"][0]["answers"][0]["parts"] = {}
+
+
+def cut(statement: Any, rules: str | None) -> None:
+    """Let a rule be said to have ended an answer after three tokens."""
+    fitting(statement, "", rules)
+    one = statement["predicate"]["prompts"][0]["answers"][0]
+    one["tokens"]["ids"] = one["tokens"]["ids"][:3]
+    one |= {"finish": "content_filter", "stop": None}
+
+
+FORGED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "another text": (
+        lambda chat: chat["choices"][0]["message"].update(content=FAKE),
+        "wrong: choices[0].message.content is not the text that the receipt is about",
+    ),
+    "another text, and no subject": (
+        lambda chat: unsigned(chat, lambda said: said.update(subject=[]), FAKE),
+        "wrong: choices[0].message.content is not in the receipt",
+    ),
+    "no subject": (
+        lambda chat: unsigned(chat, lambda said: said.update(subject=[])),
+        "wrong: choices[0].message.content is not in the receipt",
+    ),
+    "another text, said to be of a rule": (
+        lambda chat: unsigned(chat, lambda said: fitting(said, FAKE, "x/default"), FAKE),
+        "PARTLY EQUAL: the 8 tokens are the same; rules may have changed the texts",
+    ),
+    "another text that fits": (
+        lambda chat: unsigned(chat, lambda said: fitting(said, FAKE, None), FAKE),
+        "has another text than its tokens: content",
+    ),
+    "cut, said to be by no rule": (
+        lambda chat: unsigned(chat, lambda said: cut(said, None), ""),
+        "an answer that a rule ended, and rules is null",
+    ),
+    "cut, said to be by a rule": (
+        lambda chat: unsigned(chat, lambda said: cut(said, "x/default"), ""),
+        "PARTLY EQUAL: the 3 tokens are the same, where a rule ended 1 of 1 answers",
+    ),
+    "a call and thoughts": (
+        lambda chat: chat["choices"][0]["message"].update(
+            reasoning_content=FAKE, tool_calls=[CALL]
+        ),
+        "wrong: choices[0].message.reasoning_content is not in the receipt",
+    ),
+    "a second choice": (
+        lambda chat: chat["choices"].append(chat["choices"][0] | {"index": 1}),
+        "wrong: choices[1].message.content is not in the receipt",
+    ),
+    "a signature of nobody": (
+        lambda chat: chat["receipt"].update(signatures=[{"keyid": "00", "sig": "AAAA"}]),
+        "wrong: signatures[0] is none",
+    ),
+    "a signature of somebody": (
+        lambda chat: chat["receipt"].update(
+            signatures=[{"keyid": "0" * 64, "sig": base64.b64encode(bytes(64)).decode()}]
+        ),
+        "EQUAL, but its signature was not checked",
+    ),
+    "a count": (
+        lambda chat: chat["usage"].update(completion_tokens=9),
+        "wrong: usage.completion_tokens is 9, which is not what the receipt says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_answers_are_not_equal(
+    chat: dict[str, Any], model: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_HOME", str(tmp_path))  # where no key is
+    forged, (change, says) = copy.deepcopy(chat), FORGED[name]
+    change(forged)
+    done = verified(given(tmp_path, json.dumps(forged).encode()), model)
+    assert says in f"{done.output}{done.exception}"
+    assert (done.output.splitlines() or [""])[
+        -1
+    ] != "EQUAL: computed again, every token is the same"
+    assert done.exit_code == (3 if "PARTLY" in says else 0 if "EQUAL, but" in says else 1)
+
+
+def test_a_whole_answer_is_equal(
+    chat: dict[str, Any], made: Made, model: Path, tmp_path: Path
+) -> None:
+    done = verified(given(tmp_path, json.dumps(chat).encode()), model, "--key", made[1])
+    assert done.exit_code == 0, done.output
+    *_, texts, told, last = done.output.splitlines()
+    assert texts == "  its texts are the receipt's: choices[0].message.content"
+    assert told == "  not compared, as only the server says it: created, prompt_tokens_details"
+    assert last == "EQUAL: computed again, every token is the same"
+
+
+def test_a_field_that_is_there_twice_is_no_answer(
+    chat: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    """Which of them a reader sees is up to the reader."""
+    data = json.dumps(chat).encode()
+    twice = b'"content": "Berlin", "content": '
+    done = verified(given(tmp_path, data.replace(b'"content": ', twice, 1)), model)
+    assert "the field content is there twice" in str(done.exception)
+    payload = base64.b64decode(chat["receipt"]["payload"])
+    payload = payload.replace(b'"subject":', b'"subject":[],"subject":', 1)
+    lied = chat["receipt"] | {"payload": base64.b64encode(payload).decode(), "signatures": []}
+    done = verified(given(tmp_path, written(lied)), model)
+    assert "the field subject is there twice" in str(done.exception)
 
 
 def test_another_code_is_a_note(made: Made, model: Path, tmp_path: Path) -> None:
@@ -223,7 +372,7 @@ def last_of(name: str, value: Any) -> Callable[[Any], object]:
         (lambda said: said.update(parsers=["hermes", "odd"]), "no parser of reasoning"),
         (lambda said: said.update(adapter="odd"), "it must be a digest in hex"),
         (last_of("finish", None), "finish is None: it must be a valid string"),
-        (last_of("parts", {"content": "0" * 64}), "no answer of this receipt has that text"),
+        (last_of("finish", "content_filter"), "an answer that a rule ended, and rules is null"),
     ],
 )
 def test_bad_fields_are_named(

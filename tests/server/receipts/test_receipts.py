@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from ridgeline import LLM
+from ridgeline.api.receipts.compare import wrong_in_file
 from ridgeline.api.receipts.reading import read
 from ridgeline.api.receipts.statement import digest_of, parts_of
 from ridgeline.decoding.messages.calls import Piece
@@ -99,13 +100,15 @@ def test_each_api_has_receipts(
     data = answer if is_streamed else json.dumps(answer).encode()
     assert verifier.wrong(data) == []
     signed = read(data)
-    assert list(signed.shown)[: len(places)] == places  # calls may follow
-    if signed.answer is None:
-        assert is_streamed
-        return
-    assert signed.other_texts() == []
+    assert [place for place, _ in signed.subject][: len(places)] == places  # calls may follow
+    assert signed.shown is not None
+    assert list(wrong_in_file(signed.receipt, signed.subject, signed.shown)) == []
     if not is_streamed:
-        assert read(json.dumps(shouted(answer)).encode()).other_texts() == list(signed.shown)
+        other = read(json.dumps(shouted(answer)).encode())
+        assert other.shown is not None
+        found = list(wrong_in_file(other.receipt, other.subject, other.shown))
+        for place, _ in signed.subject:
+            assert any(one.startswith(f"{place} is ") for one in found), place
 
 
 def test_text_on_both_sides_of_a_call_is_stated_in_parts_too() -> None:

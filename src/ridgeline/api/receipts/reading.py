@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
-from ridgeline.api.receipts.statement import Envelope, Receipt, Statement, digest_of
+from ridgeline.api.receipts.answers.file import objects_in, shown_in
+from ridgeline.api.receipts.answers.shown import ShownAnswer
+from ridgeline.api.receipts.statement import Envelope, Receipt, Statement
 
 MOST_BYTES = 32 << 20  # of a receipt: a prompt of a million tokens has fewer
 _MOST_SHOWN = 90  # characters of a wrong value
@@ -25,24 +27,16 @@ class Signed(NamedTuple):
     Attributes:
         payload: what was signed.
         signatures: of DSSE's envelope.
-        shown: digests of texts, by their places in the answer.
+        subject: places of texts in the answer, with their digests.
         receipt: what is stated.
-        answer: that the receipt stands in; None if it is alone, or in the last piece of a stream.
+        shown: the answer that the receipt stands in, or its stream; None if it is alone.
     """
 
     payload: bytes
     signatures: tuple[dict[str, Any], ...]
-    shown: Mapping[str, str]
+    subject: tuple[tuple[str, str], ...]
     receipt: Receipt
-    answer: object
-
-    def other_texts(self) -> list[str]:
-        """Return the places in the answer where other texts stand than the receipt is about."""
-        return [
-            place
-            for place, digest in self.shown.items()
-            if digest_of(str(_at(place, self.answer))) != digest
-        ]
+    shown: ShownAnswer | None
 
 
 def read(data: bytes) -> Signed:
@@ -52,27 +46,27 @@ def read(data: bytes) -> Signed:
     found = list(_receipts(data))
     if len(found) > 1:
         raise ValueError(f"there are {len(found)} receipts in it: save one of the answers alone")
-    given, answer = found[0] if found else (data, None)
-    envelope = _read(Envelope, given)
+    envelope = _read(Envelope, found[0] if found else data)
     payload = base64.b64decode(envelope.payload)
     statement = _read(Statement, payload)
-    shown = {one.name: one.digest.sha256 for one in statement.subject}
-    return Signed(payload, envelope.signatures, shown, statement.predicate, answer)
+    objects_in(payload)  # no field of it is there twice
+    subject = tuple((one.name, one.digest.sha256) for one in statement.subject)
+    shown = shown_in(data)
+    return Signed(payload, envelope.signatures, subject, statement.predicate, shown)
 
 
-def _receipts(data: bytes) -> Iterator[tuple[object, object]]:
-    """Yield the receipts of an answer, or of the lines of a stream or batch, with their answers."""
+def _receipts(data: bytes) -> Iterator[object]:
+    """Yield the receipts of an answer, or of the lines of a stream or batch."""
     try:
         values, is_whole = [from_json(data)], True
     except ValueError:
         values, is_whole = _lines(data), False
     for value in values:
-        answer = value if is_whole else None
         if isinstance(value, dict) and isinstance(said := value.get("response"), dict):
-            value = answer = said.get("body", said)  # of a batch, or of the Responses API
+            value = said.get("body", said)  # of a batch, or of the Responses API
         last = value[-1] if isinstance(value, list) and value else value
         if isinstance(last, dict) and "receipt" in last:
-            yield last["receipt"], answer
+            yield last["receipt"]
         elif is_whole and isinstance(last, dict) and last and "payloadType" not in last:
             raise ValueError('it has no field receipt: ask for one with "receipt": true')
 
@@ -84,16 +78,6 @@ def _lines(data: bytes) -> list[Any]:
         with suppress(ValueError):
             values.append(from_json(line.removeprefix(b"data:").strip()))
     return values
-
-
-def _at(place: str, value: Any) -> object:
-    """Return what stands at a place such as ``choices[0].message.content``, None for nothing."""
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
-        try:
-            value = value[name or int(index)]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
 
 
 def _read(kind: type[_Model], given: object) -> _Model:

@@ -97,6 +97,16 @@ def is_signed(payload: bytes, signature: dict[str, Any], public: PublicKey) -> b
     return True
 
 
+def may_be_one(signature: dict[str, Any]) -> bool:
+    """Whether a signature of an envelope has the form of one, of a key that has the form of one."""
+    try:
+        made = base64.b64decode(str(signature.get("sig")), validate=True)
+        key = bytes.fromhex(str(signature.get("keyid")))
+    except ValueError:  # binascii.Error is one
+        return False
+    return len(made) == _SIGNATURE_BYTES and len(key) == hashlib.sha256().digest_size
+
+
 def _signed(payload: bytes) -> bytes:
     """Return what is signed: DSSE's pre-authentication encoding of type and statement."""
     kind = PAYLOAD_TYPE.encode()

@@ -13,6 +13,7 @@ from typing import Any
 
 from ridgeline import LLM
 from ridgeline.api.identity import code_digest, with_adapter
+from ridgeline.api.receipts.compare import Computed
 from ridgeline.api.receipts.statement import (
     ENGINE,
     FILTERED,
@@ -78,6 +79,23 @@ def differences(receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]) ->
 
     ``llm`` is as ``opened`` returns it. Raises ValueError if a prompt can never run.
     """
+    return iter(compute(receipt, llm, prompts)[0])
+
+
+def compute(
+    receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]
+) -> tuple[list[str], dict[tuple[int, int], Computed]]:
+    """Return what ``differences`` yields, and the answers, by prompt and number, as computed."""
+    answers: dict[tuple[int, int], Computed] = {}
+    return list(_differences(receipt, llm, prompts, answers)), answers
+
+
+def _differences(
+    receipt: Receipt,
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    answers: dict[tuple[int, int], Computed],
+) -> Iterator[str]:
     if receipt.template != llm.facts["template"]:
         yield f"the chat template differs: {_two(receipt.template, llm.facts['template'])}"
         return
@@ -94,7 +112,9 @@ def differences(receipt: Receipt, llm: LLM, prompts: Sequence[Sequence[int]]) ->
             ends = f"this model's ids end at {llm.text.vocab_size - 1}"
             yield f"an answer to prompt {i} has the token {most}, and {ends}"
         else:
-            yield from _computed(receipt, llm, adapter, i, tuple(llm.text.encode(list(ids))))
+            found = _ComputedPrompt(receipt, llm, adapter, i, tuple(llm.text.encode(list(ids))))
+            yield from found.compute()
+            answers |= {(i, k): one.computed for k, one in enumerate(found.answers)}
 
 
 def _adapter_of(receipt: Receipt, llm: LLM) -> Adapter | None:
@@ -106,33 +126,48 @@ def _adapter_of(receipt: Receipt, llm: LLM) -> Adapter | None:
     return None if name is None else adapters.lease(name)
 
 
-def _computed(
-    receipt: Receipt, llm: LLM, adapter: Adapter, number: int, ids: tuple[int, ...]
-) -> Iterator[str]:
-    """Compute the answers to a prompt; yield the first difference of one of them."""
-    engine, text, prompt = llm.engine, llm.text, receipt.prompts[number]
-    params = receipt.sampling(prompt)
-    stated = receipt.form
-    form = stated.message_form(receipt.parsers[1], text.tool_format) if stated else None
-    watched = [_Answer(llm, receipt, one, AnswerReader(form)) for one in prompt.answers]
-    request = engine.add(
-        ids,
-        params,
-        new_text=partial(text.new_answer, ids, params, form),
-        adapter=adapter,
-        prediction=prompt.answers[0].tokens.ids or (),
-        new_constraint=text.new_constraint(params, form),
-        token_rules=text.lexicon.rules(params, narrows=receipt.narrows),
-    )
-    try:
-        while not all(one.is_settled for one in watched):
-            for event in engine.step():
-                answer = event.seq_id[1]
-                if wrong := watched[answer].take(event):
-                    yield f"answer {answer} to prompt {number} {wrong}"
-                    return
-    finally:
-        engine.abort(request)
+class _ComputedPrompt:
+    """A prompt of a receipt, whose answers are computed.
+
+    Attributes:
+        answers: as far as they are known.
+    """
+
+    def __init__(
+        self, receipt: Receipt, llm: LLM, adapter: Adapter, number: int, ids: tuple[int, ...]
+    ) -> None:
+        self._receipt, self._llm, self._adapter = receipt, llm, adapter
+        self._number, self._ids = number, ids
+        stated = receipt.form
+        parser = receipt.parsers[1]
+        self._form = stated.message_form(parser, llm.text.tool_format) if stated else None
+        self._said = receipt.prompts[number]
+        self.answers = [
+            _Answer(llm, receipt, one, AnswerReader(self._form)) for one in self._said.answers
+        ]
+
+    def compute(self) -> Iterator[str]:
+        """Compute the answers; yield the first difference of one of them."""
+        engine, text, form = self._llm.engine, self._llm.text, self._form
+        params = self._receipt.sampling(self._said)
+        request = engine.add(
+            self._ids,
+            params,
+            new_text=partial(text.new_answer, self._ids, params, form),
+            adapter=self._adapter,
+            prediction=self._said.answers[0].tokens.ids or (),
+            new_constraint=text.new_constraint(params, form),
+            token_rules=text.lexicon.rules(params, narrows=self._receipt.narrows),
+        )
+        try:
+            while not all(one.is_settled for one in self.answers):
+                for event in engine.step():
+                    answer = event.seq_id[1]
+                    if wrong := self.answers[answer].take(event):
+                        yield f"answer {answer} to prompt {self._number} {wrong}"
+                        return
+        finally:
+            engine.abort(request)
 
 
 class _Answer:
@@ -150,7 +185,13 @@ class _Answer:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._pieces: list[Piece] = []
+        self._end_of: tuple[str, str | int | None] = ("", None)
         self.is_settled = False
+
+    @property
+    def computed(self) -> Computed:
+        """What it is, once it is settled."""
+        return Computed(self._pieces, *self._end_of)
 
     def take(self, event: Event) -> str | None:
         """Take what comes next; return how it differs, if it does."""
@@ -166,6 +207,7 @@ class _Answer:
         is_cut = self._said.finish == FILTERED and len(self._tokens) == self._said.tokens.num
         if is_cut or event.finish_reason is not None:
             self.is_settled = True
+            self._end_of = str(event.finish_reason), event.stop_reason
             return self._end(event)
         return None
 
@@ -197,7 +239,8 @@ class _Answer:
         if said.logprobs is not None and said.logprobs != digest_of_logprobs(self._logprobs):
             return "has other log-probabilities"
         shown = {} if self._is_ruled else parts_of(self._pieces)
-        others = [name for name, digest in said.parts.items() if shown.get(name) != digest]
+        names = sorted({*said.parts, *shown})
+        others = [name for name in names if said.parts.get(name) != shown.get(name)]
         return f"has another text than its tokens: {', '.join(others)}" if others else None
 
 

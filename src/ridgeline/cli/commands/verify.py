@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ridgeline.api.receipts.reading import Signed
     from ridgeline.api.receipts.statement import Receipt
 
+_PARTLY = 3  # exit status: the tokens are equal, and nothing shows that the texts are theirs
+
 
 def verify(
     receipt: Annotated[
@@ -63,7 +65,7 @@ def verify(
 ) -> None:
     """Compute an answer again, and say whether it is the receipt's, or where it first differs.
 
-    Exit status 1 if it is not.
+    Exit status 1 if it is not, and 3 if rules may have changed what it shows.
     """
     from ridgeline.api.receipts.reading import read
 
@@ -77,27 +79,52 @@ def verify(
         f"{receipt}: {num_tokens} tokens of {said.model.name} by {said.engine}, {said.time}, "
         f"request {said.request}"
     )
-    wrong = _signature(signed, key) + _texts(signed)
+    is_checked, wrong = _signature(signed, key)
+    wrong += _file(signed)
     name, path = _located(said, model)
     wrong += _files(said, path)
     if not wrong:
-        wrong = _computed(said, name, prompt, lora, chat_template)
+        wrong = _computed(signed, name, prompt, lora, chat_template)
     for one in wrong:
         print(f"  wrong: {one}")
     if wrong:
         print("NOT EQUAL")
         raise typer.Exit(1)
-    print("EQUAL: computed again, every token is the same")
+    if said.rules is not None:
+        print(f"PARTLY EQUAL: {_part(said)}")
+        raise typer.Exit(_PARTLY)
+    if signed.signatures and not is_checked:
+        print("EQUAL, but its signature was not checked: computed again, every token is the same")
+    else:
+        print("EQUAL: computed again, every token is the same")
 
 
-def _signature(signed: Signed, file: Path | None) -> list[str]:
-    """Say whose signature a receipt has; return what is wrong with it."""
-    from ridgeline.api.receipts.signing import KEY_FILE, NEEDED, is_signed, read_public_key
+def _part(said: Receipt) -> str:
+    """Say what of an answer under rules was computed."""
+    ends = [one.finish for each in said.prompts for one in each.answers]
+    num_tokens = sum(one.tokens.num for each in said.prompts for one in each.answers)
+    cut = f", where a rule ended {ends.count('content_filter')} of {len(ends)} answers"
+    until = cut if "content_filter" in ends else ""
+    return (
+        f"the {num_tokens} tokens are the same{until}; rules may have changed the texts, so only "
+        "the signature says that these are the texts"
+    )
+
+
+def _signature(signed: Signed, file: Path | None) -> tuple[bool, list[str]]:
+    """Say whose signature a receipt has; return whether it is checked, and what is wrong."""
+    from ridgeline.api.receipts.signing import (
+        KEY_FILE,
+        NEEDED,
+        is_signed,
+        may_be_one,
+        read_public_key,
+    )
 
     own = default_home() / KEY_FILE
     if not signed.signatures:
         print("  it is not signed: anybody may have written it")
-        return []
+        return False, []
     try:
         public = read_public_key(file or own) if file or own.exists() else None
     except ModuleNotFoundError:
@@ -108,25 +135,28 @@ def _signature(signed: Signed, file: Path | None) -> list[str]:
             f"  signed with the key {names[0]:.16}, which was not checked: give the signer's key "
             "with --key"
         )
-        return []
+        odd = [i for i, one in enumerate(signed.signatures) if not may_be_one(one)]
+        return False, [f"signatures[{i}] is none: Ed25519 has 64 bytes in base64" for i in odd]
     file = file or own
     if any(is_signed(signed.payload, one, public) for one in signed.signatures):
         print(f"  signed with the key {public.name[:16]} of {file}")
-        return []
-    return [f"it is not signed with the key of {file}, or was changed since"]
+        return True, []
+    return True, [f"it is not signed with the key of {file}, or was changed since"]
 
 
-def _texts(signed: Signed) -> list[str]:
-    """Say whether the texts of the answer are the receipt's; return what is wrong with them."""
-    if signed.answer is None:
-        print("  the file does not have the complete texts, so they are not compared")
+def _file(signed: Signed) -> list[str]:
+    """Say whether a file shows what the receipt states; return what is wrong with it."""
+    from ridgeline.api.receipts.compare import wrong_in_file
+
+    if signed.shown is None:
+        print("  the file has the receipt alone, so no texts are compared with it")
         return []
-    others = [
-        f"{place} is not the text that the receipt is about" for place in signed.other_texts()
-    ]
-    if not others:
-        print(f"  its texts are the receipt's: {', '.join(signed.shown)}")
-    return others
+    wrong = list(wrong_in_file(signed.receipt, signed.subject, signed.shown))
+    if not wrong:
+        print(f"  its texts are the receipt's: {', '.join(name for name, _ in signed.subject)}")
+    if told := list(dict.fromkeys(one.rpartition(".")[2] for one in signed.shown.told)):
+        print(f"  not compared, as only the server says it: {', '.join(told)}")
+    return wrong
 
 
 def _located(said: Receipt, model: str | None) -> tuple[str, Path]:
@@ -153,18 +183,21 @@ def _files(said: Receipt, path: Path) -> list[str]:
 
 
 def _computed(
-    said: Receipt,
+    signed: Signed,
     model: str,
     prompt: Path | None,
     lora: list[str] | None,
     chat_template: Path | None,
 ) -> list[str]:
-    from ridgeline.api.receipts.verify import differences, notes_on, opened
+    from ridgeline.api.receipts.compare import wrong_in_answer
+    from ridgeline.api.receipts.verify import compute, notes_on, opened
 
+    said = signed.receipt
     with opened(said, model, chat_template=chat_template, lora=lora) as llm:
         for note in notes_on(said, llm):
             print(f"  note: {note}")
-        return list(differences(said, llm, _prompts(said, llm, prompt)))
+        wrong, answers = compute(said, llm, _prompts(said, llm, prompt))
+    return wrong or list(wrong_in_answer(said, signed.subject, signed.shown, answers))
 
 
 def _prompts(said: Receipt, llm: LLM, file: Path | None) -> list[list[int]]:
