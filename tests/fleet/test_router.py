@@ -300,6 +300,7 @@ def test_its_table_has_all_routes_that_name_a_model(model: Path) -> None:
     of_one_model = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/slots/{id_slot}"]
     of_loaded = ["/v1/sleep", "/v1/wake", "/sleep", "/wake_up"]  # nothing is loaded for them
     own = ["/v1/plan", "/v2/repository/index", "/v2/repository/models/{model:path}/{action}"]
+    own += ["/api/blobs/{digest}", "/api/copy", "/api/create", "/api/pull", "/api/push"]
     assert sorted(posts) == sorted([*POSTS, *of_one_model, *of_loaded, *own])
 
 
