@@ -1,4 +1,4 @@
-"""Messages as chat templates are written for, whoever sent them.
+"""Messages of any client, as chat templates are written for them.
 
 Each conversation passes here, from the server's APIs, ``LLM.chat``, the terminal or a file of
 requests. A null is absence: many templates ask whether a field is there, and then use it. So no
