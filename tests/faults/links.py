@@ -19,6 +19,7 @@ from typing import NamedTuple, get_args
 
 from safetensors.numpy import load_file, save_file
 
+from ridgeline.server.tunnel.proof import Ticket
 from tests.faults.fleet import are_ready, check_rest, served_alone, servers, under_load
 from tests.fleet.test_joined import joined, raw, url_of
 from tests.fleet.test_replicas import WISH
@@ -137,6 +138,7 @@ def f11(model: Path, count: int, rng: random.Random) -> str:
         b'{"nonce": "1", "said": "{}", "proof": "0"}\n',
         json.dumps({"nonce": "1", "said": '{"kind": "request"}', "proof": "f" * 64}).encode(),
         b"\xff\xff\xff\xff\xff\xff\xff\x7f",  # two lengths of 2 GiB
+        b'{"nonce": "1", "said": "{}", "proof": "\\ud800"}\n',
         b"[" * 5000 + b"\n",
         b"\x00" * (1 << 16),
     ]
@@ -146,12 +148,15 @@ def f11(model: Path, count: int, rng: random.Random) -> str:
         def strange(number: int) -> None:
             own = random.Random(number)
             line = own.choice(lines) if own.random() < 0.7 else own.randbytes(own.randrange(200))
-            heard = raw(routed, line)
+            is_overheard = own.random() < 0.5
+            ticket = Ticket(f"stranger-{number}", 0).written(KEY.encode()) if is_overheard else ""
+            heard = raw(routed, line, ticket=ticket)
             head, _, said = heard.partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 101 "), head
-            nonce, *rest = said.splitlines()
-            assert list(json.loads(nonce)) == ["nonce"]
-            assert [list(json.loads(one)) for one in rest] in ([], [["refused"]])
+            assert head.startswith(b"HTTP/1.1 101 " if is_overheard else b"HTTP/1.1 403 "), head
+            if is_overheard:
+                nonce, *rest = said.splitlines()
+                assert list(json.loads(nonce)) == ["nonce"]
+                assert [list(json.loads(one)) for one in rest] in ([], [["refused"]])
             told = {"x-ridgeline-fleet": own.choice(["{}", '{"key":"x","seed":1}', "null"])}
             status, answer, _ = routed.call("/v1/completions", {"prompt": "one"}, **told)
             assert status == 200, answer  # a client's header of this name says nothing
@@ -160,7 +165,7 @@ def f11(model: Path, count: int, rng: random.Random) -> str:
             list(pool.map(strange, range(count)))
         assert [one["pid"] for one in servers(routed)] == before
         assert routed.call("/health")[1] == {"status": "ok"}
-    return f"{count} strangers: a number to prove themselves with, and nothing else"
+    return f"{count} strangers, half with a ticket: a number to prove themselves with, no more"
 
 
 def f16(model: Path, count: int, rng: random.Random) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.faults import (
     budget,
     clients,
+    crowds,
     engine,
     extremes,
     files,
@@ -133,6 +134,7 @@ ROWS = (
     Row("F16", "a server in another time zone goes on", links.f16, 1, 20),
     Row("F17", "so many clients that do not read", loads.f17, 50, 1000),
     Row("F18", "one machine is ten times slower", loads.f18, 0, 20),
+    Row("F20", "so many strangers at each listening socket", crowds.f20, 24, 4000),
     Row("F19", "requests in masses that a fleet refuses", fleet.f19, 100, 10_000),
     Row("T63", "any route attacked by one key, beside another", budget.t63, 0, 10),
 )

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.commands.fleet import fleet as show_fleet
 from ridgeline.cli.main import app
-from ridgeline.server.tunnel.proof import PATH, PROTOCOL
+from ridgeline.server.tunnel.proof import PATH, PROTOCOL, TICKET, Ticket
 from tests.fleet.test_replicas import WISH, Answers, answered, streamed, table
 from tests.fleet.test_router import Routed, routing
 from tests.fleet.wire import wire
@@ -215,7 +215,7 @@ def test_who_does_not_belong_is_refused_in_words(
     assert "does not know the key" in routed.log
 
 
-def raw(routed: Routed, *pieces: bytes) -> bytes:
+def raw(routed: Routed, *pieces: bytes, ticket: str = "") -> bytes:
     """Ask for a link, hear its number, say this, and return all that comes back.
 
     The number is heard first: a router that closes on bytes it has not read resets the connection,
@@ -223,9 +223,9 @@ def raw(routed: Routed, *pieces: bytes) -> bytes:
     """
     with socket.create_connection(("127.0.0.1", routed.port), timeout=PATIENCE_S) as connection:
         head = f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
-        connection.sendall(f"{head}upgrade: {PROTOCOL}\r\n\r\n".encode())
+        connection.sendall(f"{head}upgrade: {PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n".encode())
         heard = b""
-        while b"\n" not in heard.partition(b"\r\n\r\n")[2]:
+        while b"\n" not in heard.partition(b"\r\n\r\n")[2] and b"refused" not in heard:
             data = connection.recv(1 << 16)
             assert data, heard
             heard += data
@@ -238,18 +238,39 @@ def raw(routed: Routed, *pieces: bytes) -> bytes:
     return heard
 
 
-def test_strangers_get_a_number_and_nothing_else(routed: Routed) -> None:
+LINES = (
+    b"",
+    b"\n",
+    b'{"nonce": "1", "said": "{}", "proof": "0"}\n',
+    b'{"nonce": "1", "said": "{}", "proof": "\\ud800"}\n',
+    json.dumps({"nonce": "1", "said": '{"kind": "request", "id": "1"}', "proof": ""}).encode(),
+    b"GET /v1/fleet HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"\x00" * (1 << 20),
+)
+
+
+def test_strangers_get_no_link(routed: Routed) -> None:
+    """Without a ticket, with one of another key, with one for a link that nobody has asked for."""
+    key = b"0123456789abcdef" * 4
+    tickets = ["", "x", Ticket("one", 0).written(b"f" * 64), Ticket("one", 1).written(key)]
+    for ticket in tickets:
+        for line in LINES[:4]:
+            head, _, said = raw(routed, line, ticket=ticket).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 403 ")
+            assert b"it does not know the key of this fleet" in said
+    status, answer, _ = routed.call(PATH, connection="upgrade", upgrade="websocket")
+    assert (status, answer["error"]["code"]) == (403, "not_allowed"), "another protocol"
+    assert "Traceback" not in routed.log
+
+
+def test_a_ticket_that_was_overheard_gets_a_number_and_nothing_else(
+    routed: Routed, key_file: Path
+) -> None:
     """Whatever they send: no word, no proof, the request of a link that nobody asked for."""
     before = table(routed)
-    for line in (
-        b"",
-        b"\n",
-        b'{"nonce": "1", "said": "{}", "proof": "0"}\n',
-        json.dumps({"nonce": "1", "said": '{"kind": "request", "id": "1"}', "proof": ""}).encode(),
-        b"GET /v1/fleet HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"\x00" * (1 << 20),
-    ):
-        head, _, lines = raw(routed, line).partition(b"\r\n\r\n")
+    ticket = Ticket("one", 0).written(key_file.read_bytes())
+    for line in LINES:
+        head, _, lines = raw(routed, line, ticket=ticket).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 ")
         nonce, *rest = lines.splitlines()
         assert list(json.loads(nonce)) == ["nonce"]
@@ -259,8 +280,7 @@ def test_strangers_get_a_number_and_nothing_else(routed: Routed) -> None:
         del one["private_bytes"]  # which grow by a page or two behind a start
     assert after["replicas"] == before["replicas"]
     assert after["events"] == before["events"]
-    status, answer, _ = routed.call(PATH, connection="upgrade", upgrade="websocket")
-    assert (status, answer["error"]["code"]) == (404, "not_found"), "another protocol"
+    assert "Traceback" not in routed.log
 
 
 def test_a_server_joins_again_after_the_router_and_leaves_when_it_is_told(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +247,78 @@ def test_keys_are_sent_as_metadata(model: Path) -> None:
         assert (code, "API key" in said) == (grpc.StatusCode.UNAUTHENTICATED, True)
         assert guarded.call("ModelInfer", infer(), authorization="Bearer secret").outputs
         guarded.channel.close()
+
+
+def test_a_call_without_a_key_ends_before_its_messages_are_read(model: Path) -> None:
+    taken: list[int] = []
+
+    def messages() -> Iterator[Any]:
+        for number in range(50):
+            taken.append(number)
+            yield infer(id="x" * (1 << 20))
+
+    with serving(model, grpc_port=0, api_key=["secret"]) as served:
+        guarded = Service(served)
+        code, said = failed(lambda: list(guarded.stream(messages())))
+        assert (code, "API key" in said) == (grpc.StatusCode.UNAUTHENTICATED, True)
+        assert len(taken) < 5, "the rest was not sent"
+        assert not any("/infer" in line for line in served.lines)
+        guarded.channel.close()
+
+
+def test_messages_of_a_call_have_the_room_of_one_body(service: Service) -> None:
+    """One of more than half of it is alone; many short ones are answered side by side."""
+    served, most = service.served, 0
+
+    def note(step: Any) -> None:
+        nonlocal most
+        most = max(most, len(served.llm.engine.requests))
+        time.sleep(0.01)  # so that a further one could come
+
+    for length, expected in ((40_000, {1}), (10, {2, 3, 4})):
+        most, served.valve.before = 0, note
+        answers = list(service.stream(iter([infer(id=f"{i}" * length) for i in range(4)])))
+        assert [one.error_message for one in answers] == [""] * 4
+        assert most in expected
+    served.valve.before = lambda step: None
+
+
+def test_who_does_not_read_is_disconnected(model: Path) -> None:
+    with serving(model, grpc_port=0, stall_timeout=0.5) as served:
+        found = Service(served)
+        request = infer(stream=True, id="x" * 60_000, max_tokens=100)
+        call = found.stream(iter([request] * 8))  # whose answers no window holds
+        eventually(lambda: any("/infer" in line and "status=499" in line for line in served.lines))
+        assert failed(lambda: list(call))[0] is grpc.StatusCode.UNAVAILABLE
+        found.channel.close()
+        served.assert_idle()
+
+
+def test_who_sends_no_message_is_told(model: Path) -> None:
+    with serving(model, grpc_port=0, receive_timeout=0.5) as served:
+        found = Service(served)
+        call = found.channel.stream_unary(f"/{SERVICE}/ModelInfer")
+        never = threading.Event()
+        code, said = failed(lambda: call(iter(never.wait, True), timeout=60))
+        assert (code, "0.5 s to arrive" in said) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+        code, said = failed(lambda: call(iter([]), timeout=60))
+        assert (code, said) == (grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        never.set()
+        found.channel.close()
+
+
+def test_silent_connections_give_way(model: Path) -> None:
+    with serving(model, grpc_port=0) as served, ExitStack() as stack:
+        served.running.server.strangers.places._most = 5
+        target = served.running.also.split("gRPC: ")[1].split(":")
+        crowd = [
+            stack.enter_context(socket.create_connection((target[0], int(target[1])), 60))
+            for _ in range(20)
+        ]
+        found = Service(served)
+        assert found.call("ModelInfer", infer()).outputs
+        assert [one.recv(1) for one in crowd[:15]] == [b""] * 15
+        found.channel.close()
 
 
 def test_a_port_that_is_taken_and_grpc_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.places.ray_place import RayCluster, RayServers, command_of, connected
 from ridgeline.fleet.pool import Pool
-from ridgeline.fleet.servers.joined import Door, JoinedServer
+from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import Worker
@@ -34,6 +33,7 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.strangers import Listener
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.receipts.route import add_receipts, signer_of
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
@@ -108,6 +108,8 @@ class RunningFleet:
             is_of_one=self._is_of_one,
         )
         app = new_app(self.router, has_page=options.page)
+        if is_open:
+            add_door(app)
         add_receipts(app, cache(partial(signer_of, options.receipt_key)))
         self._batches = batches_of(app, self.pool, keys, options, default_home(), audit)
         self.server = WebServer(
@@ -119,11 +121,11 @@ class RunningFleet:
             log.line,
             lambda path, method, status: None,
             audit,
-            on_link=self.door.take if self.door else None,
+            link_for=self.door.link_for if self.door else lambda headers: None,
         )
         self._end: asyncio.Task[None] | None = None
 
-    async def run(self, listener: socket.socket, url: str) -> None:
+    async def run(self, listener: Listener, url: str) -> None:
         """Serve until a signal, or ``stop``, ends it.
 
         Raises OSError or ValueError if the only model cannot be loaded.
@@ -143,14 +145,14 @@ class RunningFleet:
         settle()
         if self._batches:
             self._batches.start()
-        async with grpc_beside(self.server.app, self.server.gate, self._options) as also, placing:
+        async with grpc_beside(self.server, self._options) as also, placing:
             self._ready_line = f"{announce}{also}"
             if self._cluster is None:
                 self.server.on_started = self._say_ready
             await self.server.serve_on(listener)
 
     def _placing(
-        self, cluster: RayCluster, slot: Slot, listener: socket.socket
+        self, cluster: RayCluster, slot: Slot, listener: Listener
     ) -> AbstractAsyncContextManager[None]:
         """Have the model's servers started on other machines while the block lasts."""
         options, port = self._options, listener.getsockname()[1]
@@ -257,7 +259,7 @@ async def _main(
     engine: Options,
     options: ServeOptions,
     keys: Keys,
-    listener: socket.socket,
+    listener: Listener,
     log: LogWriter,
     audit: AuditLog | None,
     cluster: RayCluster | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.listening import bind, bind_unix, certificate_settings, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.strangers import Listener
 from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_signals, settle
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.joining import Joining, RouterAddress
@@ -86,7 +86,7 @@ class Running:
             write,
             answering.metrics.count_http,
             audit,
-            tunnel.vouched if tunnel else lambda headers: None,
+            tunnel.vouched if tunnel else None,
         )
         self.also = ""  # what it says of other ports when it listens
         self._drain: asyncio.Task[None] | None = None
@@ -94,14 +94,14 @@ class Running:
         self._lost: DeviceLost | None = None
         self.async_engine.on_lost = self._end_without_device
 
-    async def run(self, listener: socket.socket, announce: Callable[[], None]) -> None:
+    async def run(self, listener: Listener, announce: Callable[[], None]) -> None:
         """Serve until a signal, or ``stop``, ends it.
 
         Raises DeviceLost if the device that computes failed for good.
         """
         self._answering.start()
         self.server.on_started = announce
-        async with grpc_beside(self.server.app, self.server.gate, self.options) as self.also:
+        async with grpc_beside(self.server, self.options) as self.also:
             await self.server.serve_on(listener)
         await self._answering.stop()
         if self._lost is not None:
@@ -237,7 +237,7 @@ async def _main(
     guards: dict[str, LLM],
     options: ServeOptions,
     keys: Keys,
-    listener: socket.socket,
+    listener: Listener,
     log: LogWriter,
     audit: AuditLog | None,
     joining: Joining | None,
@@ -270,7 +270,7 @@ def _joining(url: str, options: ServeOptions, keys: Keys) -> Joining:
     return Joining(address, read_key(options.fleet_key_file), keys)
 
 
-def _announce(name: str, listener: socket.socket, options: ServeOptions, running: Running) -> None:
+def _announce(name: str, listener: Listener, options: ServeOptions, running: Running) -> None:
     settle()
     url = address(listener, options)
     with contextlib.suppress(OSError):  # a full disk is no reason not to serve

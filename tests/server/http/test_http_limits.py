@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.server.http.static import FILES
 from tests.server.serving import JSON, Served, hold, serving
 from tests.waiting import PATIENCE_S, connected, eventually
 
@@ -412,3 +413,60 @@ def test_who_has_sent_half_a_request_when_the_server_ends_is_told(
         assert status_of(answer.read()) == 503
     assert "Exception in ASGI" not in caplog.text
     eventually(lambda: any("status=503" in line for line in served.lines))
+
+
+def test_bodies_of_those_without_a_key_are_bounded_together(model: Path) -> None:
+    """Also where no key is needed; whoever has one sends as much as ever."""
+    head = b"POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000\r\n\r\n"
+    with serving(model, api_key=["mine"]) as served:
+        served.running.server.strangers.bytes._most = 1_500_000
+        crowd = [Slow(served) for _ in range(4)]
+        for slow in crowd:
+            slow.send(head + b"x" * 600_000)
+        assert [slow.is_open() for slow in crowd] == [False, False, True, True]
+        assert [status_of(slow.rest()) for slow in crowd[:2]] == [503, 503]
+        padded = b'{"prompt": "hello", "max_tokens": 1}' + b" " * 200_000
+        assert served.call("/v1/completions", padded, authorization="Bearer mine")[0] == 200
+        assert [slow.is_open() for slow in crowd[2:]] == [True, True]
+        for slow in crowd[2:]:
+            slow.connection.close()
+
+
+def test_who_has_brought_a_key_keeps_its_place(model: Path) -> None:
+    with serving(model, api_key=["mine"]) as served:
+        served.running.server.strangers.places._most = 5
+        member = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+
+        def ask() -> int:
+            member.request("GET", "/v1/models", headers={"authorization": "Bearer mine"})
+            response = member.getresponse()
+            response.read()
+            return response.status
+
+        assert ask() == 200
+        used = member.sock
+        crowd = [Slow(served) for _ in range(12)]
+        eventually(lambda: not crowd[6].is_open())
+        assert [slow.is_open() for slow in crowd] == [False] * 7 + [True] * 5
+        assert ask() == 200
+        assert member.sock is used, "it was not closed"
+        member.close()
+        for slow in crowd:
+            slow.connection.close()
+
+
+def test_what_a_stranger_does_not_read_counts(model: Path) -> None:
+    page = max(FILES, key=lambda path: len(FILES[path].body))
+    ask = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % page.encode()
+    with serving(model, api_key=["mine"]) as served:
+        served.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        served.running.server.strangers.bytes._most = 3_000_000
+        crowd = []
+        for _ in range(4):
+            crowd.append(slow := Slow(served))
+            slow.send(ask)
+            eventually(lambda slow=slow: not slow.is_open() or not slow.is_answering())
+        eventually(lambda: not crowd[0].is_open())
+        assert crowd[-1].is_open()
+        for slow in crowd:
+            slow.connection.close()

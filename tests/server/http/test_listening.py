@@ -92,15 +92,20 @@ def openssl(*arguments: object) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
+def certificate(folder: Path) -> None:
+    """Write cert.pem and key.pem, of this machine."""
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, *subject,
+            "-keyout", folder / "key.pem", "-out", folder / "cert.pem")  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """cert.pem with key.pem, another key, and key.pem encrypted as locked.pem."""
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed: it makes the certificates")
     folder = tmp_path_factory.mktemp("pems")
-    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, *subject,
-            "-keyout", folder / "key.pem", "-out", folder / "cert.pem")  # fmt: skip
+    certificate(folder)
     openssl("genrsa", "-out", folder / "other.pem", 2048)
     openssl("rsa", "-in", folder / "key.pem", "-aes256", "-passout", "pass:word",
             "-out", folder / "locked.pem")  # fmt: skip

@@ -16,12 +16,13 @@ from ridgeline.server.tunnel.proof import (
     LINE_BYTES,
     FleetLink,
     NotTaken,
+    Ticket,
     accept,
     derived,
     greet_router,
     greet_server,
 )
-from ridgeline.shared_key import read_key
+from ridgeline.shared_key import proof, read_key
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 HELLO = {"kind": "server", "id": "one"}
@@ -165,6 +166,8 @@ def test_what_is_said_cannot_be_changed() -> None:
         b'{"nonce": "7", "said": {}, "proof": ""}\n',
         b'{"nonce": "7", "said": "{}", "proof": null}\n',
         b'{"nonce": "7", "said": "{}", "proof": "\\u00e4"}\n',
+        b'{"nonce": "7", "said": "{}", "proof": "\\ud800"}\n',
+        b'{"nonce": "7\\udfff", "said": "{}", "proof": "0"}\n',
         b"[" * 10_000 + b"\n",
         b"x" * (1 << 20),
     ],
@@ -173,6 +176,32 @@ def test_what_is_said_cannot_be_changed() -> None:
 def test_strangers_are_refused_whatever_they_say(line: bytes) -> None:
     said, _, _ = between(router, saying(line))
     assert isinstance(said, NotTaken)
+
+
+@pytest.mark.parametrize("said", ['{"id": "\\ud800"}', '["server"]', "7", "{"])
+def test_who_has_the_key_and_says_what_cannot_be_written_is_refused(said: str) -> None:
+    async def odd(link: FleetLink) -> None:
+        nonces = [str((await link.hear())["nonce"]), "1"]
+        link.say(nonce="1", said=said, proof=proof(KEY, "server", nonces, said))
+
+    found, *_ = between(router, odd)
+    assert isinstance(found, NotTaken)
+
+
+def test_a_ticket_is_read_with_its_key_alone() -> None:
+    text = Ticket("one", 7).written(KEY)
+    assert Ticket.read(text, KEY) == ("one", 7)
+    changed = (
+        text.replace(" 7 ", " 8 "),
+        text.replace("one", "two"),
+        text[:-1],
+        "",
+        "one 7",
+        "\xff",
+    )
+    for other in (*changed, text.replace(" 7 ", " \xb2 "), text.replace(" 7 ", f" {'7' * 5000} ")):
+        assert Ticket.read(other, KEY) is None
+    assert Ticket.read(text, OTHER) is None
 
 
 def test_who_leaves_in_the_middle_is_no_error_of_ours() -> None:

@@ -9,24 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
+
 from ridgeline.machine import Memory
+from ridgeline.server.http.errors import ApiError
 from ridgeline.server.tunnel.proof import (
+    FOREIGN,
     GREETING_S,
     LINE_BYTES,
+    PATH,
     PROTOCOL,
+    TICKET,
     FleetLink,
     NotTaken,
+    Ticket,
     accept,
     derived,
     greet_server,
     join_streams,
 )
 
-_MOST_STRANGERS = 1024  # servers that may be proving themselves at once
 _LEFT, _LOST = 0, 1  # how one has ended, as if it were a process of ours
 _FIELDS = {"node": str, "pid": int, "model": str, "version": str, "keys": str}  # of a server
 
@@ -58,7 +65,9 @@ class JoinedServer:
         self.returncode: int | None = None
         self.is_leaving = False
         self._ended = asyncio.Event()
-        self._links: asyncio.Queue[FleetLink] = asyncio.Queue()
+        self._wanted: dict[int, asyncio.Future[FleetLink]] = {}  # links, by their numbers
+        self._open_numbers = set[int]()  # of those that nobody has come for yet
+        self._num_wanted = 0
         self._listener: asyncio.Server | None = None
         self._passing = set[asyncio.Task[None]]()
 
@@ -84,9 +93,19 @@ class JoinedServer:
             self._link.say(refused=why)
             self._end(_LEFT)
 
-    def offer(self, link: FleetLink) -> None:
-        """Take one of the connections that it was asked to open."""
-        self._links.put_nowait(link)
+    def expects(self, number: int) -> bool:
+        """Whether it was asked for this link, and nobody has come for it yet; now somebody has."""
+        is_expected = number in self._open_numbers
+        self._open_numbers.discard(number)
+        return is_expected
+
+    def offer(self, number: int, link: FleetLink) -> bool:
+        """Take a connection that it was asked to open; return whether it is still wanted."""
+        wanted = self._wanted.get(number)
+        if wanted is None or wanted.done():
+            return False
+        wanted.set_result(link)
+        return True
 
     @property
     def is_there(self) -> bool:
@@ -121,8 +140,6 @@ class JoinedServer:
             self._listener.close()
         for task in self._passing:
             task.cancel()
-        while not self._links.empty():
-            self._links.get_nowait().close()
         self._ended.set()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,16 +147,31 @@ class JoinedServer:
         task = asyncio.current_task()
         assert task is not None
         self._passing.add(task)
+        self._num_wanted += 1
+        number, wanted = self._num_wanted, asyncio.get_running_loop().create_future()
+        self._wanted[number] = wanted
+        self._open_numbers.add(number)
         try:
-            self._link.say(open=True)
+            self._link.say(open=number)
             async with asyncio.timeout(GREETING_S):
-                link = await self._links.get()
+                link = await wanted
             await join_streams(reader, writer, link.reader, link.writer)
         except (TimeoutError, asyncio.CancelledError):
             pass  # the other side sees the end
         finally:
+            self._open_numbers.discard(number)
+            del self._wanted[number]
             self._passing.discard(task)
             writer.close()
+
+
+def add_door(app: FastAPI) -> None:
+    """Add what those find who come to the door without a ticket."""
+
+    @app.get(PATH, include_in_schema=False)
+    async def refuse() -> None:
+        """Refuse a link."""
+        raise ApiError(403, f"the link was refused: {FOREIGN}", code="not_allowed")
 
 
 class Door:
@@ -157,14 +189,28 @@ class Door:
         """
         self._key, self._join, self._write = key, join, write
         self._servers: dict[str, JoinedServer] = {}
+        self._joining: dict[str, FleetLink] = {}  # first links that are proving themselves
         self._tasks = set[asyncio.Task[None]]()
-        self._num_strangers = 0
 
-    def take(self, transport: asyncio.Transport, rest: bytes) -> None:
+    def link_for(
+        self, headers: Mapping[bytes, bytes]
+    ) -> Callable[[asyncio.Transport, bytes], None] | None:
+        """Return what takes the connection of a request with these headers.
+
+        Return None if they have no ticket, or one for a link that nobody wants: strangers get no
+        place here, and no word.
+        """
+        ticket = Ticket.read(headers.get(TICKET.encode(), b"").decode("latin-1"), self._key)
+        if ticket is None:
+            return None
+        if ticket.number:
+            server = self._servers.get(ticket.server)
+            if server is None or not server.expects(ticket.number):
+                return None
+        return partial(self._take, ticket)
+
+    def _take(self, ticket: Ticket, transport: asyncio.Transport, rest: bytes) -> None:
         """Take a connection whose request for a link has been read; ``rest`` came behind it."""
-        if self._num_strangers >= _MOST_STRANGERS:
-            transport.abort()
-            return
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(LINE_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -178,7 +224,7 @@ class Door:
         )
         if rest:
             reader.feed_data(rest)
-        task = loop.create_task(self._greet(FleetLink(reader, writer)))
+        task = loop.create_task(self._greet(ticket, FleetLink(reader, writer)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -188,23 +234,22 @@ class Door:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _greet(self, link: FleetLink) -> None:
+    async def _greet(self, ticket: Ticket, link: FleetLink) -> None:
         """Let in a server that belongs here."""
         peer = (link.writer.get_extra_info("peername") or ("a socket",))[0]
         is_kept = False
-        self._num_strangers += 1
         try:
-            try:
+            with self._proving(ticket, link):
                 async with asyncio.timeout(GREETING_S):
                     said, nonces = await greet_server(link, self._key)
-            finally:
-                self._num_strangers -= 1
-            if said.get("kind") == "server" and isinstance(said.get("id"), str):
+            if said.get("id") != ticket.server:
+                raise NotTaken("its ticket is another server's")
+            if not ticket.number and said.get("kind") == "server":
                 await self._serve(link, said, nonces)
-            elif (server := self._servers.get(str(said.get("id")))) and said["kind"] == "request":
+            elif said.get("kind") == "request" and said.get("number") == ticket.number:
                 accept(link, self._key, nonces)
-                server.offer(link)
-                is_kept = True
+                server = self._servers.get(ticket.server)
+                is_kept = server is not None and server.offer(ticket.number, link)
         except NotTaken as error:
             self._write(f"a server at {peer} was not taken: {error}")
         except OSError:  # it has left
@@ -212,6 +257,21 @@ class Door:
         finally:
             if not is_kept:
                 link.close()
+
+    @contextlib.contextmanager
+    def _proving(self, ticket: Ticket, link: FleetLink) -> Iterator[None]:
+        """Have one first link of each server prove itself: a newer one takes its place."""
+        if ticket.number:
+            yield
+            return
+        if former := self._joining.get(ticket.server):
+            former.close()
+        self._joining[ticket.server] = link
+        try:
+            yield
+        finally:
+            if self._joining.get(ticket.server) is link:
+                del self._joining[ticket.server]
 
     async def _serve(self, link: FleetLink, said: dict[str, Any], nonces: list[str]) -> None:
         """Have a server for as long as its link lasts."""

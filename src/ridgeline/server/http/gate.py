@@ -30,10 +30,11 @@ from ridgeline.server.http.keys import ANYONE, Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import CALLER, STATE, in_thread
+from ridgeline.server.tunnel.proof import PATH as DOOR
 
 _ANY = "*"  # of origins
-# No key: a static page, and probes.
-OPEN_PATHS = frozenset({*FILES, "/health", "/ready", "/v2/health/live", "/v2/health/ready"})
+_PROBES = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
+OPEN_PATHS = frozenset({*FILES, *_PROBES, DOOR})  # no key; the door has another one
 UPLOADS = "/v1/files"  # the one path whose bodies are read by its route, and are no JSON
 _BARE = ("/cancel", "/sleep", "/wake", "/wake_up")  # ends of paths that are posted without a body
 _SLOTS = "/slots/"  # the beginning of others
@@ -88,7 +89,8 @@ class Gate:
             routes: those of ``app``; requests for other paths are counted as one.
             log: takes the fields of each request's line.
             count: takes path, method and status of each request.
-            vouched: returns the label of a key that a router says is the caller's.
+            vouched: returns the label of the key that a router says is the caller's, or nothing
+                if the headers say it themselves; None if it is no router that asks.
         """
         self._app = app
         self._keys, self._hosts, self._origins = keys, hosts, frozenset(origins)
@@ -205,12 +207,16 @@ class Gate:
             method if method in _METHODS else "other",
         )
 
+    def is_proved(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether what comes by another way has a key. Raises ApiError 401 if it needs one."""
+        return self._tenant("", headers)[1]
+
     async def admit(self, headers: dict[bytes, bytes], num_bytes: int) -> None:
         """Let what comes by another way wait, as a request with a body of this length would.
 
         What is done for it then counts as done for its key. Raises ApiError 401.
         """
-        tenant = self._tenant("", headers)
+        tenant, _ = self._tenant("", headers)
         CALLER.set(tenant)
         await self._wait(tenant, num_bytes)
 
@@ -223,7 +229,9 @@ class Gate:
         headers = _first(scope)
         try:
             self._check_origin(headers)
-            tenant = self._tenant(scope["path"], headers)
+            tenant, is_proved = self._tenant(scope["path"], headers)
+            if is_proved and (tell := scope["state"].get("proved")):
+                tell()
             is_operator = self._keys.is_operator(tenant)
             scope["state"] |= {"tenant": tenant, "is_operator": is_operator}
             scope["state"] |= {"owner": self._keys.owner_of(tenant)}
@@ -256,12 +264,14 @@ class Gate:
         scope["state"]["left"] = partial(self._limits.headers, tenant)
         return self._limits.counted(tenant)
 
-    def _tenant(self, path: str, headers: dict[bytes, bytes]) -> str:
-        """Return the label of the caller's key; raises ApiError 401."""
-        if not self._keys.are_needed:
-            return ANYONE
-        if (label := self._vouched(headers)) is not None:
-            return label
+    def _tenant(self, path: str, headers: dict[bytes, bytes]) -> tuple[str, bool]:
+        """Return the label of the caller's key, and whether one was proved. Raises ApiError 401.
+
+        A router proves its own.
+        """
+        said = self._vouched(headers)
+        if said or not self._keys.are_needed:
+            return said or ANYONE, said is not None
         label = self._keys.label_of(headers.get(b"authorization"), headers.get(b"x-api-key"))
         if label is None and path not in OPEN_PATHS:
             raise ApiError(
@@ -270,7 +280,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return label or ANYONE
+        return label or ANYONE, bool(label) or said is not None
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         """Refuse names that are not ours: a web page may have made its own name point to us."""

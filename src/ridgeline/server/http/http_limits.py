@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from math import inf
 from typing import Any, ClassVar
@@ -20,7 +20,9 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.strangers import Strangers
 
+TakeLink = Callable[[asyncio.Transport, bytes], None]  # a connection, and what came behind its head
 _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
 _MAX_LINGER_S = 60.0
@@ -48,16 +50,19 @@ class _Parser(httptools.HttpRequestParser):
             try:
                 return super(_Parser, parser).feed_data(unparsed)
             except httptools.HttpParserUpgrade as stop:
-                if protocol.is_link():
-                    protocol.become_link(bytes(unparsed[stop.args[0] :]))
-                    return None
+                rest = unparsed[stop.args[0] :]
+                if protocol.asks_for_link():
+                    if take := protocol.link_for(dict(protocol.headers)):
+                        protocol.become_link(take, bytes(rest))
+                        return None
+                    rest = rest[:0]  # what would be said over it is no HTTP
                 if parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserError("tunnels are not supported") from None
                 version = parser.get_http_version().encode()
                 head = b"%b %b HTTP/%b\r\n" % (parser.get_method(), protocol.url, version)
                 kept = (pair for pair in protocol.headers if pair[0] != b"upgrade")
                 head += b"".join(b"%b: %b\r\n" % pair for pair in kept)
-                unparsed = unparsed[stop.args[0] :]
+                unparsed = rest
                 protocol.parser = parser = _Parser(protocol)
                 parser.feed_data(head + b"\r\n")
 
@@ -109,15 +114,16 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     # Set on the subclass that a server makes. The second is told status, reason, method and path
-    # (empty as far as they are not known) of what is refused before it is a request. The last are
-    # those connections that no request came of yet, or none since; the first waits longest.
+    # (empty as far as they are not known) of what is refused before it is a request.
     receive_timeout_s = 30.0
     on_refused: Callable[[int, str, str, str], None] = staticmethod(lambda *_: None)
     most_connections = inf
-    # Takes a connection that becomes something else, and what came behind its head; and of which
-    # path and protocol it must speak.
-    on_link: Callable[[asyncio.Transport, bytes], None] | None = None
+    # Returns what takes a connection that becomes something else, told the headers, if they prove
+    # that it may; and of which path and protocol they must speak.
+    link_for: Callable[[Mapping[bytes, bytes]], TakeLink | None] = staticmethod(lambda _: None)
     link_target = b"", b""
+    strangers = Strangers()
+    # Connections that no request came of yet, or none since; the first waits longest.
     waiting: ClassVar[dict[BoundedProtocol, None]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -126,9 +132,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = _Parser(self)
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes, self._is_ignored, self.url = 0, False, b""
+        self._num_held = 0  # bytes that came of a request which is not whole
+        self._stranger = self.strangers.of(transport)
+        self._stranger.give_way = self._make_room
         self.waiting[self] = None
         self._await_request()
-        if len(self.connections) > self.most_connections:
+        if len(self.connections) > self.most_connections and not self.strangers.places.shed():
             next(iter(self.waiting))._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +152,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._deadline is None:
                 self.url = b""  # that of the request before
             self._await_request()
-        super().data_received(data)
+            self._hold(self._num_held + len(data))
+        if not self.transport.is_closing():
+            super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Go on for a client that has only shut its sending side, not for one that has left.
@@ -169,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin to count the head."""
         super().on_message_begin()
         self._head_bytes, self._is_ignored = 0, self.transport.is_closing()
-        self.scope["state"]["cut"] = self.transport.abort
+        self.scope["state"] |= {"cut": self.transport.abort, "proved": self._stranger.prove}
         self._await_request()
 
     def on_url(self, url: bytes) -> None:
@@ -190,6 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if self._is_answering():
             self.cycle.keep_alive, self._is_ignored = False, True
+        self._hold(self._head_bytes)
         if self.parser.should_upgrade():
             self._is_ignored = True  # it comes again, without the offer
         if not self._is_ignored:
@@ -207,33 +219,47 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a piece of the body of a request that was started."""
         if not self._is_ignored:
             super().on_body(body)
+        is_kept = not self._is_ignored and self._is_answering()
+        self._hold(self._num_held + len(body) if is_kept else 0)
 
     def on_message_complete(self) -> None:
         """The request has arrived."""
         self._drop_deadline()
         if not self._is_ignored:
             self.waiting.pop(self, None)
+            if self._is_answering():
+                self._num_held = 0
+                self._stranger.rest()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         self.waiting[self] = None
+        self._stranger.wait()
+        unread = self.transport.get_write_buffer_size()
+        self._hold(unread if unread > _MAX_HEAD_BYTES else 0)
         super().on_response_complete()
 
-    def is_link(self) -> bool:
-        """Whether a head asks for what ``on_link`` takes."""
-        path, protocol = self.link_target
-        is_free = self.on_link is not None and not self._is_answering()
-        return is_free and self.url == path and (b"upgrade", protocol) in self.headers
+    def resume_writing(self) -> None:
+        """The client has read nearly all of its answer."""
+        super().resume_writing()
+        if not self._is_answering():
+            self._hold(0)
 
-    def become_link(self, rest: bytes) -> None:
+    def asks_for_link(self) -> bool:
+        """Whether a head asks for what ``link_for`` returns."""
+        path, protocol = self.link_target
+        is_asked = self.url == path and (b"upgrade", protocol) in self.headers
+        return is_asked and not self._is_answering()
+
+    def become_link(self, take: TakeLink, rest: bytes) -> None:
         """Give the connection away."""
-        assert self.on_link is not None
+        self._stranger.prove()
         self._drop_deadline()
         self._unset_keepalive_if_required()
         self.waiting.pop(self, None)
         self.connections.discard(self)
-        self.on_link(self.transport, rest)
+        take(self.transport, rest)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP."""
@@ -274,9 +300,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Give this connection's place to one that may have something to ask."""
-        del self.waiting[self]
+        self.waiting.pop(self, None)
         why = "too many connections: this one waited longest and is closed; try again later"
         self._refuse(503, why)
+        if self.scheme == "https" or self.transport.get_write_buffer_size():
+            self.transport.abort()  # its last bytes would wait for a client that may not read
+
+    def _hold(self, num_bytes: int) -> None:
+        self._num_held = num_bytes
+        self._stranger.hold(num_bytes)
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

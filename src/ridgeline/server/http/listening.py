@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.strangers import Listener
 
 
-def bind(host: str, port: int, *, flag: str = "--port") -> socket.socket:
+def bind(host: str, port: int, *, flag: str = "--port") -> Listener:
     """Take the address before anything slow begins. Raises OSError that says what to do."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return _bound(socket.socket(family, kind), address)
+        return _bound(Listener(family, kind), address)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(f"cannot listen on {host}: this machine has no such address") from error
@@ -27,7 +28,7 @@ def bind(host: str, port: int, *, flag: str = "--port") -> socket.socket:
         raise OSError(f"cannot listen on {host}:{port} ({why}): try another {flag}") from error
 
 
-def _bound(listener: socket.socket, address: Any) -> socket.socket:
+def _bound(listener: Listener, address: Any) -> Listener:
     try:
         if not isinstance(address, str):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +40,7 @@ def _bound(listener: socket.socket, address: Any) -> socket.socket:
     return listener
 
 
-def bind_unix(path: Path) -> socket.socket:
+def bind_unix(path: Path) -> Listener:
     """Take a Unix socket; one without a listener is replaced.
 
     Raises OSError that says what to do.
@@ -58,7 +59,7 @@ def bind_unix(path: Path) -> socket.socket:
                 )
         path.unlink()
     try:
-        return _bound(socket.socket(socket.AF_UNIX), str(path))
+        return _bound(Listener(socket.AF_UNIX), str(path))
     except OSError as error:
         why = error.strerror or str(error)
         raise OSError(f"cannot listen on {path} ({why}): name another --uds") from error

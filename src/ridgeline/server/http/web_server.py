@@ -11,6 +11,7 @@ import math
 import signal
 import socket
 import sys
+from asyncio import sslproto
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ from starlette.types import ASGIApp
 
 from ridgeline.machine import max_open_files
 from ridgeline.server.http.gate import OWN, Gate
-from ridgeline.server.http.http_limits import BoundedProtocol
+from ridgeline.server.http.http_limits import BoundedProtocol, TakeLink
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import certificate_settings
 from ridgeline.server.http.logs import log_line
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.strangers import MOST_BYTES, MOST_PLACES, Listener, Strangers
 from ridgeline.server.tunnel.proof import PATH, PROTOCOL
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
@@ -37,6 +39,9 @@ _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a
 _MAX_WAITING = 2048  # connections that the system keeps until they are accepted
 _ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
 _OTHER_FILES = 128  # that stay free for all but connections
+# Of a connection with TLS, and the buffer in it: asyncio's own would be 256 KiB, and those of
+# handshakes that failed stay until the garbage collector comes by.
+_TLS_BYTES, _TLS_BUFFER_BYTES = 96 << 10, 16 << 10
 _QUIET_S = 60.0  # between two warnings that connections wait
 
 
@@ -46,6 +51,7 @@ class WebServer(uvicorn.Server):
     Attributes:
         app: the application behind its gate, for requests that do not come over HTTP.
         gate: this gate.
+        strangers: who has connected without having proved a key yet, at this socket and others.
         on_started: called once it listens.
         ended: set to end it.
     """
@@ -60,15 +66,15 @@ class WebServer(uvicorn.Server):
         write: Callable[[str], object],
         count: Callable[[str, str, int], None],
         audit: AuditLog | None = None,
-        vouched: Callable[[Mapping[bytes, bytes]], str | None] = lambda headers: None,
-        on_link: Callable[[asyncio.Transport, bytes], None] | None = None,
+        vouched: Callable[[Mapping[bytes, bytes]], str | None] | None = None,
+        link_for: Callable[[Mapping[bytes, bytes]], TakeLink | None] = lambda headers: None,
     ) -> None:
         """Put the gate before ``app``, which has ``routes``.
 
         ``limits`` are those of each key. ``write`` takes the lines of the log, ``count`` path,
         method and status of each request, and ``audit`` a line about each. ``vouched`` is the
-        gate's. ``on_link`` takes connections of servers of other machines, and what came behind
-        their heads.
+        gate's. ``link_for`` returns what takes a connection of a server of another machine, if
+        these headers prove that it is one.
         """
         self._write, self._log_format, self._warned_s = write, options.log_format, -math.inf
         logging.getLogger("uvicorn.error").addFilter(_is_news)
@@ -84,7 +90,7 @@ class WebServer(uvicorn.Server):
             routes=routes,
             log=self._log_request,
             count=count,
-            vouched=vouched,
+            vouched=vouched or (lambda headers: None),
         )
         self.app: ASGIApp = gate
         on_refused: Callable[[int, str, str, str], object] = gate.on_refused
@@ -93,15 +99,20 @@ class WebServer(uvicorn.Server):
 
             self.app = audited = Audited(gate, audit)
             gate.closed, on_refused = audited.closed, audited.on_refused
+        most = _most_connections()
+        # Where nobody has a key, all are strangers, and one has to be able to send a whole body.
+        is_for_all = not keys.are_needed and vouched is None
+        most_bytes = max(MOST_BYTES, 2 * options.max_body_bytes * is_for_all)
+        self.strangers = Strangers(min(MOST_PLACES, most // 2), most_bytes)
         own = {
             "receive_timeout_s": options.receive_timeout,
             "on_refused": staticmethod(on_refused),
-            "most_connections": _most_connections(),
+            "most_connections": most,
+            "link_for": staticmethod(link_for),
+            "link_target": (f"{options.root_path}{PATH}".encode(), PROTOCOL.encode()),
+            "strangers": self.strangers,
             "waiting": {},
         }
-        if on_link is not None:
-            path = f"{options.root_path}{PATH}".encode()
-            own |= {"on_link": staticmethod(on_link), "link_target": (path, PROTOCOL.encode())}
         protocol = type("Protocol", (BoundedProtocol,), own)
         super().__init__(
             uvicorn.Config(
@@ -139,8 +150,12 @@ class WebServer(uvicorn.Server):
         """Run until ``ended``."""
         await self.ended.wait()
 
-    async def serve_on(self, listener: socket.socket) -> None:
+    async def serve_on(self, listener: Listener) -> None:
         """Serve on a bound socket until ``ended``."""
+        listener.strangers = self.strangers
+        if self.config.ssl_certfile:
+            listener.own_bytes = _TLS_BYTES
+            sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         await self.serve([listener])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 
 from fastapi import FastAPI
 from starlette.responses import RedirectResponse
@@ -21,6 +20,7 @@ from ridgeline.server.http.listening import bind, unbound
 from ridgeline.server.http.logs import LogWriter, standard_error
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.static import FILES
+from ridgeline.server.http.strangers import Listener
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.http.web_server import WebServer, address
 from ridgeline.server.plans.routes import add_plans
@@ -54,9 +54,7 @@ def serve_plans(subject: ModelSpec | None, options: ServeOptions) -> None:
         asyncio.run(_serve(plan_app(subject), listener, options, log))
 
 
-async def _serve(
-    app: FastAPI, listener: socket.socket, options: ServeOptions, log: LogWriter
-) -> None:
+async def _serve(app: FastAPI, listener: Listener, options: ServeOptions, log: LogWriter) -> None:
     server = WebServer(
         app,
         app.routes,

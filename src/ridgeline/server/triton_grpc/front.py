@@ -13,14 +13,18 @@ import grpc
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
+from ridgeline.machine import give_back
 from ridgeline.server.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import Turns
+from ridgeline.server.http.web_server import WebServer
 from ridgeline.server.triton_grpc.bounds import check_parts
 from ridgeline.server.triton_grpc.local_http import Cut, LocalAnswer, asked
 from ridgeline.server.triton_grpc.messages import CLASSES, SERVICE
+from ridgeline.server.triton_grpc.relay import Caller, Relay
 from ridgeline.server.triton_grpc.translate import (
     EMPTY_LAST,
     infer_request,
@@ -30,18 +34,21 @@ from ridgeline.server.triton_grpc.translate import (
     path_of,
 )
 
-_MAX_STREAMS = 128  # calls on one connection at a time
+_MAX_STREAMS = 128  # calls on one connection at a time, and messages that a call has answered
+_IDLE_S = 65.0  # of a connection without a call, as over HTTP
 _GRACE_S = 2.0
 _DATA = b"data: "
 _SHORT_BYTES = 1 << 12  # of a message that is counted at once
 _NAMES = ("name", "version", "model_name", "model_version")  # which become a path
-_MOST_NAME_CHARS = 4096
+_MOST_CHARS = dict.fromkeys(_NAMES, 4096) | {"id": 1 << 16}  # an id comes back with each answer
+_OPEN = ("ServerLive", "ServerReady")  # calls that need no key
 _PASSED = ("authorization", "x-api-key", "x-request-id", "traceparent")
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -56,12 +63,50 @@ class _Failed(Exception):
         self.code = code
 
 
+class _Unread(Exception):
+    """Nobody reads an answer."""
+
+
+class _CallRoom:
+    """Which messages of a call may be answered at once: together as long as one body may be.
+
+    Attributes:
+        is_free: set while the next one may be read.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._least_bytes = most_bytes, most_bytes // _MAX_STREAMS
+        self._num_bytes, self.is_free = 0, asyncio.Event()
+        self.is_free.set()
+
+    def enter(self, num_bytes: int) -> None:
+        self._add(max(num_bytes, self._least_bytes))
+
+    def leave(self, num_bytes: int) -> None:
+        self._add(-max(num_bytes, self._least_bytes))
+
+    def _add(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes <= self._most_bytes // 2:  # the next may be as long as one may be
+            self.is_free.set()
+        else:
+            self.is_free.clear()
+
+
 class Translator:
     """The calls of Triton's service, each a request of the application's."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, turns: Turns) -> None:
-        """Ask ``app``, which stands behind ``gate``; long messages are counted in ``turns``."""
-        self._app, self._gate, self._turns = app, gate, turns
+    def __init__(
+        self, app: ASGIApp, gate: Gate, turns: Turns, relay: Relay, options: ServeOptions
+    ) -> None:
+        """Ask ``app``, which stands behind ``gate``; long messages are counted in ``turns``.
+
+        All connections come through ``relay``.
+        """
+        self._app, self._gate, self._turns, self._relay = app, gate, turns, relay
+        self._receive_timeout_s = options.receive_timeout
+        self._stall_timeout_s = options.stall_timeout
+        self._max_body_bytes = options.max_body_bytes
 
     def handlers(self) -> dict[str, Any]:
         """Return the service's calls by name."""
@@ -81,14 +126,16 @@ class Translator:
             "RepositoryModelUnload": self._manage("unload"),
         }
         unary |= {name: self._about(ending, make) for name, ending, make in named}
+        # A call that is taken as a stream is told before its message is read.
         found: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._aborting(call, f"{name}Request"), response_serializer=_serialized
+            name: grpc.stream_unary_rpc_method_handler(
+                self._aborting(partial(self._answered, call, name)),
+                response_serializer=_serialized,
             )
             for name, call in unary.items()
         }
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream_infer, response_serializer=_serialized
+            self._aborting(self._stream_infer), response_serializer=_serialized
         )
         return found
 
@@ -138,33 +185,54 @@ class Translator:
         path = path_of(request.model_name, request.model_version, "/infer")
         return infer_response(await _json(self._asked("POST", path, context, headers, body)))
 
-    async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> Any:
-        """Yield the answers to all requests of a stream, side by side."""
-        responses: asyncio.Queue[Any] = asyncio.Queue(1)
-        made = CLASSES["ModelStreamInferResponse"]
+    async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Answer all requests of a stream side by side, as many as one body may be.
+
+        The next message is read when there is room: until then its sender waits. Who does not read
+        the answers is cut. Raises _Failed.
+        """
+        caller, writing = self._caller(context), asyncio.Lock()
+        room = _CallRoom(self._max_body_bytes)
 
         async def answer(data: bytes) -> None:
-            request = CLASSES["ModelInferRequest"]()
             try:
-                request = await self._parsed("ModelInferRequest", data, context)
-                async for response in self._answers(request, context):
-                    await responses.put(made(infer_response=response))
-            except (_Failed, Cut) as error:
-                failed = CLASSES["ModelInferResponse"](id=request.id)
-                await responses.put(made(error_message=str(error), infer_response=failed))
+                with caller.answered():
+                    await self._answer_streamed(data, context, writing)
+            finally:
+                room.leave(len(data))
 
-        async def read() -> None:
-            async with asyncio.TaskGroup() as group:
-                async for request in requests:
-                    group.create_task(answer(request))
-            await responses.put(None)
-
-        reading = asyncio.ensure_future(read())
         try:
-            while (response := await responses.get()) is not None:
-                yield response
+            async with asyncio.TaskGroup() as group:
+                async for data in requests:
+                    caller.read(len(data))
+                    room.enter(len(data))
+                    group.create_task(answer(data))
+                    await room.is_free.wait()
+        except* _Unread:
+            caller.cut()
+            await asyncio.Event().wait()  # gRPC sees the end, and cancels this
         finally:
-            reading.cancel()
+            self._turns.soon(give_back)
+
+    async def _answer_streamed(self, data: bytes, context: Any, writing: asyncio.Lock) -> None:
+        """Write the answers to one message. Raises _Unread if nobody reads them."""
+        made, request = CLASSES["ModelStreamInferResponse"], CLASSES["ModelInferRequest"]()
+
+        async def write(**fields: Any) -> None:
+            async with writing:
+                try:
+                    async with asyncio.timeout(self._stall_timeout_s):
+                        await context.write(made(**fields))
+                except (TimeoutError, grpc.aio.InternalError):  # the latter if it has left
+                    raise _Unread from None
+
+        try:
+            request = await self._parsed("ModelInferRequest", data, context)
+            async for response in self._answers(request, context):
+                await write(infer_response=response)
+        except (_Failed, Cut) as error:
+            failed = CLASSES["ModelInferResponse"](id=request.id)
+            await write(error_message=str(error), infer_response=failed)
 
     async def _answers(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the answer to a request, in pieces if it wants a stream. Raises _Failed, Cut."""
@@ -194,20 +262,53 @@ class Translator:
     ) -> contextlib.AbstractAsyncContextManager[LocalAnswer]:
         return asked(self._app, method, path, {**_said(context), **headers}, body)
 
-    def _aborting(
-        self, call: Callable[[Any, Any], Awaitable[Any]], kind: str
-    ) -> Callable[[bytes, Any], Awaitable[Any]]:
-        """Return a call that takes a message of this kind, and has a status if ``call`` fails."""
+    def _aborting(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
+        """Return a call that has a status if ``call`` fails."""
 
-        async def answer(data: bytes, context: Any) -> Any:
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
             try:
-                return await call(await self._parsed(kind, data, context), context)
+                return await call(requests, context)
             except _Failed as error:
                 await context.abort(error.code, str(error))
             except Cut as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
         return answer
+
+    async def _answered(
+        self,
+        call: Callable[[Any, Any], Awaitable[Any]],
+        name: str,
+        requests: AsyncIterator[bytes],
+        context: Any,
+    ) -> Any:
+        """Return the answer to the one message of a call. Raises _Failed, Cut."""
+        if name in _OPEN:  # whose messages say nothing
+            return await call(None, context)
+        caller = self._caller(context)
+        try:
+            async with asyncio.timeout(self._receive_timeout_s):
+                data = await anext(aiter(requests))
+        except TimeoutError:
+            why = f"the message took more than {self._receive_timeout_s:g} s to arrive"
+            raise _Failed(grpc.StatusCode.DEADLINE_EXCEEDED, why) from None
+        except StopAsyncIteration:
+            raise _Failed(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message") from None
+        caller.read(len(data))
+        with caller.answered():
+            return await call(await self._parsed(f"{name}Request", data, context), context)
+
+    def _caller(self, context: Any) -> Caller:
+        """Return who makes a call, before a message of it is read. Raises _Failed without a key."""
+        caller = self._relay.caller(context.peer())
+        if caller is None:
+            raise _Failed(grpc.StatusCode.PERMISSION_DENIED, "ask at the port")
+        try:
+            if self._gate.is_proved(_headers(context)):
+                caller.proved()
+        except ApiError as error:
+            raise _Failed(_CODES[error.status], str(error)) from None
+        return caller
 
     async def _parsed(self, kind: str, data: bytes, context: Any) -> Any:
         """Return a message that is bounded. Raises _Failed."""
@@ -222,8 +323,7 @@ class Translator:
 
         Raises ApiError if a key is missing or too much waits, and _Failed for a wrong message.
         """
-        headers = {name.encode(): value.encode() for name, value in _said(context).items()}
-        is_long = len(data) > _SHORT_BYTES
+        headers, is_long = _headers(context), len(data) > _SHORT_BYTES
         try:
             if is_long:
                 await self._gate.admit(headers, len(data))
@@ -252,11 +352,16 @@ def _said(context: Any) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() if name in _PASSED}
 
 
+def _headers(context: Any) -> dict[bytes, bytes]:
+    """Return the same as a gate takes them."""
+    return {name.encode(): value.encode() for name, value in _said(context).items()}
+
+
 def _with_short_names(message: Any) -> Any:
-    """Return a message. Raises ValueError if a name in it is too long to be a path."""
-    for name in _NAMES:
-        if len(getattr(message, name, "")) > _MOST_NAME_CHARS:
-            raise ValueError(f"{name} may have at most {_MOST_NAME_CHARS} characters")
+    """Return a message. Raises ValueError if a name or an id in it is too long."""
+    for name, most in _MOST_CHARS.items():
+        if len(getattr(message, name, "")) > most:
+            raise ValueError(f"{name} may have at most {most} characters")
     return message
 
 
@@ -288,37 +393,39 @@ async def _events(answer: LocalAnswer) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(app: ASGIApp, gate: Gate, options: ServeOptions) -> AsyncIterator[int]:
+async def serving_grpc(web: WebServer, options: ServeOptions) -> AsyncIterator[int]:
     """Serve gRPC for as long as the block lasts; yield the port. Raises OSError if it is taken.
 
-    It asks ``app``, which stands behind ``gate``.
+    It asks the application of ``web``, and what those without a key may hold is the same for both.
     """
+    listener = bind(options.host, options.grpc_port or 0, flag="--grpc-port")
+    port = listener.getsockname()[1]
+    is_tls = options.ssl_certfile is not None
+    relay = Relay(web.strangers, options.receive_timeout, is_tls=is_tls)
     server = grpc.aio.server(
         options=[
-            ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", _MAX_STREAMS),
             ("grpc.max_receive_message_length", options.max_body_bytes),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_connection_idle_ms", round(1e3 * _IDLE_S)),
+            ("grpc.server_handshake_timeout_ms", round(1e3 * options.receive_timeout)),
+            ("grpc.http2.bdp_probe", 0),  # or unread calls would keep more and more
         ]
     )
-    turns = Turns(2, "messages", options.max_queued_requests, gate.pace)
-    handlers = Translator(app, gate, turns).handlers()
+    turns = Turns(2, "messages", options.max_queued_requests, web.gate.pace)
+    handlers = Translator(web.app, web.gate, turns, relay, options).handlers()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"{host}:{options.grpc_port}"
-    try:
-        if options.ssl_certfile is None:
-            port = server.add_insecure_port(address)
-        else:
-            certificate = options.ssl_certfile.read_bytes()
-            key = (options.ssl_keyfile or options.ssl_certfile).read_bytes()
-            pair = grpc.ssl_server_credentials([(key, certificate)])
-            port = server.add_secure_port(address, pair)
-    except RuntimeError:
-        raise OSError(f"cannot listen on {address}: try another --grpc-port") from None
+    if options.ssl_certfile is None:
+        server.add_insecure_port(relay.address)
+    else:
+        certificate = options.ssl_certfile.read_bytes()
+        key = (options.ssl_keyfile or options.ssl_certfile).read_bytes()
+        pair = grpc.ssl_server_credentials([(key, certificate)])
+        server.add_secure_port(relay.address, pair)
     await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(_GRACE_S)
-        turns.close()
+    async with relay.listening(listener):
+        try:
+            yield port
+        finally:
+            await server.stop(_GRACE_S)
+            turns.close()

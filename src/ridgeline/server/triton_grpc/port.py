@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from starlette.types import ASGIApp
-
-from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.server.http.web_server import WebServer
 
 
 def check_grpc_port(options: ServeOptions) -> None:
@@ -30,15 +28,15 @@ def check_grpc_port(options: ServeOptions) -> None:
 
 
 @contextlib.asynccontextmanager
-async def grpc_beside(app: ASGIApp, gate: Gate, options: ServeOptions) -> AsyncIterator[str]:
-    """Serve gRPC, if that is wanted, for as long as the block lasts; yield what is said of it.
+async def grpc_beside(web: WebServer, options: ServeOptions) -> AsyncIterator[str]:
+    """Serve gRPC, if that is wanted, beside a web server for as long as the block lasts.
 
-    It asks ``app``, which stands behind ``gate``.
+    Yield what is said of it.
     """
     if options.grpc_port is None:
         yield ""
         return
     from ridgeline.server.triton_grpc.front import serving_grpc
 
-    async with serving_grpc(app, gate, options) as port:
+    async with serving_grpc(web, options) as port:
         yield f"; Triton's gRPC: {options.host}:{port}"

@@ -24,12 +24,15 @@ from ridgeline.server.http.keys import Keys
 from ridgeline.server.tunnel.folder import SocketFolder
 from ridgeline.server.tunnel.proof import (
     BEAT_S,
+    FOREIGN,
     GREETING_S,
     LINE_BYTES,
     PATH,
     PROTOCOL,
+    TICKET,
     FleetLink,
     NotTaken,
+    Ticket,
     derived,
     greet_router,
     join_streams,
@@ -79,14 +82,14 @@ class RouterAddress:
                     f"--fleet-ca {ca_file} is not a file of certificates ({error})"
                 ) from None
 
-    async def connect(self) -> FleetLink:
-        """Open a connection and make it a link. Raises NotTaken or OSError."""
+    async def connect(self, ticket: str) -> FleetLink:
+        """Open a connection and make it the link of a ticket. Raises NotTaken or OSError."""
         reader, writer = await asyncio.open_connection(
             self._host, self._port, ssl=self._tls, limit=LINE_BYTES
         )
         try:
             head = f"GET {self._path} HTTP/1.1\r\nhost: {self._host}:{self._port}\r\n"
-            head += f"connection: upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n"
+            head += f"connection: upgrade\r\nupgrade: {PROTOCOL}\r\n{TICKET}: {ticket}\r\n\r\n"
             writer.write(head.encode())
             answer = await reader.readuntil(b"\r\n\r\n")
         except (EOFError, asyncio.LimitOverrunError):
@@ -96,7 +99,8 @@ class RouterAddress:
             raise
         if not answer.startswith(b"HTTP/1.1 101 "):
             writer.close()
-            raise NotTaken("it is not a router with --fleet-key-file")
+            is_door = answer.startswith(b"HTTP/1.1 403 ")
+            raise NotTaken(FOREIGN if is_door else "it is not a router with --fleet-key-file")
         return FleetLink(reader, writer)
 
 
@@ -168,7 +172,7 @@ class Joining:
             while True:
                 try:
                     async with asyncio.timeout(GREETING_S):
-                        link = await self._address.connect()
+                        link = await self._address.connect(self._ticket(0))
                     with contextlib.closing(link):
                         await greet_router(link, self._key, self._hello(name))
                         self._main, is_gone = link, False
@@ -187,6 +191,9 @@ class Joining:
             for request in self._requests:
                 request.cancel()
             await asyncio.gather(*self._requests, return_exceptions=True)
+
+    def _ticket(self, number: int) -> str:
+        return Ticket(self._id, number).written(self._key)
 
     def _hello(self, name: str) -> dict[str, Any]:
         hello = {"kind": "server", "id": self._id, "model": name, "version": __version__}
@@ -214,20 +221,22 @@ class Joining:
                     print(f"{name} is ready, and has joined {self._address.url}", flush=True)
                 if "reload" in said:
                     reload()
-                if "open" in said and len(self._requests) < _MOST_LINKS:
-                    task = asyncio.create_task(self._take_request())
+                number = said.get("open")
+                if type(number) is int and len(self._requests) < _MOST_LINKS:
+                    task = asyncio.create_task(self._take_request(number))
                     self._requests.add(task)
                     task.add_done_callback(self._requests.discard)
         finally:
             beating.cancel()
 
-    async def _take_request(self) -> None:
-        """Give the router one more connection to this server."""
+    async def _take_request(self, number: int) -> None:
+        """Give the router the connection to this server that it calls by this number."""
         with contextlib.suppress(OSError, NotTaken):  # the main link says why, if it lasts
             async with asyncio.timeout(GREETING_S):
-                link = await self._address.connect()
+                link = await self._address.connect(self._ticket(number))
             try:
-                await greet_router(link, self._key, {"kind": "request", "id": self._id})
+                hello = {"kind": "request", "id": self._id, "number": number}
+                await greet_router(link, self._key, hello)
                 own_reader, own_writer = await asyncio.open_unix_connection(str(self.socket))
             except BaseException:
                 link.close()

@@ -96,12 +96,15 @@ class Tunnel:
         await self._app(scope, receive, framed)
 
     def vouched(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """Return the label of the key that a router vouches for, if it does. Raises ApiError."""
+        """Return the label of the key that a router vouches for; none if it vouches for nobody.
+
+        Return None if it is no router that asks. Raises ApiError.
+        """
         said = headers.get(HEADER)
         if said is None:
             return None
         fields = self._read(said)
-        return fields["batch"][0] if fields["batch"] else ANYONE if fields["own"] else None
+        return fields["batch"][0] if fields["batch"] else ANYONE if fields["own"] else ""
 
     def _read(self, said: bytes) -> dict[str, Any]:
         """Return what the header says. Raises ApiError."""

@@ -10,20 +10,49 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.shared_key import is_proof, proof
 
 PATH, PROTOCOL = "/v1/fleet/join", "ridgeline-fleet"  # of the request that becomes a link
+TICKET = "x-ridgeline-link"  # its header, which proves the key before a link takes any place
 LINE_BYTES = 1 << 14  # the longest
 GREETING_S = 10.0  # for both to identify each other
 SILENT_S = 30.0  # after which a link is taken for dead
 BEAT_S = 1.0  # between two signs of life
-_FOREIGN = "it does not know the key of this fleet"
+FOREIGN = "it does not know the key of this fleet"
+_MOST_DIGITS = 20
 
 
 class NotTaken(Exception):
     """The other side does not belong to us, or refuses us; the text says why."""
+
+
+class Ticket(NamedTuple):
+    """Which link a server asks for: its first, or the one that the router has given a number.
+
+    Each further one can be had once, so a ticket that was overheard opens nothing.
+    """
+
+    server: str
+    number: int  # 0: the first
+
+    def written(self, key: bytes) -> str:
+        """Return it as it stands in a header."""
+        return f"{self.server} {self.number} {proof(key, 'ticket', self._words())}"
+
+    @classmethod
+    def read(cls, text: str, key: bytes) -> Ticket | None:
+        """Return the ticket in a header; None if it was not written with this key."""
+        server, _, rest = text.partition(" ")
+        number, _, given = rest.partition(" ")
+        if not (number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS):
+            return None
+        found = cls(server, int(number))
+        return found if is_proof(given, key, "ticket", found._words()) else None
+
+    def _words(self) -> list[str]:
+        return [self.server, str(self.number)]
 
 
 class FleetLink:
@@ -42,14 +71,12 @@ class FleetLink:
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self.reader.readuntil(b"\n")
-            fields = json.loads(line)
         except asyncio.LimitOverrunError:
             raise NotTaken(f"it sent a line of more than {LINE_BYTES} bytes") from None
         except (EOFError, TimeoutError) as error:
             raise ConnectionResetError("the link has ended") from error
-        except (ValueError, RecursionError):
-            raise NotTaken("it sent something that is not a line of JSON") from None
-        if not isinstance(fields, dict):
+        fields = _object(line)
+        if fields is None:
             raise NotTaken("it sent something that is not a line of this protocol")
         return fields
 
@@ -99,14 +126,21 @@ def _proved(fields: dict[str, Any], key: bytes, role: str, nonces: list[str]) ->
     """Return what a line says, if its sender has the key. Raises NotTaken."""
     said = _text(fields, "said")
     if not is_proof(_text(fields, "proof"), key, role, nonces, said):
-        raise NotTaken(_FOREIGN)
-    try:
-        found = json.loads(said)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        raise NotTaken(FOREIGN)
+    found = _object(said)
+    if found is None:
         raise NotTaken("it says what no server says")
     return found
+
+
+def _object(text: str | bytes) -> dict[str, Any] | None:
+    """Return an object of JSON whose texts can all be written; None if this is none."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

@@ -43,6 +43,7 @@ from ridgeline.models.tensors import Checkpoint
 
 _PARTS_PER_STAGE = 8  # more keep stages busy for longer, and read weights more often
 _END_S = 5.0  # that a process gets to end by itself
+_MOST_STRANGERS = 64  # who may be proving themselves at a stage port at once
 
 
 class Stages:
@@ -322,21 +323,62 @@ def _joined(setup: Setup, count: int, say: Callable[[str], None]) -> list[Link]:
     assert setup.stage_port is not None
     key = key_of(setup.stage_key_file)
     host = "0.0.0.0" if key else "127.0.0.1"  # without a key nobody elsewhere can join
-    links: list[Link] = []
     with socket.create_server((host, setup.stage_port)) as listener:
         port = listener.getsockname()[1]
         say(f"waiting for {count} to join: ridgeline stage MODEL --join HOST:{port}")
-        while len(links) < count:
-            connection, (other, *_) = listener.accept()
-            link = Link(connection)
-            try:
-                link.prove(key, "engine", "stage")
-            except PermissionError as error:
-                say(f"{other} was not let in: {error}")
-                link.close()
-                continue
-            links.append(link)
+        door = _StageDoor(listener, key, say)
+        links = [door.proved.get() for _ in range(count)]
+        door.close()
     return links
+
+
+class _StageDoor:
+    """Lets those who connect prove themselves side by side: who says nothing keeps nobody out.
+
+    Attributes:
+        proved: the links of those who have.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, say: Callable[[str], None]) -> None:
+        """Begin to accept."""
+        self._listener, self._key, self._say = listener, key, say
+        self.proved: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._strangers: dict[Link, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, name="stage door", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for link in self._strangers:
+                link.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, (other, *_) = self._listener.accept()
+                link = Link(connection)
+                with self._lock:
+                    self._strangers[link] = None
+                    if len(self._strangers) > _MOST_STRANGERS:
+                        oldest = next(iter(self._strangers))
+                        del self._strangers[oldest]
+                        oldest.close()
+                threading.Thread(target=self._prove, args=(link, other), daemon=True).start()
+
+    def _prove(self, link: Link, other: str) -> None:
+        try:
+            link.prove(self._key, "engine", "stage")
+        except PermissionError as error:
+            self._say(f"{other} was not let in: {error}")
+            link.close()
+        with self._lock:
+            is_kept = link in self._strangers and not link.is_closed
+            self._strangers.pop(link, None)
+        if is_kept:
+            self.proved.put(link)
 
 
 def _close(stages: Stages, last: CpuRunner) -> None:

@@ -29,11 +29,15 @@ _PROOF_S = 10.0  # in which the other end proves itself
 
 
 class Link:
-    """One end of a connection between the engine and a stage."""
+    """One end of a connection between the engine and a stage.
+
+    Attributes:
+        is_closed: whether this end has closed it.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         """Take a connected socket."""
-        self._socket, self._lock = connection, threading.Lock()
+        self._socket, self._lock, self.is_closed = connection, threading.Lock(), False
         if connection.family != getattr(socket, "AF_UNIX", None):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -59,6 +63,7 @@ class Link:
 
     def close(self) -> None:
         """End the connection; a thread that waits on it goes on."""
+        self.is_closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
