@@ -67,13 +67,17 @@ OPERATIONS = [
     ("POST", "/v1/plan", 20),
     ("GET", "/v1/plan/devices", 3),
     *(("GET", f"/api/{name}", 3) for name in ("tags", "ps", "version")),
+    *(("POST", f"/api/{name}", 10) for name in ("pull", "create", "copy")),
+    ("DELETE", "/api/delete", 10),
+    *(("GET", path, 3) for path in ("/v2/models/stats", "/v2/models/{model}/stats")),
     ("POST", "/v1/files", 20),
     ("POST", "/v1/batches", 20),
     ("POST", "/v1/batches/{batch_id}/cancel", 3),
     *(("GET", f"/v1/{name}", 3) for name in ("files", "batches", "batches/{batch_id}")),
     *(("GET", f"/v1/files/{name}", 3) for name in ("{file_id}", "{file_id}/content")),
 ]
-UNKNOWN = ("{", "/v1/batches")  # they name what is not there
+# They name what is not there.
+UNKNOWN = ("{", "/v1/batches", "/api/create", "/api/copy", "/api/delete")
 
 
 def has_body(operation: tuple[str, str, int]) -> bool:
