@@ -104,7 +104,7 @@ def test_what_is_written_with_escapes_of_json_is_found(written: str, *, is_whole
 
 
 def test_a_pair_of_surrogates_is_one_character() -> None:
-    rule = TextRule("cat", TextPattern("\U0001f431", is_word=False), "redact", "[CAT]")
+    rule = TextRule("cat", TextPattern("\U0001f431", apart=""), "redact", "[CAT]")
     shown, _, _ = read(rule, cut(r'a "\ud83d\udc31" and \ud83d alone'))
     assert text_of(shown) == r'a "[CAT]" and \ud83d alone'
 

@@ -10,39 +10,67 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.decoding.guard.expressions import ExpressionError
-from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPattern, is_word
+from ridgeline.decoding.guard.folding import folded, is_seen, kind_of
+from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPattern
 
 ALL = [
     TextPattern(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
-    TextPattern(r"ab(?:cd)?", is_word=False),
-    TextPattern("bc|x{2,4}y", is_word=False, most=4),
+    TextPattern(r"ab(?:cd)?", apart=""),
+    TextPattern("bc|x{2,4}y", apart="", most=4),
     TextPattern("foo"),
+    TextPattern("b\u00e9"),
+    TextPattern("stra\xdfe|\ud55cx?"),
     TextPattern(r"\d(?:[ -]?\d){3,5}", check=lambda text: _digits(text) % 3 == 0),
 ]
 PATTERNS = Patterns(ALL)
-PARTS = [*"abcdxy@.-_ 12", "foo", "bob@x.de", "\u200b", "\uff11", "A", "\u00e9"]
+PARTS = [
+    *"abcdxy@.-_ 12\xb2",
+    "foo",
+    "bob@x.de",
+    "\u200b",
+    "\ufe0f",
+    "\uff11",
+    "A",
+    "\u00e9",
+    "\x01",
+]
+PARTS += ["e\u0301", "\u0332", "\u0301", "\ud55c", "\u1112\u1161\u11ab", "STRASSE", "\xdf"]
 
 
 def _digits(text: str) -> int:
     return sum(unicodedata.digit(char) for char in text if char.isdigit())
 
 
-def _folded(text: str) -> str:
-    seen = (char for char in text if unicodedata.category(char) != "Cf")
-    return "".join(unicodedata.normalize("NFKC", char) for char in seen)
+def _read(text: str) -> str:
+    """Fold a whole text at once, as nothing that reads it in pieces can."""
+    seen = unicodedata.normalize("NFC", "".join(filter(is_seen, text)))
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", seen).casefold())
+    return plain.replace("\u0332", "").replace("\u0301", "")
 
 
 def _longest(text: str, start: int) -> tuple[int, int] | None:
     """Try every end and every pattern, by the library's own regular expressions."""
+    if not folded(text[start]) or kind_of(text[start]) == "m":
+        return None
     for end in range(len(text), start, -1):
         for i, pattern in enumerate(ALL):
-            beside = text[start - 1 : start] if start else "", text[end : end + 1]
-            if end - start > pattern.most or not _folded(text[start]) or not _folded(text[end - 1]):
+            before, last, after = (
+                text[start - 1 : start] if start else "",
+                text[end - 1],
+                text[end:],
+            )
+            if after and not folded(after[0]):  # which belongs to the match
                 continue
-            if pattern.is_word and any(map(is_word, beside)):
+            if len(list(filter(is_seen, text[start:end]))) > pattern.most:
                 continue
-            whole = re.compile(pattern.expression, re.IGNORECASE | re.DOTALL)
-            if not whole.fullmatch(_folded(text[start:end])):
+            kinds = [kind_of(before) if before else "", kind_of(after[0]) if after else ""]
+            kinds[1] = kinds[1] if folded(last) else ""
+            if kinds[1] == "m" or any(kind and kind in pattern.apart for kind in kinds):
+                continue
+            whole = re.compile(
+                unicodedata.normalize("NFC", pattern.expression).casefold(), re.DOTALL
+            )
+            if not whole.fullmatch(_read(text[start:end])):
                 continue
             if pattern.check is None or pattern.check(text[start:end]):
                 return end, i
@@ -94,7 +122,7 @@ def test_a_scanner_finds_what_trying_every_span_finds_however_the_text_is_cut(
 
 
 def test_a_text_that_begins_matches_and_ends_none_is_passed_at_once() -> None:
-    patterns = Patterns([TextPattern(r"\d{3}-\d{2}"), TextPattern(r"a.{30}b", is_word=False)])
+    patterns = Patterns([TextPattern(r"\d{3}-\d{2}"), TextPattern(r"a.{30}b", apart="")])
     assert not patterns.may_match("12-34, 123-4 and 1\u200b2345, a1b")
     assert patterns.may_match("so 123-45")
     assert patterns.may_match("so 1\u200b23-4\uff15!")
@@ -106,7 +134,7 @@ def test_a_text_that_begins_matches_and_ends_none_is_passed_at_once() -> None:
 
 
 def test_what_is_held_back_is_no_longer_than_a_match_can_be() -> None:
-    scanner = Scanner(Patterns([TextPattern(r"a+b", is_word=False, most=5)]))
+    scanner = Scanner(Patterns([TextPattern(r"a+b", apart="", most=5)]))
     shown = "".join(str(one) for char in "a" * 50 for one in scanner.feed(char))
     assert shown == "a" * 46  # four more could still be the beginning of a match
     assert len(scanner.held) == 4
@@ -168,5 +196,5 @@ def test_bounds_of_matches_are_checked() -> None:
     ],
 )  # fmt: skip
 def test_the_language_means_what_re_means(expression: str, text: str) -> None:
-    patterns = Patterns([TextPattern(expression, is_word=False)])
+    patterns = Patterns([TextPattern(expression, apart="")])
     assert scanned(list(f"-{text}"), patterns) == ["-", Hit(0, text)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from ridgeline.decoding.guard.escapes import EscapedText
-from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, TextPattern
+from ridgeline.decoding.guard.folding import units
+from ridgeline.decoding.guard.patterns import Hit, Patterns, TextPattern
+from ridgeline.decoding.guard.search import NOTHING, Begun, Search
 from ridgeline.decoding.messages.calls import Piece
 
 Action = Literal["redact", "block", "note"]
@@ -55,6 +56,10 @@ class TextRules:
         compiled = (self.forbidden, self.noted)
         return "\\" in text or any(one is not None and one.may_match(text) for one in compiled)
 
+    def begun(self, text: str) -> BegunText:
+        """Return what an answer under these rules begins with that goes on with a text."""
+        return BegunText(_begun(self.forbidden, text), _begun(self.noted, text))
+
     def __bool__(self) -> bool:
         """Whether there is any rule."""
         return bool(self.forbidding or self.noting)
@@ -64,7 +69,27 @@ def _compiled(rules: Sequence[TextRule]) -> Patterns | None:
     return Patterns([rule.pattern for rule in rules]) if rules else None
 
 
+def _begun(patterns: Patterns | None, text: str) -> Begun:
+    if patterns is None:
+        return NOTHING
+    end = _end_of(text, patterns.most)
+    size = len(text) - len(end)
+    search = Search(patterns, Begun(before=text[:size][-1:]))
+    search.feed(end)
+    return search.begun
+
+
 Note = Callable[[TextRule, str], None]  # of a match: its rule, and the kind of its text
+
+
+class BegunText(NamedTuple):
+    """What an answer goes on with, as far as matches in the answer may have begun in it."""
+
+    forbidden: Begun = NOTHING
+    noted: Begun = NOTHING
+
+
+NEW = BegunText()
 
 
 class GuardedText:
@@ -75,26 +100,29 @@ class GuardedText:
     """
 
     def __init__(
-        self, rules: TextRules, note: Callable[[TextRule], None], *, keeps_form: bool
+        self,
+        rules: TextRules,
+        note: Callable[[TextRule], None],
+        *,
+        keeps_form: bool,
+        begun: BegunText = NEW,
     ) -> None:
-        """Begin before the first character.
+        """Begin before the first character, behind what has ``begun``.
 
         With ``keeps_form`` the text has a form that a replacement could break, so a match ends it.
         """
         self._rules, self._note, self._keeps_form = rules, note, keeps_form
-        self._scanner = Scanner(rules.forbidden) if rules.forbidden else None
-        self._noting = Scanner(rules.noted) if rules.noted else None
-        self._escaped: EscapedText | None = None
+        self._search = Search(rules.forbidden, begun.forbidden) if rules.forbidden else None
+        self._noting = Search(rules.noted, begun.noted) if rules.noted else None
         self._shown: list[str] = []  # since the last match
-        self._num_gone = 0  # characters that are shown already, and searched once more
+        # Characters that are shown already, and searched once more.
+        self._num_gone = len(begun.forbidden.held)
         self.blocked: TextRule | None = None
 
     @property
     def held(self) -> str:
         """The end of the text, which is not shown yet."""
-        if self._escaped:
-            return self._escaped.held
-        return self._scanner.held if self._scanner else ""
+        return self._search.held[self._num_gone :] if self._search else ""
 
     def feed(self, text: str, *, is_end: bool = False) -> str:
         """Take more text; return what is shown of it, which is final.
@@ -105,29 +133,17 @@ class GuardedText:
             for one in self._noting.feed(text, is_end=is_end):
                 if isinstance(one, Hit):
                     self._note(self._rules.noting[one.pattern])
-        if self._scanner is None:
+        if self._search is None:
             return text
-        if self._escaped is None and "\\" not in text:
-            news = self._scanner.feed(text, is_end=is_end)
-            if len(news) == 1 and isinstance(news[0], str) and not self._num_gone:
-                self._shown.append(news[0])
-                return news[0]
-        else:
-            news = self._unescaped(text, is_end=is_end)
+        news = self._search.feed(text, is_end=is_end)
+        if len(news) == 1 and isinstance(news[0], str) and not self._num_gone and not self.blocked:
+            self._shown.append(news[0])
+            return news[0]
         return "".join(self._allowed(one) for one in news)
 
-    def _unescaped(self, text: str, *, is_end: bool) -> list[str | Hit]:
-        assert self._scanner is not None
-        assert self._rules.forbidden is not None
-        news: list[str | Hit] = []
-        if self._escaped is None:
-            scanner = self._scanner
-            self._escaped = EscapedText(self._rules.forbidden, scanner.held, scanner.before)
-            news += self._escaped.first()
-        news += self._escaped.feed(text, is_end=is_end)
-        if plain := self._escaped.plain(self._rules.forbidden):
-            self._scanner, self._escaped = plain, None
-        return news
+    def completes(self, text: str) -> int:
+        """Return how much of a text would complete a match that is forbidden, as ``Search``."""
+        return self._search.completes(text) if self._search else 0
 
     def _allowed(self, one: str | Hit) -> str:
         """Return what is shown of a piece, or in place of a match."""
@@ -155,12 +171,21 @@ class GuardedText:
         if patterns is None:
             return
         before = "".join(self._shown)
-        shown = before[-patterns.most :]
-        self._scanner = Scanner(patterns, before=before[: -patterns.most][-1:])
-        self._escaped, self._shown, self._num_gone = None, [], len(shown)
+        shown = _end_of(before, patterns.most)
+        size = len(before) - len(shown)
+        self._search = Search(patterns, Begun(before=before[:size][-1:]))
+        self._shown, self._num_gone = [], len(shown)
         again, self._noting = self._noting, None
         self.feed(shown)
         self._noting = again
+
+
+def _end_of(text: str, most: int) -> str:
+    """Return the end of a text in which a match of ``most`` seen characters may have begun."""
+    size = most
+    while size < len(text) and len(units(text[-size:])) < most:
+        size *= 2
+    return text[-size:]
 
 
 class AnswerGuard:
@@ -171,17 +196,35 @@ class AnswerGuard:
         num_hits: matches of rules that forbid.
     """
 
-    def __init__(self, rules: TextRules, note: Note, *, is_constrained: bool = False) -> None:
-        """Begin before the first piece.
+    def __init__(
+        self,
+        rules: TextRules,
+        note: Note,
+        *,
+        is_constrained: bool = False,
+        begun: BegunText = NEW,
+    ) -> None:
+        """Begin before the first piece; the text of the answer goes on with what has ``begun``.
 
         ``note`` is told of each match. Text that ``is_constrained`` has a form to keep.
         """
         self._rules, self._tell, self._is_constrained = rules, note, is_constrained
+        self._begun = begun
         self._texts: dict[str, GuardedText] = {}
         self._kind = ""
         self._has_failed = False
         self.blocked: TextRule | None = None
         self.num_hits = 0
+
+    def completing(self, text: str) -> Piece | None:
+        """Return what of a text, if it came now, would complete a match that is forbidden."""
+        if self.blocked or self._has_failed or self._kind == "call":
+            return None
+        kind = self._kind or "content"
+        if kind not in self._texts:
+            self._enter(kind)
+        num = self._texts[kind].completes(text)
+        return Piece(kind, text[:num]) if num else None
 
     @property
     def num_held(self) -> int:
@@ -207,7 +250,8 @@ class AnswerGuard:
             self._texts[kind].resume()
             return
         keeps_form = kind in ("call", "arguments") or (kind == "content" and self._is_constrained)
-        self._texts[kind] = GuardedText(self._rules, self._note, keeps_form=keeps_form)
+        begun = self._begun if kind == "content" else NEW
+        self._texts[kind] = GuardedText(self._rules, self._note, keeps_form=keeps_form, begun=begun)
 
     def _leave(self, shown: list[Piece]) -> None:
         if self._kind and self._kind != "call":

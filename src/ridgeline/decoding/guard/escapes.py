@@ -11,7 +11,8 @@ import re
 from collections import deque
 from typing import NamedTuple
 
-from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner, is_word
+from ridgeline.decoding.guard.folding import kind_of
+from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner
 
 _DEEPEST = 2  # escapes in escapes
 _HIGH, _LOW = "u[dD][89abAB][0-9a-fA-F]{2}", "u[dD][c-fC-F][0-9a-fA-F]{2}"  # of a pair
@@ -33,6 +34,7 @@ class EscapedText:
 
     Attributes:
         held: its end, of which nothing is known yet.
+        before: the character before that, if any.
     """
 
     def __init__(self, patterns: Patterns, held: str, before: str) -> None:
@@ -41,7 +43,7 @@ class EscapedText:
         self._found: list[FoundMatch] = []  # in what is held
         self._at = 0  # where that begins
         self.held = ""
-        self._before = before
+        self.before = before
         self._known = self.feed(held)
 
     def feed(self, text: str, *, is_end: bool = False) -> list[str | Hit]:
@@ -73,7 +75,7 @@ class EscapedText:
     def _cut(self, place: int) -> str:
         size = place - self._at
         text, self.held, self._at = self.held[:size], self.held[size:], place
-        self._before = text[-1:]
+        self.before = text[-1:]
         return text
 
     def first(self) -> list[str | Hit]:
@@ -82,8 +84,8 @@ class EscapedText:
 
     def plain(self, patterns: Patterns) -> Scanner | None:
         """Return a scanner to go on with if no view sees more than the text as it stands."""
-        if all(view.sees(self.held, self._before) for view in self._views) and not self._found:
-            return Scanner(patterns, self.held, self._before)
+        if all(view.sees(self.held, self.before) for view in self._views) and not self._found:
+            return Scanner(patterns, self.held, self.before)
         return None
 
 
@@ -143,7 +145,11 @@ class _Reading:
         """Whether it holds the text as it stands, behind the same character."""
         scanner = self._scanner
         is_same = scanner.held == held and not self._unread and set(self._sizes) <= {1}
-        return is_same and is_word(scanner.before) == is_word(before)
+        return is_same and _kind(scanner.before) == _kind(before)
+
+
+def _kind(before: str) -> str:
+    return kind_of(before) if before else ""
 
 
 def _character(text: str) -> str:

@@ -1,14 +1,21 @@
-"""A small language of regular expressions, as a nondeterministic automaton over characters.
+"""A small language of regular expressions, as a nondeterministic automaton over symbols.
 
 Literals, classes, ``.``, groups, ``|`` and the repetitions ``*``, ``+``, ``?`` and ``{m,n}``. What
 an automaton cannot decide while it reads once is refused: looking around, references to groups,
 anchors. The construction is Thompson's (1968).
+
+A literal is read in all its spellings (``folding``), with marks around it that do not change it; a
+space is read as any gap. Letters match their other case.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
+
+from ridgeline.decoding.guard import folding
 
 _MOST_REPEATED = 1_000
 _MOST_NODES = 200_000  # of all patterns together: some 50 MB
@@ -21,7 +28,7 @@ class ExpressionError(ValueError):
 
 
 class Nfa:
-    """Nodes with two kinds of arcs: free ones, and ones that read a character of a class.
+    """Nodes with two kinds of arcs: free ones, and ones that read a symbol of a class.
 
     Attributes:
         free: by node, the nodes that are reached without reading.
@@ -30,9 +37,8 @@ class Nfa:
         owner: by node, the number of its expression.
     """
 
-    def __init__(self, *, ignores_case: bool) -> None:
-        """Begin without expressions; letters match their other case if ``ignores_case``."""
-        self._flags = re.DOTALL | (re.IGNORECASE if ignores_case else 0)
+    def __init__(self) -> None:
+        """Begin without expressions."""
         self.free: list[list[int]] = []
         self.reading: list[list[tuple[re.Pattern[str], int]]] = []
         self.ends: dict[int, int] = {}
@@ -45,7 +51,8 @@ class Nfa:
         Raises ExpressionError.
         """
         self._number = number
-        begin, end = _ExpressionParser(expression, self).parsed()
+        plain = unicodedata.normalize("NFC", expression)  # a letter with its marks is one literal
+        begin, end = _ExpressionParser(plain, self).parsed()
         self.ends[end] = number
         if end in self.reached([begin]):
             raise ExpressionError(f"{expression!r:.80} matches the empty text")
@@ -64,12 +71,34 @@ class Nfa:
 
     def reads(self, begin: int, characters: str, end: int) -> None:
         """Let a class, as ``re`` writes it, lead to another node. Raises ExpressionError."""
-        try:
-            self.reading[begin].append((re.compile(characters, self._flags), end))
-        except (re.error, OverflowError) as error:
-            raise ExpressionError(
-                f"{characters!r:.80} is no class of characters: {error}"
-            ) from None
+        arc = _compiled(characters), end
+        if arc not in self.reading[begin]:
+            self.reading[begin].append(arc)
+
+    def reads_class(self, begin: int, characters: str, end: int) -> None:
+        """Do the same with a class of an expression, whose letters may have marks of their own."""
+        self.reads(begin, characters, end)
+        self.reads(end, folding.all_marks(), end)
+        if bases := _bases_in(characters):
+            base = self.node()
+            self.reads(begin, bases, base)
+            self.reads(base, folding.all_marks(), end)
+        for char in sorted(set(characters)):
+            if len(folding.folded(char)) > 1 and _compiled(characters).match(char):
+                self.reads_literal(begin, char, end)
+
+    def reads_literal(self, begin: int, char: str, end: int) -> None:
+        """Let one character, however it is written, lead to another node."""
+        for symbols in folding.spellings(char):
+            at, letter = begin, ""
+            for i, symbol in enumerate(symbols, start=1):
+                to = end if i == len(symbols) else self.node()
+                letter = folding.joined(letter, symbol)
+                self.reads(at, re.escape(symbol), to)
+                self.reads(to, folding.marks_around(letter), to)
+                at = to
+            if not symbols:  # a mark that a text need not have
+                self.free[begin].append(end)
 
     def reached(self, nodes: Iterable[int]) -> frozenset[int]:
         """Return these nodes and all that are reached from them without reading."""
@@ -80,6 +109,23 @@ class Nfa:
             found |= news
             unread += news
         return frozenset(found)
+
+
+@lru_cache(maxsize=10_000)
+def _compiled(characters: str) -> re.Pattern[str]:
+    try:
+        return re.compile(characters, re.DOTALL | re.IGNORECASE)
+    except (re.error, OverflowError) as error:
+        raise ExpressionError(f"{characters!r:.80} is no class of characters: {error}") from None
+
+
+@lru_cache(maxsize=10_000)
+def _bases_in(characters: str) -> str:
+    """Return a class of letters that are not in one, unless with a mark; none if there are none."""
+    match = _compiled(characters).match
+    bases = {folding.base_of(one): None for one in folding.accented() if match(one)}
+    outside = "".join(re.escape(base) for base in bases if not match(base))
+    return f"[{outside}]" if outside else ""
 
 
 class _ExpressionParser:
@@ -202,7 +248,17 @@ class _ExpressionParser:
         if char in "^$":
             raise self._wrong(f"it has the anchor {char}; word = true looks at what is beside it")
         begin, end = self._nfa.node(), self._nfa.node()
-        self._nfa.reads(begin, self._class(char), end)
+        if char == "\\" and not (self._next().isalnum() or self._next() == ""):
+            char, self._at = self._next(), self._at + 1
+        elif char in ".[\\":
+            self._nfa.reads_class(begin, self._class(char), end)
+            return begin, end
+        if char.isspace():
+            self._nfa.reads(begin, r"\s", end)
+            self._nfa.reads(end, r"\s", end)
+            self._nfa.reads(end, folding.marks_around(" "), end)
+        else:
+            self._nfa.reads_literal(begin, char, end)
         return begin, end
 
     def _group(self) -> tuple[int, int]:
@@ -229,8 +285,6 @@ class _ExpressionParser:
             if name in "bBAZ" or name.isdigit():
                 raise self._wrong(f"\\{name} is not supported")
             return f"\\{name}"
-        if char != "[":
-            return re.escape(char)
         found = re.compile(r"\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL).match(self._text, self._at)
         if found is None:
             raise self._wrong("it has a [ without a ]")

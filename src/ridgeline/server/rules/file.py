@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ridgeline.decoding.guard.answer import Action, TextRule, TextRules
-from ridgeline.decoding.guard.patterns import TextPattern
+from ridgeline.decoding.guard.patterns import WORD, TextPattern
 from ridgeline.server.rules.judges import JudgeAction, JudgeRule
 from ridgeline.server.rules.kinds import KINDS
 
@@ -213,7 +213,7 @@ def _rules_of(name: str, table: dict[str, Any]) -> list[TextRule]:
         _one_of(kind, KINDS, f"{where}: kinds")
         rules.append(TextRule(name, KINDS[kind], action, f"[{kind.upper()}]", says))
     for expression in _texts(table.get("patterns", []), f"{where}: patterns"):
-        pattern = TextPattern(expression, is_word, most)
+        pattern = TextPattern(expression, WORD if is_word else "", most)
         rules.append(TextRule(name, pattern, action, f"[{name.upper()}]", says))
     if not rules:
         raise ValueError(f"{where} looks for nothing: write kinds or patterns")
