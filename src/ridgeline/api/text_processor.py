@@ -266,6 +266,19 @@ class TextProcessor:
         """Return what a token stands for; bytes that are not UTF-8 come out as U+FFFD."""
         return self.tokenizer.token_bytes(token).decode("utf-8", errors="replace")
 
+    def begun_text(self, prompt: Sequence[int]) -> str:
+        """Return the text that an answer to a prompt goes on with, as far as it is shown with it.
+
+        It begins behind the last control token; between two texts it is the one before.
+        """
+        ids, fim = list(prompt), self.fim
+        if fim is not None and ids and ids[-1] == fim.middle and fim.suffix in ids:
+            del ids[len(ids) - 1 - ids[::-1].index(fim.suffix) :]
+        is_special, start = self.tokenizer.is_special, len(ids)
+        while start and not is_special(ids[start - 1]):
+            start -= 1
+        return self.tokenizer.decode(ids[start:])
+
     def message_form(
         self, prompt: Sequence[int], use: ToolUse | None, *, continues: bool
     ) -> MessageForm | None:

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.guard.answer import AnswerGuard, TextRule, TextRules, screened
+from ridgeline.decoding.guard.answer import (
+    NEW,
+    AnswerGuard,
+    BegunText,
+    TextRule,
+    TextRules,
+    screened,
+)
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
 from ridgeline.server.http.turns import STATE
 from ridgeline.server.rules.file import KeyRules, RulesFile, read_rules
 from ridgeline.server.rules.judges import JudgeRule
+from ridgeline.server.rules.tokens import SearchedTokens, TokenText
 
 Value = TypeVar("Value")
 Count = Callable[[str, str, str], None]  # of a match: rule, where, action
@@ -203,11 +211,23 @@ class RequestRules:
 
     # --- what it writes ------------------------------------------------------------------------
 
-    def new_guard(self, *, is_constrained: bool) -> AnswerGuard | None:
+    def begun(self, text: str) -> BegunText:
+        """Return what an answer begins with that goes on with a text."""
+        return self.key.output.begun(text) if text else NEW
+
+    def new_guard(self, *, is_constrained: bool, begun: BegunText) -> AnswerGuard | None:
         """Return what reads an answer, None where no rule is for it."""
-        if not self.key.output:
+        rules = self.key.output
+        if not rules:
             return None
-        return AnswerGuard(self.key.output, self.tell, is_constrained=is_constrained)
+        return AnswerGuard(rules, self.tell, is_constrained=is_constrained, begun=begun)
+
+    def new_tokens(
+        self, token_bytes: Callable[[int], bytes], text: TokenText, begun: BegunText = NEW
+    ) -> SearchedTokens:
+        """Return what says which tokens of a text may be told of; ``text`` decodes them."""
+        rules = self.key.output
+        return SearchedTokens(rules, self.is_shown, token_bytes, text, begun.forbidden)
 
     def shown(self, value: Value) -> Value:
         """Return what an answer repeats of its request, with what no answer may say replaced."""

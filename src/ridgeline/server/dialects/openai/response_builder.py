@@ -37,6 +37,7 @@ from ridgeline.server.dialects.timings import pace_of, timings_of
 from ridgeline.server.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
 
 if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
+    from ridgeline.decoding.guard.answer import BegunText
     from ridgeline.server.receipts.notary import Witness
     from ridgeline.server.rules.book import RequestRules
     from ridgeline.server.rules.choice import RuledChoice
@@ -80,6 +81,7 @@ class ResponseBuilder:
             ChoiceState(i, AnswerReader(form))
             for i in range(stream.params.num_answers * len(stream.prompts))
         ]
+        self._begun_by: dict[int, BegunText] = {}  # by prompt
         for answer in self.choices if rules else ():
             answer.ruled = self._ruled(answer.index // stream.params.num_answers, is_constrained)
         self.chosen = self.choices  # those that are shown
@@ -153,7 +155,7 @@ class ResponseBuilder:
         answer.finish_reason = event.finish_reason and event.finish_reason.value
         if self._is_empty:  # the engine had to generate one: it is not shown
             answer.finish_reason = answer.finish_reason and "length"
-            return
+            event = event._replace(token=None, text="", logprobs=None, stop_reason=None)
         answer.stop_reason = event.stop_reason
         answer.num_tokens += event.token is not None
         pieces = answer.reader.take(event)
@@ -183,7 +185,7 @@ class ResponseBuilder:
         is_over = event.finish_reason is not None
         return answer.held.take(len(event.text), answer.reader.num_held, is_over=is_over)
 
-    def _new_held(self, prompt: int) -> HeldEntries[TokenLogprobs]:
+    def _new_held(self, prompt: int) -> HeldEntries[Any]:
         params = replace(self._stream.params, stop=())
         return HeldEntries(self._text.new_text(self._stream.prompts[prompt], params, self._form))
 
@@ -193,19 +195,54 @@ class ResponseBuilder:
         from ridgeline.server.rules.choice import RuledChoice  # only where there are rules
 
         assert self._rules is not None
-        guard = self._rules.new_guard(is_constrained=is_constrained)
-        held = self._new_held(prompt) if self._with_logprobs or self._tells_ids else None
-        return None if guard is None else RuledChoice(guard, self._rules, self._name, held)
+        begun = self._begun(prompt)
+        # What echoes its beginning begins before it.
+        guard_begun = self._rules.begun("") if self._echo else begun
+        guard = self._rules.new_guard(is_constrained=is_constrained, begun=guard_begun)
+        if guard is None:
+            return None
+        if not (self._with_logprobs or self._tells_ids):
+            return RuledChoice(guard, None, None)
+        echoes = self._echo and not self._is_chat
+        before = () if echoes else self._stream.prompts[prompt]
+        params = self._stream.params
+        decode = self._text.tokenizer.new_decoder(before, params.skip_special_tokens)
+        token_bytes, begun = self._text.tokenizer.token_bytes, guard_begun if echoes else begun
+        tokens = self._rules.new_tokens(token_bytes, decode, begun)
+        return RuledChoice(guard, tokens, self._new_held(prompt))
+
+    def _begun(self, prompt: int) -> BegunText:
+        """Return what the answers to a prompt begin with that go on with a text of its own."""
+        assert self._rules is not None
+        if prompt not in self._begun_by:
+            body = self._body
+            is_new = isinstance(body, ChatRequest) and not body.continue_final_message
+            text = "" if is_new else self._text.begun_text(self._stream.prompts[prompt])
+            self._begun_by[prompt] = self._rules.begun(text)
+        return self._begun_by[prompt]
 
     def _let_out(
         self, answer: ChoiceState, ruled: RuledChoice, pieces: list[Piece], event: Event
     ) -> list[TokenLogprobs]:
         """Add what the rules let out, and return the tokens whose text that is."""
-        answer.pieces += ruled.take(pieces, event, answer.reader.num_held)
-        answer.stop_reason = self.shown(event.stop_reason)
+        stopped_by = self._stopped_by(event.stop_reason)
+        answer.pieces += ruled.take(pieces, event, answer.reader.num_held, stopped_by)
+        answer.stop_reason = ruled.stop_reason
+        if stopped_by and self.shown(stopped_by) != stopped_by:
+            answer.stop_reason = None
         if ruled.is_blocked:
             answer.finish_reason, answer.stop_reason = FILTERED, None
+        if self._with_logprobs:
+            answer.logprobs += ruled.echoed
         return ruled.entries
+
+    def _stopped_by(self, reason: str | int | None) -> str:
+        """Return the text that has ended an answer and is not in it, if any has."""
+        if reason is None or self._stream.params.include_stop_str_in_output:
+            return ""
+        if isinstance(reason, str):
+            return reason
+        return "" if self._text.tokenizer.is_special(reason) else self._text.spell(reason)
 
     @property
     def is_cut(self) -> bool:
@@ -224,18 +261,20 @@ class ResponseBuilder:
 
     def _add_echo(self, answer: ChoiceState, index: int) -> None:
         """Let an answer begin with its prompt; in a chat, with the message that it continues."""
+        entries: list[TokenLogprobs | int] = []
         if isinstance(self._body, ChatRequest):
             last = self._body.messages[-1]
-            if last.role == "assistant":
-                echoed = [Piece("content", last.text)]
-                answer.pieces += answer.ruled.echo(echoed) if answer.ruled else echoed
-            return
-        prompt = self._stream.prompts[index]
-        echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
-        answer.pieces += answer.ruled.echo(echoed) if answer.ruled else echoed
-        if self._with_logprobs and self.may_show(index):
-            prompt_logprobs = self._requests[index].prompt_logprobs
-            answer.logprobs += [prompt_logprobs.get(i, token) for i, token in enumerate(prompt)]
+            echoed = [Piece("content", last.text)] if last.role == "assistant" else []
+        else:
+            prompt = self._stream.prompts[index]
+            echoed = [Piece("content", self._text.tokenizer.decode(prompt))]
+            ranked = self._requests[index].prompt_logprobs if self._with_logprobs else {}
+            entries = [ranked.get(i, token) for i, token in enumerate(prompt)]
+        if answer.ruled:
+            answer.pieces += answer.ruled.echo(echoed, entries)
+        else:
+            answer.pieces += echoed
+            answer.logprobs += entries if self._with_logprobs else []
 
     @property
     def created_s(self) -> int:
@@ -313,18 +352,35 @@ class ResponseBuilder:
         if self._tells_ids and not is_told:
             said["prompt_token_ids"] = list(self._stream.prompts[index]) if may_show else []
         if self._body.prompt_logprobs is not None and may_show:
-            most = self._body.prompt_logprobs
-            entries = self._requests[index].prompt_logprobs
-            length = len(self._stream.prompts[index])
+            most, entries = self._body.prompt_logprobs, self._requests[index].prompt_logprobs
+            told = [entries.get(i, token) for i, token in enumerate(self._stream.prompts[index])]
+            if self._rules:
+                told = self._told_of_prompt(self._rules, told)
             said["prompt_logprobs"] = [
-                self._ranked(entries[i], most) if i in entries else None for i in range(length)
+                self._ranked(entries[i], one, most) if isinstance(one, TokenLogprobs) else None
+                for i, one in enumerate(told)
             ]
         return said
 
-    def _ranked(self, entry: TokenLogprobs, most: int) -> dict[str, dict[str, Any]]:
-        """Return a token of the prompt and the likeliest in its place, by their ids, as text."""
+    def _told_of_prompt(
+        self, rules: RequestRules, entries: list[TokenLogprobs | int]
+    ) -> list[TokenLogprobs | int]:
+        """Return what may be told of a prompt's tokens; a bare token stands for nothing."""
+        tokenizer = self._text.tokenizer
+        tokens = rules.new_tokens(tokenizer.token_bytes, tokenizer.new_decoder())
+        searched = list(map(tokens.feed, entries))
+        tokens.finish()
+        return [one.entry if one.is_told else 0 for one in searched]
+
+    def _ranked(
+        self, entry: TokenLogprobs, told: TokenLogprobs, most: int
+    ) -> dict[str, dict[str, Any]]:
+        """Return a token of the prompt and the likeliest in its place, by their ids, as text.
+
+        Of these ``told`` has the ones that may be shown.
+        """
         places = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-        shown = [(entry.token, entry.logprob), *entry.top[:most]]
+        shown = [(told.token, told.logprob), *(one for one in entry.top[:most] if one in told.top)]
         return {
             str(token): {
                 "logprob": max(logprob, _LOWEST_LOGPROB),
@@ -332,7 +388,6 @@ class ResponseBuilder:
                 "decoded_token": self._text.spell(token),
             }
             for token, logprob in shown
-            if self._rules is None or self._rules.is_shown(self._name(token))
         }
 
     def _ended(self, answer: ChoiceState, choice: Choice) -> Choice:
