@@ -429,7 +429,8 @@ class Service:
         asker = Asker(state.tenant, state.request_id, root, state.is_background)
         decode = self.text.tokenizer.decode
         found = await self.work.prompts.run(partial(conversations_of, body, prompts, decode, rules))
-        checks = Checks(rules, self.guards, asker, found)
+        goes_on = bool(getattr(body, "continue_final_message", None))
+        checks = Checks(rules, self.guards, asker, found, goes_on=goes_on)
         await checks.check_read(param)
         return checks.screen if rules.key.output_judges else None
 

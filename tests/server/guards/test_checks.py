@@ -137,7 +137,10 @@ def test_the_threshold_is_that_of_the_guards_logits(
     guard_path: Path,
     tmp_path: Path,
 ) -> None:
-    """The verdict on an answer, computed again from all logits, is just below or above it."""
+    """The verdict on an answer, computed again from all logits, is just below or above it.
+
+    An answer that goes on with a message is judged as the message that the two are.
+    """
     oracle = Oracle(guard_path)
     said = [
         {"role": "user", "content": "x"},
@@ -146,12 +149,16 @@ def test_the_threshold_is_that_of_the_guards_logits(
     _, score = oracle.shares(oracle.prompt(said), "\n\n", ["safe", "unsafe"])
     oracle.close()
     path, body = ROUTES["chat"]
+    begun = [said[0], {"role": "assistant", "content": "x bob@exa"}]
+    form = {"structured_outputs": {"regex": "mple[.]com y"}}
+    going_on = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
     for at, is_blocked in ((score * 0.999, True), (score * 1.001, False)):
         with guarded(roomy, guard_path, tmp_path, of_output(at)) as (served, _):
-            status, data = sent(served, path, body)
-            assert status == 200
-            assert (b"content_filter" in data) == is_blocked, (score, at)
-            assert (SAYS.encode() in data) == is_blocked
+            for asked in (body, {**body, **form, **going_on}):
+                status, data = sent(served, path, asked)
+                assert status == 200
+                assert (b"content_filter" in data) == is_blocked, (score, at)
+                assert (SAYS.encode() in data) == is_blocked
 
 
 def test_prompts_are_judged_before_they_are_computed(

@@ -16,7 +16,7 @@ from ridgeline.core.step import Event
 from ridgeline.server.engine.request_stream import Refusal, StreamError, StreamEvent
 from ridgeline.server.guards.all import Guards
 from ridgeline.server.guards.choice import Asker
-from ridgeline.server.guards.guard import GuardFailed
+from ridgeline.server.guards.guard import GuardFailed, text_of
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.rules.book import FAILED, RequestRules
 from ridgeline.server.rules.judges import JudgeRule
@@ -49,8 +49,14 @@ class Checks:
         guards: Guards,
         asker: Asker,
         conversations: Sequence[Conversation],
+        *,
+        goes_on: bool = False,
     ) -> None:
-        """Judge by ``rules`` for the sake of ``asker``; each prompt is a conversation."""
+        """Judge by ``rules`` for the sake of ``asker``; each prompt is a conversation.
+
+        An answer that ``goes_on`` with the last message is judged together with it.
+        """
+        self._goes_on = goes_on
         self.rules, self._guards, self._asker = rules, guards, asker
         self._conversations = conversations
         self._answers: dict[tuple[int, int], _Growing] = {}
@@ -100,13 +106,20 @@ class Checks:
         judges = self.rules.key.output_judges
         if not answer.is_over:  # what is only noted is judged once, at the end
             judges = tuple(one for one in judges if one.action == "block")
-        said = {"role": "assistant", "content": answer.text}
-        for rule in await self._hits([*self._conversations[index], said], judges, "output"):
+        conversation = self._with_answer(self._conversations[index], answer.text)
+        for rule in await self._hits(conversation, judges, "output"):
             self.rules.tell(rule, "output")
             if rule.action == "block":
                 answer.is_over = True
                 return rule
         return None
+
+    def _with_answer(self, conversation: Conversation, text: str) -> Conversation:
+        """Return a conversation with an answer, which may go on with its last message."""
+        if not self._goes_on:
+            return [*conversation, {"role": "assistant", "content": text}]
+        *before, last = conversation
+        return [*before, {"role": "assistant", "content": text_of(last) + text}]
 
     async def _hits(
         self, conversation: Conversation, judges: Sequence[JudgeRule], where: str
