@@ -18,6 +18,7 @@ BEGUN, REST = "x bob@exa", "mple.com y"  # the secret's beginning is none itself
 FORM = {"structured_outputs": {"regex": "mple[.]com y"}}
 REST_GRAMMAR = 'root ::= "mple" [.] "com y"'
 RANKED = {"logprobs": 5, "return_token_ids": True}
+LETTERS = {"structured_outputs": {"regex": "[a-z]{12}"}}
 PREFILLED = [{"role": "user", "content": "x"}, {"role": "assistant", "content": BEGUN}]
 GOING_ON: dict[str, tuple[str, dict[str, Any]]] = {
     "a chat": (
@@ -133,8 +134,11 @@ def ranked_letters(row: list[tuple[bytes, list[bytes]]]) -> list[tuple[int, byte
     ("path", "body"),
     [
         ("/v1/completions", {"max_tokens": 12, "echo": True, "prompt_logprobs": 5, **RANKED}),
-        ("/v1/completions", {"max_tokens": 12, "return_tokens_as_token_ids": True, **RANKED}),
-        ("/completion", {"n_predict": 12, "n_probs": 10}),
+        (
+            "/v1/completions",
+            {"max_tokens": 12, "return_tokens_as_token_ids": True, **RANKED, **LETTERS},
+        ),
+        ("/completion", {"n_predict": 12, "n_probs": 10, "grammar": "root ::= [a-z]+"}),
     ],
     ids=["completions", "ids", "llama.cpp"],
 )
@@ -221,5 +225,5 @@ def test_tokens_of_thoughts_that_are_not_shown_are_searched_too() -> None:
     assert told("heron", [0, 1, 2, 3], lambda one: []) == [(0, []), (3, [])]
     assert told("heron", [0, 1, 3, 4], lambda one: [2]) == [(0, [2]), (1, [2]), (3, []), (4, [2])]
     # A letter of two tokens, of which the second would complete the match.
-    assert told("fl\xe9", [3, 5, 7], lambda one: [6]) == [(3, []), (5, []), (7, [])]
+    assert told("fl\xe9", [3, 5, 7], lambda one: [6]) == [(3, [6]), (5, [6]), (7, [])]
     assert told("\xe9n", [5, 6, 7, 0], lambda one: []) == [(0, [])]
