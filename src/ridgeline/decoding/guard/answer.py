@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.decoding.guard.folding import units
 from ridgeline.decoding.guard.patterns import Hit, Patterns, TextPattern
-from ridgeline.decoding.guard.search import NOTHING, Begun, Search
+from ridgeline.decoding.guard.search import NOTHING, Begun, MatchSearch
 from ridgeline.decoding.messages.calls import Piece
 
 Action = Literal["redact", "block", "note"]
@@ -74,7 +74,7 @@ def _begun(patterns: Patterns | None, text: str) -> Begun:
         return NOTHING
     end = _end_of(text, patterns.most)
     size = len(text) - len(end)
-    search = Search(patterns, Begun(before=text[:size][-1:]))
+    search = MatchSearch(patterns, Begun(before=text[:size][-1:]))
     search.feed(end)
     return search.begun
 
@@ -112,8 +112,8 @@ class GuardedText:
         With ``keeps_form`` the text has a form that a replacement could break, so a match ends it.
         """
         self._rules, self._note, self._keeps_form = rules, note, keeps_form
-        self._search = Search(rules.forbidden, begun.forbidden) if rules.forbidden else None
-        self._noting = Search(rules.noted, begun.noted) if rules.noted else None
+        self._search = MatchSearch(rules.forbidden, begun.forbidden) if rules.forbidden else None
+        self._noting = MatchSearch(rules.noted, begun.noted) if rules.noted else None
         self._shown: list[str] = []  # since the last match
         # Characters that are shown already, and searched once more.
         self._num_gone = len(begun.forbidden.held)
@@ -142,7 +142,7 @@ class GuardedText:
         return "".join(self._allowed(one) for one in news)
 
     def completes(self, text: str) -> int:
-        """Return how much of a text would complete a match that is forbidden, as ``Search``."""
+        """Return how much of a text would complete a match that is forbidden, as ``MatchSearch``."""
         return self._search.completes(text) if self._search else 0
 
     def _allowed(self, one: str | Hit) -> str:
@@ -173,7 +173,7 @@ class GuardedText:
         before = "".join(self._shown)
         shown = _end_of(before, patterns.most)
         size = len(before) - len(shown)
-        self._search = Search(patterns, Begun(before=before[:size][-1:]))
+        self._search = MatchSearch(patterns, Begun(before=before[:size][-1:]))
         self._shown, self._num_gone = [], len(shown)
         again, self._noting = self._noting, None
         self.feed(shown)

@@ -18,7 +18,7 @@ class Begun(NamedTuple):
 NOTHING = Begun()
 
 
-class Search:
+class MatchSearch:
     """Finds the matches in one text; without a ``\\`` it reads the text once."""
 
     def __init__(self, patterns: Patterns, begun: Begun = NOTHING) -> None:
@@ -69,7 +69,7 @@ class Search:
         if self._escaped is None and "\\" not in text and not self._scanner.may_complete(text):
             return 0
         at = -len(self.held)
-        for one in Search(self._patterns, self.begun).feed(text, is_end=True):
+        for one in MatchSearch(self._patterns, self.begun).feed(text, is_end=True):
             at += len(one.text if isinstance(one, Hit) else one)
             if isinstance(one, Hit) and at > 0:
                 return at

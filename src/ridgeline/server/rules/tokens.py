@@ -15,7 +15,7 @@ from typing import Protocol
 from ridgeline.core.step import TokenLogprobs
 from ridgeline.decoding.guard.answer import TextRules
 from ridgeline.decoding.guard.patterns import Hit
-from ridgeline.decoding.guard.search import NOTHING, Begun, Search
+from ridgeline.decoding.guard.search import NOTHING, Begun, MatchSearch
 
 Entry = TokenLogprobs | int  # a bare token has no log-probability
 
@@ -70,7 +70,7 @@ class SearchedTokens:
             begun: where the search begins.
         """
         self._is_shown, self._token_bytes, self._text = is_shown, token_bytes, text
-        self._search = Search(rules.forbidden, begun) if rules.forbidden else None
+        self._search = MatchSearch(rules.forbidden, begun) if rules.forbidden else None
         self._tail = b""  # of a character that is not whole yet
         self._tokens = deque[SearchedToken]()  # not known yet
         self._num_fed = 0  # characters
