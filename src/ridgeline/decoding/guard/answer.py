@@ -142,7 +142,7 @@ class GuardedText:
         return "".join(self._allowed(one) for one in news)
 
     def completes(self, text: str) -> int:
-        """Return how much of a text would complete a match that is forbidden, as ``MatchSearch``."""
+        """Return how much of a text would complete a match that is forbidden, in characters."""
         return self._search.completes(text) if self._search else 0
 
     def _allowed(self, one: str | Hit) -> str:
