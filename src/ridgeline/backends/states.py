@@ -53,7 +53,7 @@ class HiddenStates:
         return output._replace(similarity=dict(zip(compared, similarities, strict=True)))
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, whoever has them: the first of a step's parts is given the copies of all."""
+        """Copy blocks of all items: the first of a step's parts is given the copies of all."""
         if copies and len(self._by_block):
             old, new = map(list, zip(*copies, strict=True))
             self._by_block[new] = self._by_block[old]

@@ -4,7 +4,7 @@ A grammar allows elements without end and does not know what has come, so small 
 the same for ever. Where the last elements of a list, or names of an object, are a few that have
 come again and again, no comma may follow; where brackets are nested very deep, none may open. Only
 the form itself can ask for more: if it leaves nothing else, as with ``minItems``, all goes on.
-Elements that differ may be any number. It knows no token's meaning, only its text.
+Elements that differ may be any number. Of a token only its text is known here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline.core.request import Constraint
 from ridgeline.decoding.messages.message import MessageForm, MessageReader
 
 LEAST_TIMES = 8  # a repeat is none before it has come so often,
-LEAST_CHARS = 512  # and has taken so many characters: a row of zeros may be meant
+LEAST_CHARS = 512  # and has taken this many characters: a row of zeros may be meant
 MOST_APART = 16  # elements after which the first comes again
 MOST_NESTED = 64  # brackets; few programs read more than about a hundred
 
@@ -56,7 +56,7 @@ class _Open:
         )
 
     def is_near(self, num_begun: int, num_chars: int) -> bool:
-        """Whether it may be full behind the unit that is begun, or with so many characters more."""
+        """Whether it may be full behind the unit that is begun, or within ``num_chars`` more."""
         if self.longest + num_chars < LEAST_TIMES - 2:  # so it is with nearly every token
             return False
         return any(

@@ -41,7 +41,7 @@ class SamplingParams(FrozenParams):
 
 
 def frozen(params: FrozenParams) -> FrozenParams:
-    """Return a copy that nobody changes. Raises ValueError if values contradict each other."""
+    """Return a copy that cannot be assigned to. Raises ValueError for a contradiction in it."""
     return FrozenParams(**_values(params)) if isinstance(params, SamplingParams) else params
 
 

@@ -30,7 +30,7 @@ class TextPattern(NamedTuple):
     Attributes:
         expression: in the language of ``expressions``.
         apart: the kinds of characters (``folding.kind_of``) that may not stand beside a match.
-        most: characters that a match may have, without those that nobody sees.
+        most: characters that a match may have, without invisible ones.
         check: what a match must pass too, such as a check digit.
     """
 
@@ -66,7 +66,7 @@ class Move(NamedTuple):
 class Patterns:
     """Patterns as one deterministic automaton, whose states are made when a text needs them.
 
-    Characters that nobody sees are passed over inside a match; others are read as symbols
+    Invisible characters are passed over inside a match; others are read as symbols
     (``folding``), so full-width digits are digits.
 
     Attributes:
@@ -292,7 +292,7 @@ class Scanner:
         return kind_of(last) if last else ""
 
     def _kind_behind(self, place: int) -> str:
-        """Return the kind of the character at a place; none behind one that nobody sees."""
+        """Return the kind of the character at a place; none behind an invisible one."""
         is_apart = place == len(self._held) or len(self._held[place - 1]) > 1
         return "" if is_apart else kind_of(self._held[place][0])
 
@@ -305,7 +305,7 @@ class Scanner:
         self._held += read
 
     def _cut(self, size: int) -> str:
-        """Return the first of what is held, so many units, which are known now."""
+        """Return the first of what is held, this many units, which are known now."""
         known = "".join(self._held[:size])
         del self._held[:size]
         self.before = known[-1]

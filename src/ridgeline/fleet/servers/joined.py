@@ -66,7 +66,7 @@ class JoinedServer:
         self.is_leaving = False
         self._ended = asyncio.Event()
         self._wanted: dict[int, asyncio.Future[FleetLink]] = {}  # links, by their numbers
-        self._open_numbers = set[int]()  # of those that nobody has come for yet
+        self._open_numbers = set[int]()  # of those that wait for a link
         self._num_wanted = 0
         self._listener: asyncio.Server | None = None
         self._passing = set[asyncio.Task[None]]()
@@ -94,7 +94,7 @@ class JoinedServer:
             self._end(_LEFT)
 
     def expects(self, number: int) -> bool:
-        """Whether it was asked for this link, and nobody has come for it yet; now somebody has."""
+        """Whether it was asked for this link for the first time; from now on it was."""
         is_expected = number in self._open_numbers
         self._open_numbers.discard(number)
         return is_expected
@@ -197,7 +197,7 @@ class Door:
     ) -> Callable[[asyncio.Transport, bytes], None] | None:
         """Return what takes the connection of a request with these headers.
 
-        Return None if they have no ticket, or one for a link that nobody wants: strangers get no
+        Return None if they have no ticket, or one for a link that is not wanted: strangers get no
         place here, and no word.
         """
         ticket = Ticket.read(headers.get(TICKET.encode(), b"").decode("latin-1"), self._key)

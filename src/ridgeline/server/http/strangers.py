@@ -78,7 +78,7 @@ class Strangers:
 
 
 class Stranger:
-    """Somebody who has not proved a key, and what he holds.
+    """A caller that has not proved a key, and what it holds.
 
     Attributes:
         address: from where.
@@ -96,7 +96,7 @@ class Stranger:
         self._set(1, self.own_bytes)
 
     def hold(self, num_bytes: int) -> None:
-        """Hold so many bytes from now on, beside those of the connection."""
+        """Hold this many bytes from now on, beside those of the connection."""
         if self._counts:
             self._all.bytes.set(self, num_bytes + self.own_bytes)
 
@@ -141,7 +141,7 @@ class Visitor(socket.socket):
         super().close()
 
     def _end(self) -> None:
-        """Let whoever reads from it see its end."""
+        """Let its reader see its end."""
         with contextlib.suppress(OSError):  # the other side has left
             self.shutdown(socket.SHUT_RDWR)
 
