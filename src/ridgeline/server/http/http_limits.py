@@ -235,6 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         self.waiting[self] = None
+        self.cycle.body.clear()  # of a request that was answered unread
         self._stranger.wait()
         unread = self.transport.get_write_buffer_size()
         self._hold(unread if unread > _MAX_HEAD_BYTES else 0)

@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 MOST_PLACES = 2048
-MOST_BYTES = 16 << 20
+MOST_BYTES = 8 << 20
 _NET_BITS = 64  # of an IPv6 address: who has one has all addresses of that network
 
 
