@@ -16,10 +16,17 @@ from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain
-from ridgeline.foresight.explain.in_words import as_dict, markdown, rows, seconds, sentences
+from ridgeline.foresight.explain.in_words import (
+    as_dict,
+    markdown,
+    paragraphs,
+    rows,
+    seconds,
+    sentences,
+)
 from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
-from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, would_help
+from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
 
 
@@ -133,16 +140,16 @@ def _write_timeline(
     file.write_text(as_file(events), encoding="utf-8")
 
 
-def _print(explanation: Explanation, helpful: list[Json], format: OutputFormat) -> None:
+def _print(explanation: Explanation, advice: Advice, format: OutputFormat) -> None:
     if format is OutputFormat.JSON:
-        print(json.dumps(as_dict(explanation, helpful)))
+        print(json.dumps(as_dict(explanation, *advice)))
     elif format is OutputFormat.MARKDOWN:
-        print(markdown(explanation, helpful))
+        print(markdown(explanation, *advice))
     else:
-        _print_text(explanation, helpful)
+        _print_text(explanation, advice)
 
 
-def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
+def _print_text(explanation: Explanation, advice: Advice) -> None:
     out = console(100, markup=True)
     out.print(" ".join(sentences(explanation)))
     out.print()
@@ -151,7 +158,7 @@ def _print_text(explanation: Explanation, helpful: list[Json]) -> None:
         table.add_row(*row)
     table.add_row("all", seconds(explanation.duration_ns), "100.0%", style="bold")
     out.print(table)
-    if helpful:
-        out.print("\nWhat would have helped:")
-    for one in helpful:
-        out.print(Padding(f"- {one['text']}", (0, 0, 0, 2)))
+    for heading, points in paragraphs(*advice):
+        out.print(f"\n{heading}")
+        for point in points:
+            out.print(Padding(f"- {point}", (0, 0, 0, 2)))

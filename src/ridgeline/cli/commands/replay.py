@@ -26,13 +26,14 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain import compare
 from ridgeline.foresight.explain.timeline import as_file, timeline
-from ridgeline.foresight.explain.what_would_help import served_again
+from ridgeline.foresight.explain.what_would_help import DRAFTS_WARNING, Served, served_again
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay import CONTRADICTIONS, replay
 from ridgeline.foresight.simulator.replay_times import ReplayResult, settings_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.foresight.step_time.reach import Reach, in_words, reach_of, reach_of_run
 from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
 from ridgeline.models.checkpoint import load_checkpoint
 
@@ -108,20 +109,20 @@ def serve_again(
     calibration = None if model is None else _calibrated(model, options)
     try:
         again = None if changes else what_if.run_as_recorded(records)
+        served: Served | None = None
         if again is not None and calibration is None:
             source, before, after = "recorded", _recorded(records), again.records
         else:
             source = "fitted" if calibration is None else "calibrated"
-            times = None if calibration is None else _usual_of(calibration)
-            serve = served_again(records, times)
-            before, after = serve(settings), serve(wanted)
+            served = served_again(records, None if calibration is None else _usual_of(calibration))
+            before, after = served.serve(settings), served.serve(wanted)
     except CONTRADICTIONS as error:
         raise ValueError(f"{trace} is not a trace of this version: {error!r:.200}") from None
     if timeline_file:
         _write_timeline(timeline_file, settings, before, after)
     flags = {"replay": str(trace), "model": model, "set": changes}
     document = {"flags": flags} | _document(records, before, after)
-    document["prediction"] = _prediction(source, calibration)
+    document["prediction"] = _prediction(source, calibration) | _trust(document, served, after)
     document["replay"] = _compared(before, after) if again is None else _decided(again)
     _print(console(160, markup=True), document, changes, diff=diff)
     if timeline_file:
@@ -138,8 +139,33 @@ def _recorded(records: list[Json]) -> list[Record]:
     ]
 
 
-def _usual_of(calibration: Calibration) -> StepTime:
-    return calibration.times.scaled(calibration.interval().middle)
+def _usual_of(calibration: Calibration) -> tuple[StepTime, Reach | None]:
+    times = calibration.times.scaled(calibration.interval().middle)
+    return times, reach_of(sample.features for sample in calibration.samples)
+
+
+def _trust(document: dict[str, Any], served: Served | None, after: list[Record]) -> dict[str, Any]:
+    """Return how far to trust a simulation; None where nothing is simulated, or it is not known.
+
+    That is the largest steps that the clock was fitted to and that were simulated, and by how much
+    the simulation misses the recording where nothing is changed.
+    """
+    if served is None:
+        return dict.fromkeys(("fitted_up_to", "steps_up_to", "beyond", "errors", "within_error"))
+    steps, errors, within = reach_of_run(after), dict[str, float](), list[str]()
+    for name, recorded in document["recorded"].items():
+        simulated, now = document["before"].get(name), document["after"].get(name)
+        if recorded and simulated:
+            errors[name] = simulated / recorded - 1
+            if now is not None and 0 < abs(now / simulated - 1) <= abs(errors[name]):
+                within.append(name)
+    return {
+        "fitted_up_to": served.reach and served.reach._asdict(),
+        "steps_up_to": steps and steps._asdict(),
+        "beyond": [*served.excess(after)] if served.reach else None,
+        "errors": errors,
+        "within_error": within,
+    }
 
 
 def _prediction(source: str, calibration: Calibration | None = None) -> dict[str, Any]:
@@ -186,16 +212,19 @@ def _calibrated(model: str, options: Options) -> Calibration:
 def _document(records: list[Json], before: list[Record], after: list[Record]) -> dict[str, Any]:
     """Return what ``bench serve`` says of the second run, and the comparison, as plain values."""
     request_changes = compare.changes(before, after)
-    recorded = [r for r in records if r["type"] == "request"]
-    then_ms = [1e3 * (one["finish_s"] - one["arrival_s"]) for one in recorded]
+    recorded, has_drafts = compare.totals(_recorded(records)), what_if.has_drafts(records)
     arrivals_s = {r.name: r.arrival_s for r in after if isinstance(r, RequestRecord)}
     begin_s = min(arrivals_s.values(), default=0.0)
     planned_s = {name: at_s - begin_s for name, at_s in arrivals_s.items()}
     return summarise(outcomes_of(after, begin_s, planned_s), {}) | {
-        "warnings": ["the client's side is not in these numbers: HTTP, templates, tokenising"],
-        "has_drafts": any(record.get("drafts") for record in records),
+        "warnings": [
+            "the client's side is not in these numbers: HTTP, templates, tokenising",
+            *([DRAFTS_WARNING] if has_drafts else []),
+        ],
+        "has_drafts": has_drafts,
         "definitions": DEFINITIONS,
-        "recorded_mean_e2el_ms": sum(then_ms) / len(then_ms) if then_ms else None,
+        "recorded_mean_e2el_ms": recorded.get("mean_e2el_ms"),
+        "recorded": recorded,
         "before": compare.totals(before),
         "after": compare.totals(after),
         "requests": [compare.as_dict(change) for change in request_changes],
@@ -243,24 +272,46 @@ def _print(console: Console, document: dict[str, Any], changes: list[str], *, di
         num_steps, num_equal = (document["replay"][n] for n in ("num_steps", "num_equal_steps"))
         console.print(
             f"With recorded durations, {num_equal:,} of {num_steps:,} steps are decided the same."
-            + (" Drafts are not repeated." if document["has_drafts"] else "")
         )
+    if document["has_drafts"]:
+        console.print(f"{DRAFTS_WARNING.capitalize()}.")
+    prediction = document["prediction"]
     if not is_recorded:
-        error = before.get("mean_e2el_ms", 0.0) / document["recorded_mean_e2el_ms"] - 1
+        _print_trust(console, document)
+    console.print()
+    sides = ("recorded", "now") if is_recorded else ("before", "after")
+    table = table_of_numbers("", *sides, "change", *([] if is_recorded else ["error"]))
+    for name, value in before.items():
+        now = after.get(name)
+        cells = [f"{now / value - 1:+.1%}" if value and now is not None else ""]
+        if not is_recorded:
+            error = prediction["errors"].get(name)
+            cells.append("" if error is None else f"{error:+.1%}")
+        table.add_row(_spelled(name), _number(value), _number(now), *cells)
+    console.print(table)
+    if not is_recorded and prediction["within_error"]:
+        names = ", ".join(map(_spelled, prediction["within_error"]))
+        console.print(f"Too small to be told from the simulation's error: {names}.")
+    if diff:
+        _print_difference(console, document)
+
+
+def _print_trust(console: Console, document: dict[str, Any]) -> None:
+    """Print how far the simulation misses the recording, and whether it went beyond it."""
+    prediction = document["prediction"]
+    if (error := prediction["errors"].get("mean_e2el_ms")) is not None:
         console.print(
             f"With the recorded settings, the simulation takes {abs(error):.1%} "
             f"{'longer' if error > 0 else 'less'} than the recording (mean end-to-end time)."
         )
-    console.print()
-    sides = ("recorded", "now") if is_recorded else ("before", "after")
-    table = table_of_numbers("", *sides, "change")
-    for name, value in before.items():
-        now = after.get(name)
-        part = f"{now / value - 1:+.1%}" if value and now is not None else ""
-        table.add_row(_spelled(name), _number(value), _number(now), part)
-    console.print(table)
-    if diff:
-        _print_difference(console, document)
+    if beyond := prediction["beyond"]:
+        most, known = prediction["steps_up_to"], prediction["fitted_up_to"]
+        found = in_words({name: (most[name], known[name]) for name in beyond})
+        console.print(
+            f"[yellow]Outside of what was measured[/]: steps have {found}. Nothing says how long "
+            "such steps take,"
+        )
+        console.print("so the change may even have the other sign.")
 
 
 def _spelled(name: str) -> str:

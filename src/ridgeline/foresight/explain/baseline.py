@@ -12,6 +12,7 @@ from ridgeline.core.records import Record
 from ridgeline.foresight.explain.explain import Json, Predict
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.least_squares import fit
+from ridgeline.foresight.step_time.reach import Reach, reach_of
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
 from ridgeline.foresight.trace.reader import Recorded, step_of
 
@@ -20,20 +21,21 @@ _MOST = 1500  # more say nothing new
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def usual_times(records: Iterable[Record]) -> StepTime:
-    """Return the model of time that explains a whole run best.
+def usual_times(records: Iterable[Record]) -> tuple[StepTime, Reach]:
+    """Return the model of time that explains a whole run best, and up to which steps it is known.
 
-    Raises ValueError if it is too short.
+    Raises ValueError if the run is too short.
     """
     watcher = Watcher(Samples(), ())
     measured = [sample for record in records if (sample := watcher.take(record))]
-    if len(measured) < _LEAST:
+    reach = reach_of(sample.features for sample in measured)
+    if reach is None or len(measured) < _LEAST:
         raise ValueError(
             f"the trace has {len(measured)} steps that say how long steps take: at least {_LEAST} "
             "are needed"
         )
     thinned = measured[:: -(-len(measured) // _MOST)]
-    return fit(thinned, watcher.samples.after(), _KNOTS)
+    return fit(thinned, watcher.samples.after(), _KNOTS), reach
 
 
 def usual_steps(recorded: Recorded) -> Predict | None:

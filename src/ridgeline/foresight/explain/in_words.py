@@ -212,7 +212,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def as_dict(explanation: Explanation, would_help: Listing[Json]) -> dict[str, Any]:
+def as_dict(
+    explanation: Explanation, would_help: Listing[Json], not_foreseen: Listing[Json]
+) -> dict[str, Any]:
     """Return the document: seconds of each cause, the greatest first, and the order of events."""
     request = explanation.request
     return {
@@ -234,6 +236,7 @@ def as_dict(explanation: Explanation, would_help: Listing[Json]) -> dict[str, An
         ],
         "sentences": sentences(explanation),
         "would_help": [*would_help],
+        "not_foreseen": [*not_foreseen],
     }
 
 
@@ -246,7 +249,21 @@ def rows(explanation: Explanation) -> list[tuple[str, str, str]]:
     ]
 
 
-def markdown(explanation: Explanation, would_help: Listing[Json]) -> str:
+def paragraphs(
+    would_help: Listing[Json], not_foreseen: Listing[Json]
+) -> list[tuple[str, list[str]]]:
+    """Return advice, and what cannot be said: headings that have points, with them."""
+    untold = [f"{one['text']}: {one['reason']}" for one in not_foreseen]
+    parts = [
+        ("What would have helped:", [one["text"] for one in would_help]),
+        ("Not known whether it would have helped:", untold),
+    ]
+    return [(heading, points) for heading, points in parts if points]
+
+
+def markdown(
+    explanation: Explanation, would_help: Listing[Json], not_foreseen: Listing[Json]
+) -> str:
     """Return the explanation as Markdown."""
     lines = [
         f"## Request {explanation.request['request_id']}",
@@ -258,6 +275,6 @@ def markdown(explanation: Explanation, would_help: Listing[Json]) -> str:
     lines += [f"| {cause} | {time} | {share} |" for cause, time, share in rows(explanation)]
     total = seconds(explanation.duration_ns)
     lines += [f"| **all** | **{total}** | **100 %** |"]
-    if would_help:
-        lines += ["", "What would have helped:", "", *(f"- {one['text']}" for one in would_help)]
+    for heading, points in paragraphs(would_help, not_foreseen):
+        lines += ["", heading, "", *(f"- {point}" for point in points)]
     return "\n".join(lines) + "\n"

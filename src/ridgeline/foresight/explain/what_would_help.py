@@ -1,16 +1,18 @@
 """What would have helped a request: the same requests again, with one setting changed.
 
 The greatest cause that a setting can change names it. Two simulations, with it and without, say
-what this request would have gained and what the others would have paid.
+what this request would have gained and what the others would have paid. Where steps would be larger
+than those whose time is known, or the gain smaller than the simulation's error, that is said in
+place of advice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from ridgeline.core.records import EngineRecord, Record
+from ridgeline.core.records import EngineRecord, Record, RequestRecord
 from ridgeline.foresight.explain.baseline import usual_times
 from ridgeline.foresight.explain.compare import changes
 from ridgeline.foresight.explain.explain import Explanation, Json
@@ -18,21 +20,45 @@ from ridgeline.foresight.explain.in_words import seconds
 from ridgeline.foresight.simulator import what_if
 from ridgeline.foresight.simulator.replay_times import settings_of
 from ridgeline.foresight.step_time.features import StepTime
+from ridgeline.foresight.step_time.reach import Reach, in_words, reach_of_run
 from ridgeline.foresight.trace.reader import step_of
 
 MOST_TOKENS = 4000  # of those before the request in question, and of those behind, that count too
+DRAFTS_WARNING = "drafts, which the recording has, are not simulated"
 _MOST = 3  # suggestions
+_FIGURES = ("gain_s", "others_gain_s", "num_others", "error_s")
 _LEAST = 0.05  # of its time: what took less is not worth a change
 
 
-def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[dict[str, Any]]:
+class Advice(NamedTuple):
+    """What would have helped a request, as plain values, and settings of which that is not known.
+
+    Each of the second kind has its reason.
+    """
+
+    helpful: list[dict[str, Any]]
+    not_foreseen: list[dict[str, Any]]
+
+
+class _Gain(NamedTuple):
+    """What a setting changes, in seconds: of the request, and of the others in the mean.
+
+    ``error_s`` is by how much the simulation misses the recording where nothing is changed.
+    """
+
+    own_s: float
+    others_s: float
+    num_others: int
+    error_s: float
+
+
+def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> Advice:
     """Return suggestions, the one for the greatest cause first.
 
     Args:
         explanation: where the request's time went.
         records: a trace of it and of those beside it, with prompts (or what stands for them);
-            without one, suggestions have no gains. With one, what does not help in its simulation
-            is left out.
+            without one, no setting is foreseen. What does not help in its simulation is left out.
     """
     told: list[dict[str, Any]] = []
     for cause, num_ns in explanation.causes_ns().items():
@@ -41,15 +67,19 @@ def would_help(explanation: Explanation, records: Sequence[Json] = ()) -> list[d
         change, text = _suggestion(cause, explanation.engine)
         if text and text not in [one["text"] for one in told]:
             told.append({"cause": cause, "set": change, "text": text})
-    kept, gain_of = [], _simulated(explanation, records)
+    advice, gain_of = Advice([], []), _simulated(explanation, records)
+    warnings = [DRAFTS_WARNING] if what_if.has_drafts(records) else []
     for one in told:
-        gain = gain_of(one["set"]) if one["set"] else None
-        one["gain_s"], one["others_gain_s"], one["num_others"] = gain or (None, None, None)
-        if gain:
-            one["text"] += _said(*gain)
-        if gain is None or gain[0] > 0:
-            kept.append(one)
-    return kept
+        found = gain_of(one["set"]) if one["set"] else None
+        if isinstance(found, str):
+            advice.not_foreseen.append(one | {"reason": found})
+        elif found is None:
+            advice.helpful.append(one | dict.fromkeys(_FIGURES) | {"warnings": []})
+        elif found.own_s > 0:
+            figures = dict(zip(_FIGURES, found, strict=True)) | {"warnings": warnings}
+            text = "; ".join([one["text"] + _said(found), *warnings])
+            advice.helpful.append(one | figures | {"text": text})
+    return advice
 
 
 def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
@@ -75,70 +105,100 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
     return None, ""
 
 
-def _simulated(
-    explanation: Explanation, records: Sequence[Json]
-) -> Callable[[str], tuple[float, float, int] | None]:
-    """Return what tells the gain of a setting; None where none can be told."""
+def _simulated(explanation: Explanation, records: Sequence[Json]) -> Callable[[str], _Gain | str]:
+    """Return what tells the gain of a setting, or why none can be told."""
 
     @cache
-    def unchanged() -> tuple[Callable[[EngineRecord], list[Record]], list[Record]]:
-        serve = served_again(records)
-        return serve, serve(settings_of(records))
+    def unchanged() -> tuple[Served, list[Record]]:
+        served = served_again(records)
+        return served, served.serve(settings_of(records))
 
-    def gain(change: str) -> tuple[float, float, int] | None:
+    def gain(change: str) -> _Gain | str:
         if not records:
-            return None
+            return "it is simulated only where one request is explained"
         try:
-            serve, before = unchanged()
-            after = serve(what_if.changed(settings_of(records), [change]))
-        except ValueError:  # too few steps, a search, or a request that could never run
-            return None
-        return _gain(explanation, before, after)
+            served, before = unchanged()
+            after = served.serve(what_if.changed(settings_of(records), [change]))
+        except ValueError as error:  # too few steps, a search, or a request that could never run
+            return str(error)
+        if excess := served.excess(after):
+            return f"its steps would have {in_words(excess)}"
+        found = _gain(explanation, records, before, after)
+        if isinstance(found, _Gain) and 0 < found.own_s <= found.error_s:
+            own, miss = (seconds(1e9 * one) for one in (found.own_s, found.error_s))
+            return f"its gain of {own} is within {miss}, the error of the simulation"
+        return found
 
     return gain
 
 
 def _gain(
-    explanation: Explanation, before: Sequence[Record], after: Sequence[Record]
-) -> tuple[float, float, int] | None:
-    """Return what a request gains, what others gain in the mean, in seconds, and how many."""
-    compared = changes(before, after)
-    own_gains_ms = [
-        one.gain_ms for one in compared if one.request == explanation.request["request_id"]
-    ]
-    others_gains_ms = [
-        one.gain_ms for one in compared if one.request != explanation.request["request_id"]
-    ]
-    if not own_gains_ms:
-        return None
-    return (
-        own_gains_ms[0] / 1e3,
-        sum(others_gains_ms) / max(len(others_gains_ms), 1) / 1e3,
-        len(others_gains_ms),
-    )
+    explanation: Explanation,
+    records: Sequence[Json],
+    before: Sequence[Record],
+    after: Sequence[Record],
+) -> _Gain | str:
+    """Return what a request and the others gain, and how far off the simulation is.
+
+    That is its miss of this request's time, or its mean miss of all if that is more: one request
+    may be met by chance.
+    """
+    number = explanation.request["request_id"]
+    gains_s = {one.request: one.gain_ms / 1e3 for one in changes(before, after)}
+    if number not in gains_s:
+        return "this request does not end in the simulation"
+    own_s = gains_s.pop(number)
+    took_s = {
+        r.request_id: r.finish_s - r.arrival_s for r in before if isinstance(r, RequestRecord)
+    }
+    misses_s = {
+        one["request_id"]: abs(took_s[one["request_id"]] - (one["finish_s"] - one["arrival_s"]))
+        for one in records
+        if one["type"] == "request" and one["request_id"] in took_s
+    }
+    error_s = max(misses_s[number], sum(misses_s.values()) / len(misses_s))
+    others_s = sum(gains_s.values()) / max(len(gains_s), 1)
+    return _Gain(own_s, others_s, len(gains_s), error_s)
 
 
-def _said(gain_s: float, others_s: float, num_others: int) -> str:
-    text = f": simulated, this request ends {_sooner(gain_s)}"
-    if num_others:
-        text += f", and the {num_others:,} beside it {_sooner(others_s)} in the mean"
-    return text
+def _said(gain: _Gain) -> str:
+    text = f": simulated, this request ends {_sooner(gain.own_s)}"
+    if gain.num_others:
+        text += f", and the {gain.num_others:,} beside it {_sooner(gain.others_s)} in the mean"
+    return f"{text}; the simulation misses the recorded times by {seconds(1e9 * gain.error_s)}"
 
 
 def _sooner(gain_s: float) -> str:
     return f"{seconds(1e9 * abs(gain_s))} {'later' if gain_s < 0 else 'sooner'}"
 
 
-def served_again(
-    records: Sequence[Json], times: StepTime | None = None
-) -> Callable[[EngineRecord], list[Record]]:
-    """Return what serves a trace's requests again with given settings, and returns the records.
+class Served(NamedTuple):
+    """A load that can be served again.
 
-    It simulates with ``times``, or with steps that take as long as those of the trace usually did,
-    and raises ValueError if a request can never run. Raises ValueError itself if the trace is too
-    short, or has a search.
+    Attributes:
+        serve: serves it with given settings and returns the records. It raises ValueError if a
+            request can never run.
+        reach: of the steps that the model of time was fitted to; None if that is not known.
+    """
+
+    serve: Callable[[EngineRecord], list[Record]]
+    reach: Reach | None
+
+    def excess(self, run: Sequence[Record]) -> dict[str, tuple[int, int]]:
+        """Return in which counts a run has steps beyond those fitted, as ``Reach.exceeds``."""
+        most = reach_of_run(run)
+        return most.exceeds(self.reach) if most and self.reach else {}
+
+
+def served_again(
+    records: Sequence[Json], calibrated: tuple[StepTime, Reach | None] | None = None
+) -> Served:
+    """Return what serves a trace's requests again with other settings.
+
+    It simulates with ``calibrated`` times, or with steps that take as long as those of the trace
+    usually did. Raises ValueError if the trace is too short, or has a search.
     """
     load = what_if.load_of(records)
     steps = (step_of(record) for record in records if record["type"] == "step")
-    clock = usual_times(steps) if times is None else times
-    return lambda settings: what_if.run(load, settings, clock)
+    times, reach = usual_times(steps) if calibrated is None else calibrated
+    return Served(lambda settings: what_if.run(load, settings, times), reach)

@@ -111,6 +111,11 @@ def load_of(records: Sequence[Json]) -> list[SimRequest]:
     ]
 
 
+def has_drafts(records: Iterable[Json]) -> bool:
+    """Return whether any step of a trace has drafts, which ``run`` does not make again."""
+    return any(record.get("drafts") for record in records)
+
+
 def _refuse_searches(records: Sequence[Json]) -> None:
     for record in records:
         if record["type"] != "request":

@@ -54,7 +54,7 @@ def _answer(history: TraceBuffer, name: str, tenant: str, form: str) -> Response
     explanation, beside = history.explain(name, tenant)
     if form == "svg":
         return Response(explain_svg(explanation), media_type="image/svg+xml")
-    helpful = would_help(explanation, beside)
+    advice = would_help(explanation, beside)
     if form == "markdown":
-        return Response(markdown(explanation, helpful), media_type="text/markdown; charset=utf-8")
-    return JSONResponse(as_dict(explanation, helpful))
+        return Response(markdown(explanation, *advice), media_type="text/markdown; charset=utf-8")
+    return JSONResponse(as_dict(explanation, *advice))

@@ -48,16 +48,17 @@ export async function explain(request, ofModel) {
   let shown;
   try {
     const [told, picture] = await Promise.all([ask('json'), ask('svg')]);
-    const { sentences, would_help: helpful } = await told.json();
+    const { sentences, would_help: helpful, not_foreseen: untold } = await told.json();
     const save = element('button', { type: 'button', className: 'timeline', onclick: () => saveTimeline(ask, request, save) },
       'Save a timeline');
     const show = element('button', { type: 'button', className: 'timeline', onclick: () => showTimeline(ask, request, show) },
       'open it there');
     shown = [parse(await picture.text()), element('p', {}, sentences.join(' ')),
       element('p', {}, save, ' for ui.perfetto.dev, or ', show, ', without any text of prompts and answers')];
-    if (helpful.length > 0) {
-      shown.push(element('p', {}, 'What would have helped:'), element('ul', {}, ...helpful.map((one) => element('li', {}, one.text))));
-    }
+    const advice = (heading, points) => points.length
+      ? [element('p', {}, heading), element('ul', {}, ...points.map((point) => element('li', {}, point)))] : [];
+    shown.push(...advice('What would have helped:', helpful.map((one) => one.text)),
+      ...advice('Not known whether it would have helped:', untold.map((one) => `${one.text}: ${one.reason}`)));
   } catch (error) {
     shown = [element('p', { className: 'problem', role: 'alert' }, error.message)];
   }
