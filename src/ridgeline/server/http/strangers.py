@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+MAX_WAITING = 2048  # connections that the system keeps until they are accepted
 MOST_PLACES = 2048
 MOST_BYTES = 8 << 20
 _NET_BITS = 64  # of an IPv6 address: who has one has all addresses of that network

@@ -27,7 +27,13 @@ from ridgeline.server.http.limits import Limits
 from ridgeline.server.http.listening import certificate_settings
 from ridgeline.server.http.logs import log_line
 from ridgeline.server.http.options import ServeOptions
-from ridgeline.server.http.strangers import MOST_BYTES, MOST_PLACES, Listener, Strangers
+from ridgeline.server.http.strangers import (
+    MAX_WAITING,
+    MOST_BYTES,
+    MOST_PLACES,
+    Listener,
+    Strangers,
+)
 from ridgeline.server.tunnel.proof import PATH, PROTOCOL
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
@@ -36,7 +42,6 @@ if TYPE_CHECKING:  # imported only where a server has an audit log
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _FLUSH_S = 2.0  # for last words to reach their clients
 _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
-_MAX_WAITING = 2048  # connections that the system keeps until they are accepted
 _ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
 _OTHER_FILES = 128  # that stay free for all but connections
 # Of a connection with TLS, and the buffer in it: asyncio's own would be 256 KiB, and those of
@@ -138,7 +143,7 @@ class WebServer(uvicorn.Server):
         """Listen, and say so."""
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_MAX_WAITING)  # asyncio has one number for this and its tries
+            listener.listen(MAX_WAITING)  # asyncio has one number for this and its tries
         self.on_started()  # it listens: not a moment earlier
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ridgeline.server.http.strangers import Listener, Stranger, Strangers
+from ridgeline.server.http.strangers import MAX_WAITING, Listener, Stranger, Strangers
 from ridgeline.server.tunnel.folder import SocketFolder
 
 _PIECE_BYTES = 1 << 16
@@ -87,6 +87,7 @@ class Relay:
         """Take connections within the block."""
         listener.strangers, listener.own_bytes = self._strangers, self._own_bytes
         server = await asyncio.start_server(self._pass_on, sock=listener, limit=_PIECE_BYTES)
+        listener.listen(MAX_WAITING)
         try:
             yield
         finally:
