@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.foresight.explain.explain import CAUSES, Explanation, TimePiece, explain
+from ridgeline.foresight.explain.explain import (
+    CAUSES,
+    Explanation,
+    TimePiece,
+    explain,
+    overtakers_of,
+)
 from tests.foresight.runs import recorded
 
 Json = dict[str, Any]
@@ -31,7 +37,8 @@ def explained(records: list[Json], predict: Any = None) -> list[Explanation]:
         ]
         of_life = steps[mine[0] : mine[-1] + 2] if mine else []
         request["num_prompt_tokens"] = len(request["prompt_token_ids"])
-        found.append(explain(engine, request, of_life, predict))
+        passed = overtakers_of(request, (one for one in others if one["type"] == "request"))
+        found.append(explain(engine, request, of_life, predict, overtakers=passed))
     return found
 
 
@@ -132,7 +139,8 @@ def test_the_runs_have_a_bit_of_everything() -> None:
     found = [one for seed in range(25) for one in _all(seed)]
     seen = {cause for one in found for cause in one.causes_ns()}
     assert seen == {cause for cause in CAUSES if not cause.endswith(("_alone", "_shared"))} - {
-        "slow_machine"
+        "slow_machine",
+        "queue_overtaken",  # they enter as they come
     }
 
 
@@ -158,6 +166,35 @@ ENGINE = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_blocks": 8}
 REQUEST = {
     "request_id": 0, "num_prompt_tokens": 4, "arrival_s": 0.5, "scheduled_s": 2.25, "finish_s": 5.5,
 }  # fmt: skip
+
+
+def test_who_is_overtaken_waits_for_the_order_from_then_on() -> None:
+    """The first step's slots were taken; then another had the one that became free."""
+    queued = {"work": [[[1, 0], 9, 1]], "sampled": [[6]], "num_running": 2}
+    steps = [
+        step(7, 1.0, **queued),
+        step(8, 2.0, arrived=[3], **queued),
+        step(9, 3.0, **queued),
+        step(10, 4.0, arrived=[4], work=[[[4, 0], 0, 4]], sampled=[[5]]),
+    ]
+    request = REQUEST | {"request_id": 4, "scheduled_s": 4.25, "finish_s": 5.0}
+    others = [
+        {"request_id": 1, "arrival_s": 0.1},  # before it
+        {"request_id": 3, "arrival_s": 0.9},
+        {"request_id": 5, "arrival_s": 0.8},  # behind it
+        request,
+    ]
+    passed = overtakers_of(request, others)
+    assert passed == {3}
+    found = explain(ENGINE, request, steps, overtakers=passed)
+    assert found.num_overtakers == 1
+    assert [(piece.cause, piece.start_ns, piece.end_ns) for piece in found.pieces][1:] == [
+        ("queue_max_num_seqs", ns(1.0), ns(2.0)),
+        ("queue_overtaken", ns(2.0), ns(4.0)),
+        ("prompt", ns(4.0), ns(5.0)),
+    ]
+    alone = explain(ENGINE, request, steps)
+    assert alone.causes_ns()["queue_max_num_seqs"] == ns(3.0)
 
 
 def test_a_life_by_hand() -> None:

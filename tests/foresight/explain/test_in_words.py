@@ -191,3 +191,23 @@ def test_advice_says_that_drafts_are_not_simulated() -> None:
     (told,) = would_help(last, records).helpful
     assert told["warnings"] == ["drafts, which the recording has, are not simulated"]
     assert told["text"].endswith(f"; {told['warnings'][0]}")
+
+
+def test_a_long_prompt_is_told_how_many_passed_it() -> None:
+    """One slot, and fair queueing: of what waits, short prompts come first."""
+    load = [
+        SimRequest(prompt=(3 + i,) * length, num_new=(8,), arrival_s=0.001 * i)
+        for i, length in enumerate((4, 24, 4, 4, 4))
+    ]
+    records = [
+        json.loads(json.dumps(to_json(one)))
+        for one in simulate(load, changed(SETTINGS, max_num_seqs=1), TIMES)
+    ]
+    (long,) = [one for one in explained(records) if one.request["num_prompt_tokens"] == 24]
+    assert long.request["request_id"] == 4
+    assert max(long.causes_ns(), key=long.causes_ns().__getitem__) == "queue_overtaken"
+    (told,) = [one for one in sentences(long) if "overtaken" in one]
+    assert "because it was overtaken by 3 later requests: " in told
+    first = would_help(long, records).helpful[0]
+    assert (first["cause"], first["set"]) == ("queue_overtaken", None)
+    assert first["text"].startswith("a shorter prompt, or a deadline: ")

@@ -106,6 +106,25 @@ def test_two_at_a_time_are_not_foreseen_from_one_at_a_time(keyed: Served) -> Non
     assert first["set"] not in [one["set"] for one in last["would_help"]]
 
 
+def test_a_long_prompt_learns_that_a_short_one_passed_it(keyed: Served) -> None:
+    keyed.valve.before = queued_beside(keyed, 2)
+    create = keyed.client("key-of-ann").completions.create
+    with (
+        ThreadPoolExecutor(2) as pool,
+        create(model="tiny", prompt="before", stream=True, **ASK) as before,
+    ):
+        next(iter(before))
+        long = pool.submit(create, model="tiny", prompt="p q r s t u v w " * 2, **ASK)
+        eventually(lambda: keyed.running.async_engine.num_queued == 1)
+        short = pool.submit(create, model="tiny", prompt="p", **ASK)
+        answers = [one.result() for one in (long, short)]
+    keyed.valve.before = lambda step: None
+    passed, first = (why(keyed, answer.id)[1] for answer in answers)
+    assert "overtaken by 1 later request:" in " ".join(passed["sentences"])
+    assert "queue_overtaken" in {one["cause"] for one in passed["pieces"]}
+    assert "queue_overtaken" not in {one["cause"] for one in first["pieces"]}
+
+
 def test_a_timeline_shows_its_own_keys_requests_and_no_text(keyed: Served) -> None:
     keyed.client("key-of-bob").completions.create(model="tiny", prompt=SECRET, **ASK)
     answer = keyed.client("key-of-ann").completions.create(model="tiny", prompt=SECRET, **ASK)

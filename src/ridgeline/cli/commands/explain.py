@@ -15,7 +15,7 @@ from ridgeline.cli.flags import UsageError
 from ridgeline.engine_setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
-from ridgeline.foresight.explain.explain import Explanation, Predict, explain
+from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
 from ridgeline.foresight.explain.in_words import (
     as_dict,
     markdown,
@@ -68,7 +68,16 @@ def explain_command(
         if out and len(chosen) != 1:
             raise UsageError(f"--out draws one request, but {len(chosen)} are chosen")
         usual = usual_steps(recorded)
-        explanations = [explain(recorded.engine, one, recorded.of(one), usual) for one in chosen]
+        explanations = [
+            explain(
+                recorded.engine,
+                one,
+                recorded.of(one),
+                usual,
+                overtakers=overtakers_of(one, recorded.requests),
+            )
+            for one in chosen
+        ]
         beside = recorded.around(chosen[0], MOST_TOKENS) if len(chosen) == 1 else []
         if timeline_file:
             _write_timeline(timeline_file, recorded, chosen, usual)

@@ -7,7 +7,7 @@ So the pieces sum to the request's time exactly. It knows records alone: no file
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +23,7 @@ CAUSES = {  # and what each means, in the order of a request's life
     "queue_max_num_seqs": "before the engine: all slots were taken",
     "queue_token_budget": "before the engine: earlier prompts filled the steps",
     "queue_blocks": "before the engine: the KV cache was full",
+    "queue_overtaken": "before the engine: later requests passed it",
     "wait_max_num_seqs": "in the engine: all slots were taken",
     "wait_token_budget": "in the engine: others had all tokens of a step",
     "wait_blocks": "in the engine: the KV cache was full",
@@ -61,6 +62,7 @@ class Explanation:
         steps: the records of the steps during its life.
         pieces: in order of time, without gaps, from its arrival to its end.
         is_predicted: whether alone, shared and slow were told apart.
+        num_overtakers: requests that came later and were let into the engine before.
     """
 
     engine: Json
@@ -68,6 +70,7 @@ class Explanation:
     steps: tuple[Json, ...]
     pieces: tuple[TimePiece, ...]
     is_predicted: bool
+    num_overtakers: int = 0
 
     @property
     def duration_ns(self) -> int:
@@ -90,8 +93,10 @@ class _Life:
     request: Json
     predict: Predict | None
     critical: int  # the sequence that ends last: the others do not make the request longer
+    overtakers: frozenset[int] = frozenset()
     cuts: list[tuple[int, str, int | None]] = field(default_factory=list)
     has_arrived: bool = False
+    is_overtaken: bool = False
     known: dict[int, int] = field(default_factory=dict)  # tokens once computed, by sequence
     known_prompt: int = 0
     last_end_ns: int = 0
@@ -106,6 +111,7 @@ class _Life:
         if request_id in step["paused"]:  # between the step before and this one
             self.cut(self.last_end_ns, "client", step)
         self.has_arrived = self.has_arrived or request_id in step["arrived"]
+        self.is_overtaken = self.is_overtaken or not self.overtakers.isdisjoint(step["arrived"])
         cause, is_mine = self._cause(step)
         start_ns, executed_ns, self.last_end_ns = _times_ns(step)
         if is_mine:
@@ -136,7 +142,12 @@ class _Life:
         return ("client" if why == "paused" else f"wait_{why}".replace(" ", "_")), False
 
     def _queued(self, step: Json) -> str:
-        """Return why a request was not let into the engine during a step."""
+        """Return why a request was not let into the engine during a step.
+
+        From the first that passed it on it is the order: there was room, and another had it.
+        """
+        if self.is_overtaken:
+            return "queue_overtaken"
         reasons = Counter(why for _, why in step["waits"])
         busy = step["num_running"] + step["num_waiting"] - reasons["paused"]
         if busy >= self.engine["max_num_seqs"]:
@@ -215,7 +226,12 @@ class _Life:
 
 
 def explain(
-    engine: Json, request: Json, steps: Listing[Json], predict: Predict | None = None
+    engine: Json,
+    request: Json,
+    steps: Listing[Json],
+    predict: Predict | None = None,
+    *,
+    overtakers: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Return where a request's time went.
 
@@ -225,6 +241,7 @@ def explain(
             there is one.
         predict: a model of time: how many seconds a step should take, from its record. With it,
             computing is divided into alone, shared and slow.
+        overtakers: the numbers of the requests that passed it, as ``overtakers_of`` finds them.
 
     Raises ValueError if a step is missing.
     """
@@ -241,13 +258,30 @@ def explain(
             f"the step in which request {request_id} arrived is not in the trace: its beginning is "
             "missing"
         )
-    life = _Life(engine, request, predict, _last_to_end(request_id, steps))
+    life = _Life(engine, request, predict, _last_to_end(request_id, steps), overtakers)
     try:
         for step in steps:
             life.see(step)
     except CONTRADICTIONS as error:
         raise ValueError(f"this is not a trace of this version: {error!r:.200}") from None
-    return Explanation(engine, request, tuple(steps), life.pieces(), predict is not None)
+    pieces, is_predicted = life.pieces(), predict is not None
+    return Explanation(engine, request, tuple(steps), pieces, is_predicted, len(overtakers))
+
+
+def overtakers_of(request: Json, requests: Iterable[Json]) -> frozenset[int]:
+    """Return the requests that came later than one and entered the engine before it.
+
+    Requests are numbered as they enter.
+
+    Args:
+        request: its record.
+        requests: of all that ended, at least ``request_id`` and ``arrival_s``.
+    """
+    return frozenset(
+        one["request_id"]
+        for one in requests
+        if one["request_id"] < request["request_id"] and one["arrival_s"] > request["arrival_s"]
+    )
 
 
 def _last_to_end(request_id: int, steps: Listing[Json]) -> int:

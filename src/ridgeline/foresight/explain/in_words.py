@@ -76,6 +76,9 @@ def _waits(explanation: Explanation, times: dict[str, int]) -> Told:
         f"steps (--max-num-batched-tokens {budget})",
         "queue_blocks": "it waited before the engine, because the KV cache had no room for those "
         f"before it: up to {full} were held (--kv-cache-memory)",
+        "queue_overtaken": "it waited before the engine, because it was overtaken by "
+        f"{_count(explanation.num_overtakers, 'later request')}: the order is fair between keys, "
+        "and of one key short prompts pass long ones",
         "wait_max_num_seqs": f"it waited for a slot, because {ran} sequences ran "
         f"(--max-num-seqs {max_num_seqs})",
         "wait_token_budget": "others used up the tokens of the steps "

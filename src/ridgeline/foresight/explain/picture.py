@@ -18,6 +18,7 @@ _COLOURS = {
     "queue_max_num_seqs": "#d9480f",
     "queue_token_budget": "#f08c4a",
     "queue_blocks": "#b45309",
+    "queue_overtaken": "#a16207",
     "wait_max_num_seqs": "#c2410c",
     "wait_token_budget": "#fb923c",
     "wait_blocks": "#9a3412",

@@ -92,6 +92,8 @@ def _suggestion(cause: str, engine: Json) -> tuple[str | None, str]:
         return f"max_num_batched_tokens={2 * budget}", f"--max-num-batched-tokens {2 * budget}"
     if where in ("blocks", "again"):
         return f"num_blocks={2 * engine['num_blocks']}", "twice as much --kv-cache-memory"
+    if cause == "queue_overtaken":
+        return None, "a shorter prompt, or a deadline: a request with a promise enters at once"
     if cause == "client":
         return None, "a client that reads as fast as the answer comes"
     if cause == "slow_machine":

@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.explain.baseline import predictor, usual_steps
-from ridgeline.foresight.explain.explain import Explanation, Predict, explain
+from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of
 from ridgeline.foresight.explain.timeline import timeline
 from ridgeline.foresight.explain.what_would_help import MOST_TOKENS
 from ridgeline.foresight.record_json import to_json
@@ -103,7 +103,13 @@ class TraceBuffer:
         """
         recorded, request = self._find(wanted, tenant)
         steps = recorded.of(request)
-        explanation = explain(recorded.engine, request, steps, self._usual(recorded))
+        explanation = explain(
+            recorded.engine,
+            request,
+            steps,
+            self._usual(recorded),
+            overtakers=overtakers_of(request, recorded.requests),
+        )
         return explanation, [*map(_stood_in, recorded.around(request, MOST_TOKENS))]
 
     def timeline(self, wanted: str, tenant: str) -> Sequence[Mapping[str, Any]]:
