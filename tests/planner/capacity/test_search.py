@@ -267,6 +267,22 @@ def test_cost_is_of_whole_devices_and_the_cheapest_is_first() -> None:
     assert {c.as_dict()["usd_per_million_output_tokens"] for c in found.choices} >= {None}
 
 
+def test_what_costs_more_than_is_allowed_is_said_with_the_least(tmp_path: Path) -> None:
+    own = tmp_path / "mine.csv"
+    own.write_text(f"{HEADER}l4,me,,on_demand,0.5,,a quote,high\n")
+    least = planned(prices=str(own)).choices[0]
+    none = planned(prices=str(own), max_usd_per_hour=0.001)
+    assert none.choices == ()
+    (said,) = [one for one in none.warnings if "--max-usd-per-hour" in one]
+    assert said == (
+        "--max-usd-per-hour 0.001 leaves nothing: the cheapest that holds the load is "
+        f"{least.num_devices} x l4 for {least.usd_per_hour:.3g} USD per hour"
+    )
+    allowed = planned(prices=str(own), max_usd_per_hour=least.usd_per_hour)
+    assert allowed.choices[0].usd_per_hour == least.usd_per_hour
+    assert not [one for one in allowed.warnings if "--max-usd-per-hour" in one]
+
+
 def test_own_prices_are_used_and_a_damaged_line_is_named(tmp_path: Path) -> None:
     own = tmp_path / "mine.csv"
     own.write_text(f"{HEADER}l4,me,,on_demand,0.5,,a quote,high\n")

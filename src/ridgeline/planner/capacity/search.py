@@ -78,12 +78,14 @@ def search(
         report(min(number, _MOST_SIMULATED), min(len(sized), _MOST_SIMULATED))
         is_near = number < _MOST_SIMULATED
         choice = _decide(candidate, replicas, load, asked, is_simulated=is_near)
-        if most_usd is None or (
-            choice.usd_per_hour is not None and choice.usd_per_hour <= most_usd
-        ):
-            choices.append(choice)
+        choices.append(choice)
     report(_MOST_SIMULATED, _MOST_SIMULATED)
     choices.sort(key=_order)
+    if most_usd is not None:
+        priced = [(c, c.usd_per_hour) for c in choices if c.usd_per_hour is not None]
+        choices = [choice for choice, usd in priced if usd <= most_usd]
+        if priced and not choices:
+            warnings.append(_too_dear(*priced[0], most_usd))
     if asked.spot:
         choices = [
             with_spot(c, load, asked, today, i < SHOWN, alive) for i, c in enumerate(choices)
@@ -223,6 +225,17 @@ def _cost(
         num = replicas * candidate.placement.num_devices
         return not does, True, float(num * candidate.placement.device.usable_bytes)
     return not does, False, usd
+
+
+def _too_dear(best: CapacityOption, usd: float, most_usd: float) -> str:
+    """Return what the best choice costs, where all cost more than is allowed."""
+    holds = (
+        "holds the load" if best.meets_slo else "comes nearest, though it does not hold the load"
+    )
+    return (
+        f"--max-usd-per-hour {most_usd:g} leaves nothing: the cheapest that {holds} is "
+        f"{best.num_devices} x {best.placement.device.id} for {usd:.3g} USD per hour"
+    )
 
 
 def _order(choice: CapacityOption) -> tuple[bool, bool, float, float]:
