@@ -152,6 +152,7 @@ def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:
     if name in HAS_GATES and facts.get(_GATES) is None:
         return HAS_GATES[name]
     if facts.get(_GATES) is None:
+        facts.integer("num_hidden_layers")  # what has none is no config of a model
         facts.fail(
             f"model_type {name!r} is not known here, and whether its MLPs have gates stands in no "
             f'config: add "{_GATES}": true if they multiply two projections, as Llama\'s do '
