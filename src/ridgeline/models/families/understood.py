@@ -23,11 +23,11 @@ _FACTORS = frozenset((
 ))  # fmt: skip
 _COMPUTES = _FACTORS | {
     "act", "activation", "alibi", "attention", "attn", "bias", "biases", "bidirectional", "causal",
-    "clip", "conv", "eps", "epsilon", "expert", "experts", "gate", "gated", "glu", "head", "heads",
-    "layer", "layers", "logit", "logits", "mamba", "moe", "ntk", "parallel", "position",
-    "positional", "positions", "qk", "residual", "rope", "rotary", "routed", "router", "scalar",
-    "scaled", "sink", "sinks", "sliding", "softcap", "sparse", "ssm", "theta", "window", "windows",
-    "yarn",
+    "clip", "conv", "embed", "embedding", "embeddings", "eps", "epsilon", "expert", "experts",
+    "gate", "gated", "glu", "head", "heads", "layer", "layers", "logit", "logits", "mamba", "moe",
+    "ntk", "parallel", "position", "positional", "positions", "qk", "residual", "rope", "rotary",
+    "routed", "router", "scalar", "scaled", "sink", "sinks", "sliding", "softcap", "sparse", "ssm",
+    "theta", "window", "windows", "yarn",
 }  # fmt: skip
 _COMPUTES_TOO = re.compile(
     ".*(?:norm|norms|normed|cap|capping)|quanti[sz].*|normali[sz].*"
