@@ -34,6 +34,7 @@ rates = st.floats(0, 1e-3)
 def models(draw: st.DrawFn) -> StepTime:
     knots = sorted(draw(st.sets(st.integers(1, 3000), min_size=1, max_size=8)))
     rises = [draw(st.floats(0, 0.1)) for _ in knots]
+    rises[0] += 1e-6  # a step takes time
     table = tuple(sum(rises[: i + 1]) for i in range(len(knots)))
     return StepTime(tuple(knots), table, *(draw(rates) for _ in range(8)))
 
