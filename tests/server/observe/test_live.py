@@ -97,11 +97,11 @@ def test_a_watcher_sees_what_runs(served: Served) -> None:
 
 def test_nothing_is_done_when_nobody_looks(served: Served) -> None:
     async_engine, live = served.running.async_engine, served.running.service.live
-    eventually(lambda: len(async_engine.listeners) == 4)  # engine, score, metrics, history
+    eventually(lambda: len(async_engine.listeners) == 5)  # engine, score, metrics, history, counts
     with watching(served) as one, watching(served) as other:
         assert next(one)["num_running"] == next(other)["num_running"] == 0
-        assert len(async_engine.listeners) == 5
-    eventually(lambda: len(async_engine.listeners) == 4)
+        assert len(async_engine.listeners) == 6
+    eventually(lambda: len(async_engine.listeners) == 5)
     assert not live._watchers
     served.catch_up()  # with the views that were asked for
     served.call("/v1/completions", ASK | {"prompt": "of no other test, as it is cached"})

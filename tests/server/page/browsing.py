@@ -19,6 +19,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from ridgeline.core.step import Step
+from ridgeline.server.observe.live import Live
 from tests.server.serving import Served, serving
 from tests.waiting import eventually
 
@@ -124,6 +125,12 @@ def keep(browser: Chrome, *conversations: dict[str, Any]) -> None:
         conversations,
     )
     browser.refresh()
+
+
+def num_viewers(served: Served) -> int:
+    """Return how many views the engine makes: one, shared by all who look, or none."""
+    owners = [getattr(one, "__self__", None) for one in served.running.async_engine.listeners]
+    return sum(isinstance(owner, Live) for owner in owners)
 
 
 def find(browser: Chrome, selector: str) -> WebElement:

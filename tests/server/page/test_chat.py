@@ -20,6 +20,7 @@ from tests.server.page.browsing import (
     click,
     find,
     keep,
+    num_viewers,
     open_settings,
     picture,
     says,
@@ -268,12 +269,11 @@ def test_a_phone_shows_all_without_scrolling_sideways(page: Chrome, view: str) -
 
 
 def test_nobody_looks_while_the_panel_is_hidden(page: Chrome, slow: Served) -> None:
-    listeners = slow.running.async_engine.listeners
-    sees(lambda: len(listeners) == 5)  # engine, score, metrics, history and the view
+    sees(lambda: num_viewers(slow) == 1)
     set_size(page, PHONE)  # the chat alone is to be seen
-    sees(lambda: len(listeners) == 4)
+    sees(lambda: num_viewers(slow) == 0)
     set_size(page, DESK)
-    sees(lambda: len(listeners) == 5)
+    sees(lambda: num_viewers(slow) == 1)
 
 
 def test_the_page_asks_for_a_key_once(model: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.server.page.browsing import (
     agree,
     find,
     keep,
+    num_viewers,
     open_settings,
     sees,
     set_size,
@@ -88,8 +89,7 @@ def test_what_was_found_is_marked_and_shown(page: Chrome) -> None:
 
 
 def test_the_panel_folds_and_stays_folded(page: Chrome, slow: Served) -> None:
-    listeners = slow.running.async_engine.listeners
-    sees(lambda: len(listeners) == 5)
+    sees(lambda: num_viewers(slow) == 1)
     button = find(page, "#fold")
     assert (button.accessible_name, button.get_attribute("aria-expanded")) == (
         "Fold the engine panel",
@@ -98,7 +98,7 @@ def test_the_panel_folds_and_stays_folded(page: Chrome, slow: Served) -> None:
     button.click()
     assert not find(page, "#live").is_displayed()
     assert button.get_attribute("aria-expanded") == "false"
-    sees(lambda: len(listeners) == 4)  # nobody looks
+    sees(lambda: num_viewers(slow) == 0)  # nobody looks
     page.refresh()
     assert not find(page, "#live").is_displayed()
     set_size(page, PHONE)  # there it has a tab of its own
@@ -107,7 +107,7 @@ def test_the_panel_folds_and_stays_folded(page: Chrome, slow: Served) -> None:
     set_size(page, DESK)
     assert find(page, "#fold").accessible_name == "Show the engine panel"
     find(page, "#fold").click()
-    sees(lambda: len(listeners) == 5)
+    sees(lambda: num_viewers(slow) == 1)
 
 
 def test_keys_do_what_the_list_says(page: Chrome) -> None:
