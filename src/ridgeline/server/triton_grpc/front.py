@@ -67,10 +67,6 @@ class _Unread(Exception):
     """Nobody reads an answer."""
 
 
-class _Left(Exception):
-    """Who called has ended the call."""
-
-
 class _CallRoom:
     """Which messages of a call may be answered at once: together as long as one body may be.
 
@@ -215,13 +211,11 @@ class Translator:
         except* _Unread:
             caller.cut()
             await asyncio.Event().wait()  # gRPC sees the end, and cancels this
-        except* _Left:  # of one call: others of the connection go on
-            pass
         finally:
             self._turns.soon(give_back)
 
     async def _answer_streamed(self, data: bytes, context: Any, writing: asyncio.Lock) -> None:
-        """Write the answers to one message. Raises _Unread if nobody reads them, and _Left."""
+        """Write the answers to one message. Raises _Unread if nobody reads them."""
         made, request = CLASSES["ModelStreamInferResponse"], CLASSES["ModelInferRequest"]()
 
         async def write(**fields: Any) -> None:
@@ -229,10 +223,8 @@ class Translator:
                 try:
                     async with asyncio.timeout(self._stall_timeout_s):
                         await context.write(made(**fields))
-                except TimeoutError:
+                except (TimeoutError, grpc.aio.InternalError):  # the latter if it has left
                     raise _Unread from None
-                except grpc.aio.InternalError:
-                    raise _Left from None
 
         try:
             request = await self._parsed("ModelInferRequest", data, context)
