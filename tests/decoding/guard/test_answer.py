@@ -103,6 +103,28 @@ def test_what_is_written_with_escapes_of_json_is_found(written: str, *, is_whole
     assert "heron" not in json.loads(f'"{found.split(chr(34))[1]}"')
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        *["&#104;eron", "h&#x65;ron", "h&#X000065;ron", "&amp;#104;eron", "heron&nbsp;"],
+        r"h&#92;u0065ron",
+    ],
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_is_written_with_references_of_html_is_found(written: str, *, is_whole: bool) -> None:
+    text = f"R&D say {written} now &c."
+    shown, _, hits = read(REDACT, [("content", text)] if is_whole else cut(text))
+    assert text_of(shown) == f"R&D say [BIRD]{'&nbsp;' * ('nbsp' in written)} now &c."
+    assert hits == ["bird:content"]
+
+
+def test_what_is_no_reference_stays() -> None:
+    for text in ("a &heron; b", "a?h&e=r&on", "&#104 eron", "&#x110000;&&#; h&zwnj eron"):
+        shown, _, hits = read(TextRule("x", TextPattern("h ?e ?r"), "redact", "[X]"), cut(text))
+        assert text_of(shown) == text
+        assert not hits
+
+
 def test_a_pair_of_surrogates_is_one_character() -> None:
     rule = TextRule("cat", TextPattern("\U0001f431", apart=""), "redact", "[CAT]")
     shown, _, _ = read(rule, cut(r'a "\ud83d\udc31" and \ud83d alone'))
@@ -110,7 +132,7 @@ def test_a_pair_of_surrogates_is_one_character() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text('heron \\u0068nt"[]', max_size=30), st.data())
+@given(st.text('heron \\u0068nt"[]&#1;*', max_size=30), st.data())
 def test_the_cut_changes_nothing_with_escapes(text: str, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 7))
     whole, _, _ = read(REDACT, [("content", text)])

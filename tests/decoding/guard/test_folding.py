@@ -7,7 +7,8 @@ import unicodedata
 import pytest
 
 from ridgeline.decoding.guard.answer import TextRule, TextRules, screened
-from ridgeline.decoding.guard.folding import is_seen, kind_of, spellings
+from ridgeline.decoding.guard.folding import folded, is_seen, kind_of, spellings
+from ridgeline.decoding.guard.look_alikes import LATIN
 from ridgeline.decoding.guard.patterns import Patterns, Scanner, TextPattern
 
 
@@ -85,6 +86,22 @@ def test_what_is_seen_is_not_passed_over() -> None:
         ("heron", "\U0001f1ed\U0001f1ea\U0001f1f7\U0001f1f4\U0001f1f3"),
         ("heron", "h\u20dde\u20ddron"),
         (r"\d{3}", "1\ufe0f\u20e32\ufe0f\u20e33\ufe0f\u20e3"),
+        ("heron", "h\u0435r\u043en"),
+        ("heron", "\u041dER\u041eN"),
+        ("heron", "\u0397\u0395R\u039f\u039d"),
+        ("heron", "\u13bb\u13ac\u13a1\ua4f3\ua4e0"),
+        ("heron", "\u029c\u1d07\u0280\u1d0f\u0274"),
+        ("[a-z]{5}", "h\u0435r\u043en"),
+        ("h[e]ron", "h\u0435ron"),
+        ("\u043d\u043e\u0441", "\u043doc"),
+        ("\u043d\u043e\u0441", "\u041d\u041e\u0421"),
+        ("[\u0430-\u044f]{3}", "\u043doc"),
+        ("project heron", "project **heron"),
+        ("project heron", "project** `heron"),
+        ("project heron", "pro**je**ct ***he***ron"),
+        ("project heron", "pro~~ject~~ h`eron"),
+        (r"\d+-\d", "4*1*-`2"),
+        (r"4\*[*]1", "4**1"),
     ],
 )
 def test_equivalent_spellings_are_one(pattern: str, text: str) -> None:
@@ -107,7 +124,12 @@ def test_equivalent_spellings_are_one(pattern: str, text: str) -> None:
         ("b\xe1n", "ba\u0323n"),
         ("heron", "xheron"),
         ("heron", "heron2"),
-        ("heron", "heron_"),
+        ("heron", "her0n"),
+        ("heron", "\u043d\u0435\u0440\u043e\u043d"),
+        ("\u043d\u043e\u0441", "hoc"),
+        ("[^a]x", "ax"),
+        ("heron", "her_on"),
+        ("heron", "he<b>ron</b>"),
         ("heron", "heron\u0301"),
         ("heron", "e\u0301heron"),
         ("\ud558", "\u1112\u1161\u11ab"),
@@ -126,6 +148,25 @@ def test_a_raised_number_and_an_invisible_letter_end_a_word() -> None:
     assert shown("heron", "heron\xb2") == "[X]\xb2"
     assert shown("heron", "\u3164heron\u3164") == "\u3164[X]"
     assert shown("heron", "heron\u200ds") == "[X]s"
+
+
+def test_emphasis_ends_a_word_and_stays_around_it() -> None:
+    for mark in ("*", "**", "~~", "`", "_", "__"):
+        assert shown("heron", f"a {mark}heron{mark} flies") == f"a {mark}[X]{mark} flies"
+    assert shown("heron", "my_heron_nest") == "my_[X]_nest"
+    assert shown("heron", "**h**eron*s*") == "**[X]*s*"
+
+
+def test_each_letter_that_looks_like_a_latin_one_is_read_as_it_and_as_itself() -> None:
+    alphabets = {unicodedata.name(chr(code)).split()[0] for code in LATIN}
+    assert alphabets == {"LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "CHEROKEE", "LISU"}
+    for code, latin in LATIN.items():
+        other = chr(code)
+        assert folded(other) == other  # or no text would have it
+        assert shown(f"x{latin}x", f"say x{other}x now") == "say [X] now", hex(code)
+        assert shown(f"x{other}x", f"say x{latin}x now") == "say [X] now", hex(code)
+        assert shown(f"x[{latin}]x", f"say x{other}x now") == "say [X] now", hex(code)
+        assert shown("q[^x]q", f"q{other}q") == "[X]"
 
 
 def test_each_letter_that_is_composed_has_the_spelling_that_is_not() -> None:

@@ -24,7 +24,8 @@ ALL = [
 ]
 PATTERNS = Patterns(ALL)
 PARTS = [
-    *"abcdxy@.-_ 12\xb2",
+    *"abcdxy@.-_* 12\xb2",
+    "\u0430",
     "foo",
     "bob@x.de",
     "\u200b",
@@ -43,14 +44,15 @@ def _digits(text: str) -> int:
 
 def _read(text: str) -> str:
     """Fold a whole text at once, as nothing that reads it in pieces can."""
-    seen = unicodedata.normalize("NFC", "".join(filter(is_seen, text)))
+    seen = unicodedata.normalize("NFC", "".join(filter(is_seen, text.replace("*", ""))))
+    seen = seen.replace("\u0430", "a")
     plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", seen).casefold())
     return plain.replace("\u0332", "").replace("\u0301", "")
 
 
 def _longest(text: str, start: int) -> tuple[int, int] | None:
     """Try every end and every pattern, by the library's own regular expressions."""
-    if not folded(text[start]) or kind_of(text[start]) == "m":
+    if not folded(text[start]) or kind_of(text[start]) == "m" or text[start] == "*":
         return None
     for end in range(len(text), start, -1):
         for i, pattern in enumerate(ALL):
@@ -60,6 +62,8 @@ def _longest(text: str, start: int) -> tuple[int, int] | None:
                 text[end:],
             )
             if after and not folded(after[0]):  # which belongs to the match
+                continue
+            if "".join(filter(is_seen, text[start:end])).endswith("*"):  # which does not
                 continue
             if len(list(filter(is_seen, text[start:end]))) > pattern.most:
                 continue
@@ -119,6 +123,14 @@ def test_a_scanner_finds_what_trying_every_span_finds_however_the_text_is_cut(
     for pieces in ([text], list(text), drawn):
         assert scanned(pieces) == expected
     assert PATTERNS.may_match(text) or not any(isinstance(one, Hit) for one in expected)
+
+
+@pytest.mark.parametrize("pieces", [["a", "\u200ba", "x"], ["\u0301\u0301", "a", "\x01-"]])
+def test_an_invisible_character_that_begins_a_piece_belongs_to_the_one_before(
+    pieces: list[str],
+) -> None:
+    assert scanned(pieces) == oracle("".join(pieces))
+    assert scanned([*pieces, "bcd"]) == oracle("".join([*pieces, "bcd"]))
 
 
 def test_a_text_that_begins_matches_and_ends_none_is_passed_at_once() -> None:

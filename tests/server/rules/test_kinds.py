@@ -236,6 +236,14 @@ def test_a_kind_leaves_what_only_looks_like_it(kind: str) -> None:
         assert shown(kind, before + text + after) == before + text + after
 
 
+def test_a_kind_is_found_with_emphasis_and_letters_that_look_alike() -> None:
+    assert shown("card", "**4111** `1111` 1111 *1111*") == "**[X]*"
+    assert shown("phone", "call _+1 **415** 555 0132_") == "call _[X]_"
+    assert shown("ip", "at 2001:**db8**::1 or 10.**1**.2.3") == "at [X] or [X]"
+    assert shown("iban", "D\u041589 3704 0044 0532 0130 00") == "[X]"
+    assert shown("aws_key", "`wJalrXUtnFEMI/K7MDENG/`**bPxRfiCYEXAMPLEKEY**") == "`[X]**"
+
+
 def test_text_behind_a_key_without_its_last_line_stays() -> None:
     key = pem("PRIVATE KEY", 3).rpartition("\n")[0]
     assert shown("private_key", f"{key}\n\nKeep it safe.") == "[X]\n\nKeep it safe."

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from ridgeline.decoding.guard.escapes import may_escape
 from ridgeline.decoding.guard.folding import units
 from ridgeline.decoding.guard.patterns import Hit, Patterns, TextPattern
 from ridgeline.decoding.guard.search import NOTHING, Begun, MatchSearch
@@ -54,7 +55,7 @@ class TextRules:
     def may_match(self, text: str) -> bool:
         """Whether a rule may find something in a whole text; False is certain."""
         compiled = (self.forbidden, self.noted)
-        return "\\" in text or any(one is not None and one.may_match(text) for one in compiled)
+        return may_escape(text) or any(one is not None and one.may_match(text) for one in compiled)
 
     def begun(self, text: str) -> BegunText:
         """Return what an answer under these rules begins with that goes on with a text."""

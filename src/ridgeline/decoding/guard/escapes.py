@@ -1,12 +1,13 @@
-"""A text and what is written in it with the escapes of JSON, searched at once.
+"""A text and what is written in it with the escapes of JSON and HTML, searched at once.
 
-``\\u0062ob`` in a string of JSON is ``bob`` to its reader, so a text is searched as it stands and
-with its escapes resolved: once, and once more for JSON in a string of JSON. What is found has its
-place in the text as it stands.
+``\\u0062ob`` in a string of JSON is ``bob`` to its reader, and so is ``&#98;ob`` in Markdown. So a
+text is searched as it stands and with its escapes resolved: once, and once more for JSON in a
+string of JSON. What is found has its place in the text as it stands.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections import deque
 from typing import NamedTuple
@@ -16,9 +17,21 @@ from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner
 
 _DEEPEST = 2  # escapes in escapes
 _HIGH, _LOW = "u[dD][89abAB][0-9a-fA-F]{2}", "u[dD][c-fC-F][0-9a-fA-F]{2}"  # of a pair
-_ESCAPE = re.compile(rf"\\(?:{_HIGH}\\{_LOW}|[\"\\/bfnrt]|u[0-9a-fA-F]{{4}})")
-_BEGINS_ESCAPE = re.compile(rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9a-fA-F]{{0,3}})?")
+_ESCAPE = re.compile(
+    rf"\\(?:{_HIGH}\\{_LOW}|[\"\\/bfnrt]|u[0-9a-fA-F]{{4}})"
+    r"|&(?:#[xX][0-9a-fA-F]{1,9}|#[0-9]{1,9}|[A-Za-z][A-Za-z0-9]{1,30});"
+)
+_BEGINS_ESCAPE = re.compile(
+    rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9a-fA-F]{{0,3}})?"
+    r"|&(?:#(?:[xX][0-9a-fA-F]{0,9}|[0-9]{0,9})|[A-Za-z][A-Za-z0-9]{0,30})?"
+)
+_MAY_ESCAPE = re.compile(r"\\|&(?:[#A-Za-z]|\Z)")
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def may_escape(text: str) -> bool:
+    """Whether a text may have an escape, or the beginning of one at its end; False is certain."""
+    return _MAY_ESCAPE.search(text) is not None
 
 
 class FoundMatch(NamedTuple):
@@ -130,11 +143,11 @@ class _Reading:
         shown, shown_sizes, at = list[str](), list[int](), 0
         while at < len(text):
             size = 1
-            if text[at] == "\\":
+            if text[at] in "\\&":
                 if not is_end and _BEGINS_ESCAPE.fullmatch(text, at):
                     break
                 escape = _ESCAPE.match(text, at)
-                size = len(escape[0]) if escape else 1
+                size = len(escape[0]) if escape and _character(escape[0]) else 1
             shown.append(_character(text[at : at + size]))
             shown_sizes.append(sum(sizes[at : at + size]))
             at += size
@@ -153,9 +166,12 @@ def _kind(before: str) -> str:
 
 
 def _character(text: str) -> str:
-    """Return the character of an escape, or one that stands for itself."""
+    """Return the character of an escape, or one that stands for itself; nothing if none is."""
     if len(text) == 1:
         return text
+    if text[0] == "&":
+        char = html.unescape(text)
+        return char if len(char) == 1 else ""  # no name, or one of two characters of mathematics
     if text[1] == "u":
         units = [int(unit, 16) for unit in text.split("\\u")[1:]]
         data = b"".join(unit.to_bytes(2, "big") for unit in units)

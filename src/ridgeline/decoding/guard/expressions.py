@@ -4,8 +4,9 @@ Literals, classes, ``.``, groups, ``|`` and the repetitions ``*``, ``+``, ``?`` 
 an automaton cannot decide while it reads once is refused: looking around, references to groups,
 anchors. The construction is Thompson's (1968).
 
-A literal is read in all its spellings (``folding``), with marks around it that do not change it; a
-space is read as any gap. Letters match their other case.
+A literal is read in all its spellings (``folding``), as what looks like it (``look_alikes``), and
+with marks around it that do not change it; a space is read as any gap. Letters match their other
+case.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ridgeline.decoding.guard import folding
+from ridgeline.decoding.guard import folding, look_alikes
 
 _MOST_REPEATED = 1_000
 _MOST_NODES = 200_000  # of all patterns together: some 50 MB
@@ -83,6 +84,8 @@ class Nfa:
             base = self.node()
             self.reads(begin, bases, base)
             self.reads(base, folding.all_marks(), end)
+        if others := look_alikes.like_class(characters):
+            self.reads(begin, others, end)
         for char in sorted(set(characters)):
             if len(folding.folded(char)) > 1 and _compiled(characters).match(char):
                 self.reads_literal(begin, char, end)
@@ -94,7 +97,7 @@ class Nfa:
             for i, symbol in enumerate(symbols, start=1):
                 to = end if i == len(symbols) else self.node()
                 letter = folding.joined(letter, symbol)
-                self.reads(at, re.escape(symbol), to)
+                self.reads(at, look_alikes.like(symbol), to)
                 self.reads(to, folding.marks_around(letter), to)
                 at = to
             if not symbols:  # a mark that a text need not have

@@ -1,8 +1,9 @@
 """How a reader sees characters: which are invisible, which look alike, which belong together.
 
 A text is read as symbols: each character by itself in its compatibility form (NFKC), with full case
-folding. What is canonically equivalent may still be written with other symbols, such as ``é`` with
-a mark of its own: ``spellings`` names them all, for patterns. So a text that grows is read once.
+folding where one becomes several. What is canonically equivalent may still be written with other
+symbols, such as ``é`` with a mark of its own: ``spellings`` names them all, for patterns, whose
+classes match any case. So a text that grows is read once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f]")  # the others of ASCII
 # First of 26 letters that Unicode gives no compatibility form: in black circles, in black squares,
 # and the regional indicators, which many screens show as letters.
 _ALPHABETS = (0x1F150, 0x1F170, 0x1F1E6)
+_SMALL_CAPITAL = re.compile(r"LATIN LETTER SMALL CAPITAL ([A-Z])")
 # Marks that a letter of any alphabet may have: over, under, around and through it.
 _MARKS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
 _JAMO = ((0x1161, 0x11FF), (0xD7B0, 0xD7FF))  # vowels and ends, which go on with a syllable
@@ -49,8 +51,12 @@ def folded(char: str) -> str:
     for first in _ALPHABETS:
         if first <= ord(char) < first + 26:
             return chr(ord("a") + ord(char) - first)
+    if small := _SMALL_CAPITAL.fullmatch(unicodedata.name(char, "")):
+        return small[1]
     plain = unicodedata.normalize("NFKC", char)
-    return unicodedata.normalize("NFKC", plain.casefold())
+    symbols = unicodedata.normalize("NFKC", plain.casefold())
+    # A capital stays: what it looks like may be another letter than what its small form does.
+    return plain if plain.lower() == symbols and len(plain) == 1 else symbols
 
 
 def units(text: str) -> list[str]:
@@ -68,8 +74,8 @@ def units(text: str) -> list[str]:
 def kind_of(char: str) -> str:
     """Return what a character is to its neighbours.
 
-    That is ``a`` (a letter), ``1`` (a digit), ``_``, ``m`` (a part of the character before it, such
-    as an accent), or nothing.
+    That is ``a`` (a letter), ``1`` (a digit), ``m`` (a part of the character before it, such as an
+    accent), or nothing: an underscore is between words, as where it makes them italic.
     """
     symbol = folded(char)[:1]
     if not symbol:
@@ -77,15 +83,13 @@ def kind_of(char: str) -> str:
     category = unicodedata.category(symbol)
     if category[0] == "M" or any(first <= ord(symbol) <= last for first, last in _JAMO):
         return "m"
-    if symbol == "_":
-        return "_"
     # A raised 2 is a note's number, as a rule, and no part of the word before it.
     return {"L": "a", "N": "1"}.get(category[0], "") if char.isalpha() or char.isdecimal() else ""
 
 
 def spellings(char: str) -> list[str]:
     """Return all ways to write a character in symbols, the shortest first; marks stand alone."""
-    parts = [_equivalent(symbol) for symbol in _undecorated(folded(char))]
+    parts = [_equivalent(symbol) for symbol in _undecorated(folded(char).casefold())]
     return sorted(map("".join, product(*parts)), key=len) if parts else [""]
 
 
@@ -115,8 +119,8 @@ def all_marks() -> str:
 @cache
 def accented() -> tuple[str, ...]:
     """Return the symbols that are a letter and one mark, if they are written in two characters."""
-    found = (chr(code) for code in range(0xC0, 0x3100))
-    return tuple(char for char in found if folded(char) == char and len(_decomposed(char)) > 1)
+    found = filter(lambda char: folded(char).lower() == char, map(chr, range(0xC0, 0x3100)))
+    return tuple(char for char in found if len(_decomposed(char)) > 1)
 
 
 def base_of(symbol: str) -> str:

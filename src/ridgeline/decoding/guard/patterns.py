@@ -19,9 +19,11 @@ _MOST_STATES = 5_000  # that texts may make of matches that have begun together
 _MOST_MATCH = 16_384  # characters that a match may have at most
 _LONG = 48  # characters: what holds back more is not read by pieces
 _DEAD = 0
+_EMPHASIS = "*~`"  # of Markdown: bold, struck out, code
+_NO_EMPHASIS = str.maketrans("", "", _EMPHASIS)
 
 States = tuple[int, ...]
-WORD = "a1_m"  # what stands beside no whole word (``folding.kind_of``)
+WORD = "a1m"  # what stands beside no whole word (``folding.kind_of``)
 
 
 class TextPattern(NamedTuple):
@@ -66,8 +68,8 @@ class Move(NamedTuple):
 class Patterns:
     """Patterns as one deterministic automaton, whose states are made when a text needs them.
 
-    Invisible characters are passed over inside a match; others are read as symbols
-    (``folding``), so full-width digits are digits.
+    Invisible characters and Markdown's emphasis are passed over inside a match; others are read as
+    symbols (``folding``), so full-width digits are digits.
 
     Attributes:
         all: the patterns; the first of several that match the same text counts.
@@ -130,7 +132,10 @@ class Patterns:
             for one in folded(char):
                 arcs = (arc for node in self._sets[to] for arc in self._nfa.reading[node])
                 reached = {node for characters, node in arcs if characters.match(one)}
-                to = self._number(self._nfa.reached(reached))
+                reached_all = self._nfa.reached(reached)
+                if one in _EMPHASIS and to not in self.begins.values():
+                    reached_all |= self._sets[to] - self._nfa.ends.keys()
+                to = self._number(reached_all)
             self.next[key] = to
         return to
 
@@ -276,7 +281,7 @@ class Scanner:
             starts += [size + i for i in move.begun]
         self._starts, self._states = starts, move.states
         self._append(move.units)
-        cut = starts[0] if starts else len(held)
+        cut = self._starts[0] if self._starts else len(held)
         return [self._cut(cut)] if cut else []
 
     def may_complete(self, text: str) -> bool:
@@ -405,6 +410,7 @@ class Scanner:
                 )
                 if beside and (beside == "m" or beside in pattern.apart):
                     continue
-                if pattern.check is None or pattern.check("".join(held[start:end])):
+                match = "".join(held[start:end])
+                if pattern.check is None or pattern.check(match.translate(_NO_EMPHASIS)):
                     return start, end, i
         return None

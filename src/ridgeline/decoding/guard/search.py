@@ -1,10 +1,10 @@
-"""The matches in a text that grows, as it stands and with the escapes of JSON resolved."""
+"""The matches in a text that grows, as it stands and with its escapes resolved."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ridgeline.decoding.guard.escapes import EscapedText
+from ridgeline.decoding.guard.escapes import EscapedText, may_escape
 from ridgeline.decoding.guard.patterns import Hit, Patterns, Scanner
 
 
@@ -19,7 +19,7 @@ NOTHING = Begun()
 
 
 class MatchSearch:
-    """Finds the matches in one text; without a ``\\`` it reads the text once."""
+    """Finds the matches in one text; without escapes it reads the text once."""
 
     def __init__(self, patterns: Patterns, begun: Begun = NOTHING) -> None:
         """Go on with a text that has begun."""
@@ -27,7 +27,7 @@ class MatchSearch:
         self._scanner = Scanner(patterns, begun.held, begun.before)
         self._escaped: EscapedText | None = None
         self._first: list[str | Hit] = []  # of what was held, known at once
-        if "\\" in begun.held:
+        if may_escape(begun.held):
             self._escape()
 
     def _escape(self) -> None:
@@ -50,7 +50,7 @@ class MatchSearch:
 
         With ``is_end`` no text follows, so nothing is held back.
         """
-        if self._escaped is None and "\\" not in text:
+        if self._escaped is None and not may_escape(text):
             return self._scanner.feed(text, is_end=is_end)
         if self._escaped is None:
             self._escape()
@@ -66,7 +66,8 @@ class MatchSearch:
 
         In characters, 0 if there is no match that it is a part of.
         """
-        if self._escaped is None and "\\" not in text and not self._scanner.may_complete(text):
+        is_plain = self._escaped is None and not may_escape(text)
+        if is_plain and not self._scanner.may_complete(text):
             return 0
         at = -len(self.held)
         for one in MatchSearch(self._patterns, self.begun).feed(text, is_end=True):

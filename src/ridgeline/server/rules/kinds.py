@@ -12,6 +12,7 @@ from ipaddress import IPv6Address
 from itertools import pairwise
 
 from ridgeline.decoding.guard.folding import folded, is_seen
+from ridgeline.decoding.guard.look_alikes import LATIN
 from ridgeline.decoding.guard.patterns import TextPattern
 
 _LONG_KEY = 16_384  # characters: a token with many claims, a key of 8,192 bits
@@ -29,7 +30,7 @@ _LEAST_TURNS = 12  # from one case to another, or to a digit: paths and names ha
 
 
 def _plain(text: str) -> str:
-    return "".join(map(folded, text))
+    return "".join(map(folded, text)).translate(LATIN)
 
 
 def _digits(text: str) -> str:
