@@ -178,8 +178,8 @@ def test_a_call_that_must_come_is_one_and_none_comes_twice(thinker: Served, path
         assert status == 200, answer
         assert _calls_and_end(path, answer) == (1, ends.get(path, "tool_calls"))
         assert headers.get("x-ridgeline-ended") == ("repeated_call" if more is several else None)
-        if path == CHAT:
-            assert answer["choices"][0].get("stop_reason") == headers.get("x-ridgeline-ended")
+        said = answer["choices"][0].get("stop_reason") if path == CHAT else answer.get("ended_by")
+        assert said == headers.get("x-ridgeline-ended")
         if path == "/v1/responses":
             assert answer["parallel_tool_calls"] == (more is several)
         usage = answer.get("usage") or {"output_tokens": answer.get("eval_count")}
@@ -197,8 +197,13 @@ def test_nothing_of_a_repeated_call_is_streamed(thinker: Served, path: str) -> N
         "/api/chat": '"tool_calls"',
     }
     assert shown.count(begun.get(path, '"name":"now"')) == (2 if "responses" in path else 1), shown
-    if path == CHAT:
-        assert '"stop_reason":"repeated_call"' in shown
+    last = {
+        CHAT: r'"finish_reason":"tool_calls","stop_reason":"repeated_call"',
+        "/v1/responses": r'"type":"response\.completed",.*"ended_by":"repeated_call"',
+        "/v1/messages": r'"message_delta",.*"stop_reason":"tool_use",.*"ended_by":"repeated_call"',
+        "/api/chat": r'"done":true,"done_reason":"stop",.*"ended_by":"repeated_call"',
+    }
+    assert len(re.findall(last[path], shown)) == shown.count("repeated_call") == 1, shown
 
 
 def test_the_call_that_is_named(thinker: Served) -> None:

@@ -47,6 +47,7 @@ class MessageObject(Shaped):
         "tool_use",
     ]
     stop_sequence: str | None
+    ended_by: str | None = None
     usage: MessageUsage
     receipt: dict[str, Any] | None = None
 

@@ -69,8 +69,7 @@ class AnthropicWriter:
 
     def ending(self) -> bytes:
         """Return the server-sent events that end a stream."""
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        last = self._event("message_delta", delta=delta, usage=self._usage())
+        last = self._event("message_delta", delta=self._why(), usage=self._usage())
         return b"".join([*self._begin(), last, self._event("message_stop", **self._receipt())])
 
     def _receipt(self) -> dict[str, Any]:
@@ -129,10 +128,14 @@ class AnthropicWriter:
             "role": "assistant",
             "model": self._model,
             "content": list(map(_block, self._items.all)),
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence,
+            **self._why(),
             "usage": self._usage(),
         }
+
+    def _why(self) -> dict[str, str | None]:
+        """Return why the message has ended, if it has."""
+        why = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        return why | self._answers.ended_by()
 
     def _usage(self) -> dict[str, int]:
         """Return Anthropic's counts: what the cache had is not among the input tokens."""

@@ -39,6 +39,7 @@ class Answered(Shaped):
     created_at: str
     done: Literal[True]
     done_reason: Literal["stop", "length", "load", "unload"]
+    ended_by: str | None = None
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None

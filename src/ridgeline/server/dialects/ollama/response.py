@@ -105,6 +105,7 @@ class OllamaWriter:
         return {
             "done": True,
             "done_reason": self._reason,
+            **self._answers.ended_by(),
             "total_duration": int(total_ms * NS_PER_MS),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],

@@ -469,6 +469,10 @@ class ResponseBuilder:
         """Which bounds of calls have ended answers, each once."""
         return ", ".join(sorted({a.bound for a in self.choices if a.bound}))
 
+    def ended_by(self) -> dict[str, str]:
+        """Return the field for ``bounds`` in APIs whose choices have no ``stop_reason``."""
+        return {"ended_by": self.bounds} if self.bounds else {}
+
     @property
     def num_tokens(self) -> int:
         """Tokens generated, except one that only the engine needed."""

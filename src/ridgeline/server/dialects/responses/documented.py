@@ -91,6 +91,7 @@ class ResponseObject(Shaped):
     background: Literal[False]
     error: None
     incomplete_details: dict[str, str] | None
+    ended_by: str | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any] | None

@@ -201,6 +201,7 @@ class ResponsesWriter:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": why_cut} if why_cut else None,
+            **self._answers.ended_by(),
             "model": self._model,
             "output": list(map(self._item, self._items.all)),
             "previous_response_id": None,
