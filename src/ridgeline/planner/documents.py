@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ridgeline import tables
-from ridgeline.physics.kv_plan import gib
+from ridgeline.physics.kv_plan import decimal_size, gib
 from ridgeline.physics.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
@@ -89,9 +89,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield ""
     yield f"| on {plan.best.device.id} | size | how |"
     yield "|---|--:|---|"
-    for line in plan.best.ledger.lines:
+    *lines, margin = plan.best.ledger.lines
+    for line in lines:
         yield f"| {line.name} | {gib(line.num_bytes)} | {line.how} |"
-    yield f"| **total** | **{gib(plan.best.ledger.total_bytes)}** | |"
+    needed = plan.best.ledger.needed_bytes
+    yield f"| **needs** | **{gib(needed)}** | {decimal_size(needed)} |"
+    yield f"| {margin.name} | {gib(margin.num_bytes)} | stays free |"
     if plan.published is not None:
         said = plan.published
         yield (

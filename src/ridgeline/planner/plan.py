@@ -297,6 +297,7 @@ def memory_of(placement: Placement) -> dict[str, Any]:
             "kv_bytes_per_further_token": further,
             "activation_bytes": ledger.activation_bytes,
             "overhead_bytes": ledger.overhead_bytes,
+            "needed_bytes": ledger.needed_bytes,
             "total_bytes": ledger.total_bytes,
             "capacity_bytes": ledger.capacity_bytes,
             "budget_bytes": ledger.budget_bytes,

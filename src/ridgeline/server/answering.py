@@ -17,9 +17,11 @@ from ridgeline.api import identity
 from ridgeline.api.calibration.kept import try_to_keep
 from ridgeline.api.calibration.known import known
 from ridgeline.api.llm import LLM
+from ridgeline.api.text_processor import TextProcessor
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.machine import lower_priority
+from ridgeline.planner.needs import flags_of
 from ridgeline.server.aliases import Aliases
 from ridgeline.server.app import new_app
 from ridgeline.server.batches.background import Batches, store_of
@@ -93,13 +95,7 @@ class Answering:
         self.async_engine.listeners += [self._score.on_record, self.metrics.on_record]
         has = {"trace": trace is not None, "audit": audit is not None}
         rules = self.rules = self._rules_of(options, keys, has)
-        if options.chat_template:
-            llm.text.use_chat_template(options.chat_template)
-        llm.text.generation_defaults |= options.sampling
-        llm.text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
-        llm.text.limit_grammars(
-            max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout
-        )
+        _set_up_text(llm.text, options)
         self.service = Service(
             llm.text,
             self.async_engine,
@@ -111,6 +107,7 @@ class Answering:
             facts=llm.facts,
             files=llm.file_digests,
             path=llm.path,
+            plan_flags=flags_of(llm.config),
             memory=llm.memory,
             loras=Loras(llm.adapters, name, options.allow_lora_loading),
             naps=Naps(self.async_engine, llm.sleeping, options.idle_release_s),
@@ -207,3 +204,12 @@ def _in_quiet_thread(work: Callable[[], None]) -> None:
         work()
 
     threading.Thread(target=run, name="fit", daemon=True).start()
+
+
+def _set_up_text(text: TextProcessor, options: ServeOptions) -> None:
+    """Let texts be written and read as the options say. Raises ValueError if that cannot be."""
+    if options.chat_template:
+        text.use_chat_template(options.chat_template)
+    text.generation_defaults |= options.sampling
+    text.choose_parsers(options.tool_call_parser, options.reasoning_parser)
+    text.limit_grammars(max_bytes=options.max_grammar_bytes, timeout_s=options.grammar_timeout)

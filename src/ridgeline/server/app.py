@@ -250,12 +250,12 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/memory", responses=ERRORS)
     async def memory(request: Request) -> dict[str, Any]:
-        """Say line by line what takes this process's memory, and what of it may still grow.
+        """Say line by line what takes this process's memory, what may grow, and what is needed.
 
         For operators.
         """
         check_operator(request.state)
-        return await reports.run(lambda: service.memory().as_dict())
+        return await reports.run(service.memory_document)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:

@@ -22,7 +22,9 @@ from ridgeline.core.request import NO_ADAPTER
 from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.engine_setup.locate import stores
 from ridgeline.models.summary import Summary
+from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
+from ridgeline.planner.needs import Needs, needs_of
 from ridgeline.server.aliases import Alias, Aliases
 from ridgeline.server.deadlines.admission import Promises
 from ridgeline.server.deadlines.field import HEADER
@@ -85,6 +87,7 @@ class Service:
         facts: Mapping[str, Any],
         files: Mapping[str, str],
         path: Path,
+        plan_flags: PlanFlags,
         memory: Callable[[], ProcessMemory],
         loras: Loras,
         naps: Naps,
@@ -96,11 +99,11 @@ class Service:
     ) -> None:
         """Take the parts; on ``facts`` all equal answers to equal seeds hang (``api.identity``).
 
-        ``files`` are digests of the model's, and ``path`` is its file or directory. ``memory`` says
-        what takes this process's memory; any thread may call it. ``loras`` are its adapters,
-        ``naps`` its sleep, ``kept`` blocks of its cache in files, and ``rules`` what keys may ask
-        and answers say. ``audit`` has a line for each request, and ``guards`` makes guards of
-        other models, by name; ``aliases`` are further names of this one.
+        ``files`` are digests of the model's, and ``path`` is its file or directory; ``plan_flags``
+        say how it runs. ``memory`` says what takes this process's memory; any thread may call it.
+        ``loras`` are its adapters, ``naps`` its sleep, ``kept`` blocks of its cache in files, and
+        ``rules`` what keys may ask and answers say. ``audit`` has a line for each request, and
+        ``guards`` makes guards of other models, by name; ``aliases`` are further names of this one.
 
         Raises ValueError if rules name a model that cannot judge.
         """
@@ -114,7 +117,7 @@ class Service:
             identity.fingerprint(facts),
         )
         self.digest, self.naps, self.kept = str(facts["model"]), naps, kept
-        self._facts, self._files = facts, files
+        self._facts, self._files, self._plan_flags = facts, files, plan_flags
         self.created = int(time.time())
         self.limits = Limits(
             options.max_requests_per_minute,
@@ -242,6 +245,22 @@ class Service:
     @cached_property
     def _subject(self) -> ModelSpec:
         return replace(subject_of(self._path, stores()), name=self.name)
+
+    def memory_document(self) -> dict[str, Any]:
+        """Return what takes this process's memory, and what the model needs, as JSON has it."""
+        document, needs = self.memory().as_dict(), self._needs
+        if needs is None:
+            return document
+        notes = [needs.sentence, *document["notes"]]
+        return document | {"needs": needs.as_dict(), "notes": notes}
+
+    @cached_property
+    def _needs(self) -> Needs | None:
+        """What the model needs; None if no plan can be made of how it runs."""
+        try:
+            return needs_of(self._subject, self._plan_flags)
+        except ValueError:
+            return None
 
     def statistics_of(self, name: str, version: str) -> dict[str, Any]:
         """Return what Triton's statistics say of the model or an adapter that a name means."""

@@ -40,7 +40,7 @@ def test_list_shows_everything_and_who_owns_it(home: Path) -> None:
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("o/n:Q8_0")]
     assert (row[0], row[-2:]) == ("o/n:Q8_0", ["ridgeline", str(path)])
     assert "lm studio" in shown
-    assert "not here: smollm2 (98 MB; SmolLM2" in shown
+    assert "not here: smollm2 (98 MB, needs 435 MB of memory; SmolLM2" in shown
     assert ridgeline(home, "ls").stdout == ridgeline(home, "models").stdout == shown
     models = json.loads(ridgeline(home, "list", "--json").stdout)["models"]
     assert [(model["name"], model["owner"]) for model in models] == [

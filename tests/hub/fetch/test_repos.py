@@ -338,7 +338,8 @@ def test_the_commands_with_the_settings_of_the_hubs_library(hub: Hub, tmp_path: 
     assert json.loads(pulled.stdout) == {"model": "o/n:Q4_K_M", "path": str(path)}
     (model,) = json.loads(run(hub, tmp_path, "list", "--json").stdout)["models"]
     assert model == {
-        "name": "o/n:Q4_K_M", "path": str(path), "size": path.stat().st_size, "owner": "ridgeline"
+        "name": "o/n:Q4_K_M", "path": str(path), "size": path.stat().st_size, "needs": None,
+        "owner": "ridgeline",
     }  # fmt: skip
     removed = run(hub, tmp_path, "rm", "o/n")
     assert removed.stdout == "removed o/n:Q4_K_M: 1 MB freed\n"

@@ -14,6 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
+from ridgeline.physics.kv_plan import decimal_size
 from ridgeline.server.plans import one_at_a_time
 from tests.server.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.server.plans.test_routes import ask, config
@@ -67,9 +68,10 @@ def rows(browser: Chrome, body: str) -> dict[str, list[str]]:
 def test_the_served_model_is_planned_at_once(plans: Chrome, planner: Served) -> None:
     found = ask(planner, model="tiny")
     assert says(plans, "#facts", "tiny: ")
-    assert set(rows(plans, "lines")) == {line["name"] for line in found["memory"]["lines"]} | {
-        "total"
-    }
+    lines = rows(plans, "lines")
+    *names, margin = [line["name"] for line in found["memory"]["lines"]]
+    assert list(lines) == [*names, "needs", margin]
+    assert lines["needs"][1] == decimal_size(found["memory"]["per_device"]["needed_bytes"])
     assert not find(plans, "#config-field").is_displayed()
     find(plans, "#to-chat").click()
     sees(lambda: plans.find_elements(By.CSS_SELECTOR, "#question"))

@@ -28,6 +28,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
+from ridgeline.hub.short_names import SHORT_NAMES
 from ridgeline.machine import (
     available_bytes,
     cpu_fact,
@@ -36,7 +37,8 @@ from ridgeline.machine import (
     total_bytes,
     usable_cpus,
 )
-from ridgeline.physics.kv_plan import gib
+from ridgeline.physics.kv_plan import decimal_size, gib
+from ridgeline.planner.needs import needs_of_file
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM
@@ -157,6 +159,7 @@ def _report_memory(console: Console, model: str) -> None:
         llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=16))
         memory = llm.memory()
         path = llm.path
+        needs = needs_of_file(path)
     table = table_of("MB of memory", "may take", "loaded", "after an answer", "how")
     table.header_style = "dim"
     for column in table.columns[1:4]:
@@ -175,7 +178,7 @@ def _report_memory(console: Console, model: str) -> None:
         table.add_row(f"all of {device}", "", "", _mb(size), "", style="bold")
     console.print(f"\n[bold]{escape(path.name)}[/] in this process:")
     console.print(table)
-    for note in memory.notes:
+    for note in (needs.sentence, *memory.notes):
         console.print(f"- {note}", style="dim", highlight=False)
     console.print()
 
@@ -226,7 +229,8 @@ def problems(home: Path) -> Iterator[str]:
     """Yield what is wrong, and what to do about it."""
     cores = usable_cpus()
     if available_bytes() < 2 << 30:
-        yield f"only {gib(available_bytes())} of memory: smollm2 needs 1 GiB, close something"
+        needed = decimal_size(SHORT_NAMES["smollm2"].needed_bytes)
+        yield f"only {gib(available_bytes())} of memory: smollm2 needs {needed}, close something"
     if cores < (os.cpu_count() or 1):
         yield f"{cores} of {os.cpu_count()} cores may be used: see taskset or the container's limit"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -22,11 +22,14 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.terminal import console, table_of
 from ridgeline.hub.names import parse_hub_name
 from ridgeline.hub.places import Place, Stores
-from ridgeline.hub.quantisations import needed_bytes, tag_of
+from ridgeline.hub.quantisations import tag_of
 from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
+from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 
@@ -73,8 +76,9 @@ def _on_disk(path: Path) -> str:
         return ""
     packed = sum(BACKENDS[config.backend].packed_bytes(checkpoint, config).values())
     return (
-        f"On disk it takes {_size(checkpoint.nbytes)}, and {_size(packed)} more once its first "
-        f"start has packed its weights"
+        f"It needs {needs_of_file(path).in_words}. On disk it takes "
+        f"{decimal_size(checkpoint.nbytes)}, and {decimal_size(packed)} more once its first start "
+        f"has packed its weights"
     )
 
 
@@ -95,23 +99,45 @@ def list_models(
     here = list(places.all())
     if as_json:
         listed = [
-            {"name": p.name, "path": str(p.path), "size": p.size, "owner": p.owner} for p in here
+            {
+                "name": place.name,
+                "path": str(place.path),
+                "size": place.size,
+                "needs": None if (needs := _needed(place.path)) is None else needs.as_dict(),
+                "owner": place.owner,
+            }
+            for place in here
         ]
         print(json.dumps({"models": listed, "problems": places.problems}))
         return
-    table = table_of("model", "size", "from", "path")
-    for column in table.columns[1:3]:
+    table = table_of("model", "size", "needs", "from", "path")
+    for column in table.columns[1:4]:
         column.no_wrap = True
     for place in here:
-        table.add_row(place.name, _size(place.size), place.owner, str(place.path))
+        needs = _needed(place.path)
+        needed = "-" if needs is None else decimal_size(needs.num_bytes)
+        size = decimal_size(place.size)
+        table.add_row(place.name, size, needed, place.owner, str(place.path))
     if here:
         console().print(table)
+        print(
+            f"What each needs is memory for a text of {DEFAULT_CONTEXT:,} tokens, or its longest."
+        )
     for name, entry in SHORT_NAMES.items():
         if all(place.name != name for place in here):
-            print(f"not here: {name} ({_size(entry.size)}; {entry.description})")
+            needed = f"needs {decimal_size(entry.needed_bytes)} of memory"
+            print(f"not here: {name} ({decimal_size(entry.size)}, {needed}; {entry.description})")
     for problem in places.problems:
         say(problem)
     print("Next: ridgeline run MODEL, or ridgeline show MODEL. Any .gguf file works by its path.")
+
+
+def _needed(path: Path) -> Needs | None:
+    """Return what a model needs in memory; None if it does not run here."""
+    try:
+        return needs_of_file(path)
+    except (ValueError, OSError):
+        return None
 
 
 def show(model: Model, as_json: AsJson = False) -> None:
@@ -120,7 +146,8 @@ def show(model: Model, as_json: AsJson = False) -> None:
     checkpoint = load_checkpoint(place.path)
     facts = dict(_facts(checkpoint, {**place.sampling, **checkpoint.generation_defaults}))
     if as_json:
-        print(json.dumps({"model": model} | facts))
+        needs = facts["needs"]
+        print(json.dumps({"model": model} | facts | {"needs": needs and needs.as_dict()}))
         return
     table = table_of()
     for name, value in facts.items():
@@ -136,7 +163,7 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
     yield "size", summary.num_bytes
     yield "sha256", checkpoint.contents.digest(packed_folder())
     yield "formats", dict(summary.formats)
-    yield "needed_memory", needed_bytes(checkpoint.nbytes)
+    yield "needs", _needed(checkpoint.path)
     yield "context", arch.max_position
     yield "layers", arch.num_layers
     yield "hidden_size", arch.hidden_size
@@ -149,8 +176,12 @@ def _facts(checkpoint: Checkpoint, sampling: dict[str, Any]) -> Iterator[tuple[s
 
 
 def _shown(name: str, value: Any) -> str:
-    if name in ("size", "needed_memory"):
-        return _size(value)
+    if name == "size":
+        return decimal_size(value)
+    if value is None:
+        return "unknown"
+    if isinstance(value, Needs):
+        return f"{value.in_words}: {value.parts_in_words}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
     if isinstance(value, bool):
@@ -192,7 +223,7 @@ def remove(
     if as_json:
         print(json.dumps({"removed": [place.name for place in chosen], "freed_bytes": freed}))
     else:
-        print(f"removed {', '.join(place.name for place in chosen)}: {_size(freed)} freed")
+        print(f"removed {', '.join(place.name for place in chosen)}: {decimal_size(freed)} freed")
 
 
 def _ours(name: str, places: Stores) -> Place:
@@ -254,7 +285,7 @@ def clean(
     if as_json:
         print(json.dumps({"freed_bytes": freed, "home": str(home)}))
     else:
-        print(f"{_size(freed)} freed in {home}")
+        print(f"{decimal_size(freed)} freed in {home}")
         if not with_models and any(models.glob("*")):
             say("Models stay: ridgeline rm MODEL removes one, ridgeline clean --models all.")
 
@@ -263,7 +294,3 @@ def _bytes_below(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

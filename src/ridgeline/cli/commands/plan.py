@@ -19,7 +19,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
-from ridgeline.physics.kv_plan import gib
+from ridgeline.physics.kv_plan import decimal_size, gib
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import length, parts_of
@@ -180,10 +180,12 @@ def _lines_table(placement: Placement) -> Table:
     table.add_column(min_width=34)
     table.add_column(justify="right", min_width=10)
     table.add_column(style="dim")
-    for line in placement.ledger.lines:
+    *lines, margin = placement.ledger.lines
+    for line in lines:
         table.add_row(f"  {escape(line.name)}", gib(line.num_bytes), line.how)
-    total = placement.ledger.total_bytes
-    table.add_row("  [bold]total[/]", f"[bold]{gib(total)}[/]", f"{total / 1e9:,.2f} GB")
+    needed = placement.ledger.needed_bytes
+    table.add_row("  [bold]needs[/]", f"[bold]{gib(needed)}[/]", decimal_size(needed))
+    table.add_row(f"  {escape(margin.name)}", gib(margin.num_bytes), "stays free")
     return table
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.physics.kv_plan import decimal_size
 
 _TIMEOUT_S = 10.0
 
@@ -26,7 +27,7 @@ def ps(url: Url = URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(models))
         return
-    table = table_of("model", "state", "memory", "requests", "unloaded in")
+    table = table_of("model", "state", "in use", "requests", "unloaded in")
     for model in models:
         status = model.get("status", {})
         table.add_row(
@@ -78,7 +79,7 @@ def ask_server(url: str, path: str, field: str, api_key: str | None) -> Any:
 
 
 def _size(num_bytes: int | None) -> str:
-    return "-" if num_bytes is None else f"{num_bytes / 1e6:,.0f} MB"
+    return "-" if num_bytes is None else decimal_size(num_bytes)
 
 
 def _time(status: dict[str, Any]) -> str:

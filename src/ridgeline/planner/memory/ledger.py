@@ -207,6 +207,11 @@ class Ledger:
         return sum(line.num_bytes for line in self.lines)
 
     @property
+    def needed_bytes(self) -> int:
+        """All lines but the last: the margin stays free, and grows with the device."""
+        return self.total_bytes - self.lines[-1].num_bytes
+
+    @property
     def spare_bytes(self) -> int:
         """What stays free beyond the margin; negative where it does not fit."""
         return self.capacity_bytes - self.total_bytes

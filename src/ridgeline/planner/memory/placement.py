@@ -50,7 +50,7 @@ from ridgeline.planner.memory.what_fits import (
 )
 
 LedgerOf = Callable[[Setting], Ledger]
-_DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT = 4096  # tokens, where nothing says how long texts are
 _MOST_RANKS = 16
 _USUAL_ENGINES = {"cpu": OWN, "soc": "llamacpp"}  # by kind of device; else vLLM
 _, *_OUR_CACHES = get_args(KvCacheDtype)  # without "auto"
@@ -230,7 +230,7 @@ def _setting(
             f"--context {flags.context} is more than the {max_position} tokens that the model was "
             f"trained for"
         )
-    context = flags.context or min(_DEFAULT_CONTEXT, max_position or _DEFAULT_CONTEXT)
+    context = flags.context or min(DEFAULT_CONTEXT, max_position or DEFAULT_CONTEXT)
     return Setting(
         context=context,
         concurrency=flags.concurrency or 1,

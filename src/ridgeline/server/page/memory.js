@@ -36,12 +36,13 @@ export function restart() {
 
 const partOf = (name) => PARTS.find(([, begin]) => `${name}.`.startsWith(begin ? `${begin}.` : ''))[0];
 
-function show({ resident_bytes: total, lines, notes }) {
+function show({ resident_bytes: total, lines, notes, needs }) {
   const sums = new Map(PARTS.map(([name]) => [name, 0]));
   for (const line of lines) sums.set(partOf(line.name), sums.get(partOf(line.name)) + line.resident_bytes);
   const parts = [...sums].filter(([, bytes]) => bytes > 0);
   at('memory').hidden = false;
-  at('memory-note').textContent = `${size(total)} in use`;
+  const needed = needs ? `, needs ${size(needs.bytes)} for a text of ${needs.context_tokens.toLocaleString('en')} tokens` : '';
+  at('memory-note').textContent = `${size(total)} in use${needed}`;
   const bar = at('memory-bar');
   bar.setAttribute('aria-label', parts.map(([name, bytes]) => `${name} ${size(bytes)}`).join(', '));
   bar.replaceChildren(...parts.map(([name, bytes]) => {

@@ -17,6 +17,9 @@ function size(bytes) {
   return `${bytes} B`;
 }
 
+/** Return bytes as commands say what a model needs, in MB or GB. */
+const decimalSize = (bytes) => (bytes < 999.5e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
+
 /** Return a sentence as pieces in which flags of the command line stay whole. */
 const flagged = (text) => text.split(/(--[a-z-]+(?: \d[\w.]*)?)/).map((piece, i) => (i % 2 ? element('code', {}, piece) : piece));
 
@@ -25,8 +28,10 @@ export function showPlan(plan, choose) {
   at('plan').hidden = false;
   showFacts(plan);
   showBar(plan.memory);
-  at('lines').replaceChildren(...plan.memory.lines.map((line) => row(line.name, size(line.bytes), line.how)),
-    row('total', size(plan.memory.per_device.total_bytes), `of ${size(plan.memory.per_device.capacity_bytes)}`));
+  const lines = plan.memory.lines.map((line) => row(line.name, size(line.bytes), line.how));
+  const needed = plan.memory.per_device.needed_bytes;
+  lines.splice(-1, 0, row('needs', size(needed), decimalSize(needed))); // before the margin, which stays free
+  at('lines').replaceChildren(...lines);
   at('devices-part').hidden = plan.devices.length < 2;
   at('devices').replaceChildren(...plan.devices.map((one) => deviceRow(one, plan.memory, choose)));
   showPublished(plan);
