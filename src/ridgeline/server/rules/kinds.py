@@ -19,9 +19,26 @@ _LONG_KEY = 16_384  # characters: a token with many claims, a key of 8,192 bits
 _DASHES = r"\-\u02d7\u2010-\u2015\u2043\u2212"
 _GAP = rf"[\s.{_DASHES}]"
 _SPLIT = rf"[\s.,*_/{_DASHES}]{{0,3}}"  # between the digits of a card
-_CARDS = range(12, 20)  # digits that a card's number has
-_CARD_STARTS = "23456"  # of banks
-_AIR_CARD = 15  # digits of cards for travel, which begin with 1
+# Digits that a card's number has, by its first ones: travel, Mastercard and Mir, American Express,
+# Visa, Maestro and Mastercard, Discover and UnionPay and Maestro.
+_CARDS = {
+    "1": (15,),
+    "2": range(16, 20),
+    "3": range(14, 20),
+    "4": (13, 16, 19),
+    "5": range(12, 20),
+    **dict.fromkeys(("51", "52", "53", "54", "55"), (16,)),
+    "6": range(12, 20),
+}
+# Characters of an account's number, by its country (ISO 13616).
+_IBANS = """
+    AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 DK18
+    DO28 EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23
+    IQ23 IS26 IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27
+    MT31 MU30 NI28 NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 SI19
+    SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30
+"""
+_IBAN_SIZES = {country: int(size) for country, size in re.findall(r"(..)(\d\d)", _IBANS)}
 _LEAST_GROUP = 3  # digits of a card that are written together, but for the last ones
 _PHONES = range(9, 16)  # digits of a number that is written with its 0
 _MOST_BYTE = 255
@@ -44,8 +61,7 @@ def _is_card(text: str) -> bool:
     are_single = all(len(group) == 1 for group in groups)
     if not are_single and min(map(len, groups[:-1]), default=_LEAST_GROUP) < _LEAST_GROUP:
         return False
-    begins = digits[:1] in _CARD_STARTS or (digits[:1] == "1" and len(digits) == _AIR_CARD)
-    if len(digits) not in _CARDS or not begins:
+    if len(digits) not in _CARDS.get(digits[:2], _CARDS.get(digits[:1], ())):
         return False
     numbers = list(map(int, digits))
     doubled = [2 * digit - 9 * (digit > 4) for digit in numbers[-2::-2]]
@@ -53,8 +69,10 @@ def _is_card(text: str) -> bool:
 
 
 def _is_iban(text: str) -> bool:
-    """Whether the check digits of an account's number are right (ISO 13616)."""
-    plain = "".join(filter(str.isalnum, _plain(text)))
+    """Whether the length and the check digits of an account's number are right (ISO 13616)."""
+    plain = "".join(filter(str.isalnum, _plain(text))).upper()
+    if len(plain) != _IBAN_SIZES.get(plain[:2], len(plain)):
+        return False
     moved = plain[4:] + plain[:4]
     return moved.isascii() and int("".join(str(int(char, 36)) for char in moved)) % 97 == 1
 
@@ -103,7 +121,7 @@ KINDS = {
     # The part before the @ may begin inside of a longer word, so that the rest is found anyway.
     "email": TextPattern(
         r"""(?:[\w.!#$%&'*+/=?^`{|}~-]+|"[^"@\s]+(?: [^"@\s]+)*")@"""
-        r"""(?:[\w-]+(?:[.\u3002][\w-]+)+|localhost|\[[\da-fv.:]+\])""",
+        r"""(?:[\w-]+(?:[.\u3002][\w-]+)+|localhost|\[(?:ipv6:)?[\da-fv.:]+\])""",
         apart="",
         most=320,
     ),
@@ -129,12 +147,13 @@ KINDS = {
     ),
     "ip": TextPattern(
         r"\d{1,3}(?:\.\d{1,3}){3}"
-        r"|[\da-f]{0,4}(?::[\da-f]{0,4}){2,7}(?:(?::|%)(?:\d{1,3}(?:\.\d{1,3}){3}|[\w.-]+))?",
+        r"|[\da-f]{0,4}(?:(?::[\da-f]{0,4}){2,7}|(?::[\da-f]{0,4}){1,6}:\d{1,3}(?:\.\d{1,3}){3})"
+        r"(?:%[\w.-]+)?",
         apart="a1",
         check=_is_address,
     ),
     "aws_key": TextPattern(
-        r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AIPA|ANPA|ANVA|AROA|APKA|ASCA)[A-Z0-9]{16}"
+        r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AIPA|ANPA|ANVA|AROA|APKA|ASCA)[A-Z0-9]{16,17}"
         rf"|secret_?(?:access_?)?key{_NAMED}[\w/+]{{40}}|[A-Za-z0-9/+]{{40}}",
         apart="a1",
         check=_is_aws,
@@ -144,7 +163,8 @@ KINDS = {
     ),
     "secret_key": TextPattern(
         r"sk-(?:[A-Za-z0-9]+[_-]+)*[A-Za-z0-9]{16,}(?:[_-]+[A-Za-z0-9]+)*"
-        r"|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}|xox[abeoprs](?:-[A-Za-z0-9]+){2,}"
+        r"|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
+        r"|xox[abeoprs]-(?:[A-Za-z0-9]+-)*[A-Za-z0-9]{10,}(?:-[A-Za-z0-9]+)*"
         r"|AIza[\w-]{35}|hf_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|npm_[A-Za-z0-9]{36}",
         apart="a1",
         most=1024,
@@ -158,9 +178,10 @@ KINDS = {
     ),
     # To its last line; if that is missing, as far as there are lines of a key.
     "private_key": TextPattern(
-        r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
-        r"(?:(?:[^-]|-[^-])*-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+        r"-{4,5} ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+        r"(?:(?:[^-]|-[^-])*-{4,5} ?END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}"
         r"|(?:(?:\s|\\[nr])*[A-Za-z0-9+/=]{20,})*)"
+        r"|PuTTY-User-Key-File-[1-3]: .*Private-(?:MAC|Hash): [\da-f]{40,64}"
         r"|AGE-SECRET-KEY-1[A-Z0-9]{58}",
         apart="",
         most=_LONG_KEY,
