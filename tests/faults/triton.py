@@ -72,26 +72,20 @@ def _noise_by_grpc(routed: Routed, channel: grpc.Channel, rng: random.Random) ->
 
 
 def _cancelled(routed: Routed, channel: grpc.Channel, rng: random.Random) -> None:
-    """A call that is cancelled before it is read, or behind its first answer.
-
-    On a connection of its own, which may end with it.
-    """
+    """A call that is cancelled before it is read, or behind its first answer."""
     request = CLASSES["ModelInferRequest"](model_name="model")
     request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     request.inputs.add(name="stream", datatype="BOOL", shape=[1])
     request.raw_input_contents.extend([pack("BYTES", ["one two"]), pack("BOOL", [True])])
     request.parameters["max_tokens"].int64_param = _ENDLESS
-    target = routed.said.split("gRPC: ")[1].strip().rstrip(")")
-    own = grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
-    with own:
-        call = own.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
-            iter([request.SerializeToString()]), timeout=PATIENCE_S
-        )
-        if rng.random() < 0.5:
-            assert next(call)
-        call.cancel()
-        with suppress(grpc.RpcError):
-            list(call)
+    call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
+        iter([request.SerializeToString()]), timeout=PATIENCE_S
+    )
+    if rng.random() < 0.5:
+        assert next(call)
+    call.cancel()
+    with suppress(grpc.RpcError):
+        list(call)
 
 
 _ATTACKS: tuple[Attack, ...] = (_bomb, _noise, _torn, _noise_by_grpc, _cancelled)

@@ -135,8 +135,11 @@ class Served:
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        self.loop.run_until_complete(self.running.run(self.listener, self.ready.set))
-        self.loop.close()
+        try:
+            self.loop.run_until_complete(self.running.run(self.listener, self.ready.set))
+        finally:
+            self.ready.set()  # who waits for a server that could not start is told so at once
+            self.loop.close()
 
     @property
     def url(self) -> str:
@@ -246,6 +249,7 @@ def serving(
         served = Served(llm, flags, home, audit, guards)
         served.thread.start()
         assert served.ready.wait(PATIENCE_S)
+        assert served.thread.is_alive(), "the server could not start"
         try:
             yield served
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,10 @@ class _Failed(Exception):
 
 class _Unread(Exception):
     """Nobody reads an answer."""
+
+
+class _Left(Exception):
+    """The client has left a call; others of its connection go on."""
 
 
 class _CallRoom:
@@ -208,6 +212,8 @@ class Translator:
                     room.enter(len(data))
                     group.create_task(answer(data))
                     await room.is_free.wait()
+        except* _Left:
+            pass
         except* _Unread:
             caller.cut()
             await asyncio.Event().wait()  # gRPC sees the end, and cancels this
@@ -215,7 +221,7 @@ class Translator:
             self._turns.soon(give_back)
 
     async def _answer_streamed(self, data: bytes, context: Any, writing: asyncio.Lock) -> None:
-        """Write the answers to one message. Raises _Unread if nobody reads them."""
+        """Write the answers to one message. Raises _Unread if nobody reads them, and _Left."""
         made, request = CLASSES["ModelStreamInferResponse"], CLASSES["ModelInferRequest"]()
 
         async def write(**fields: Any) -> None:
@@ -223,18 +229,21 @@ class Translator:
                 try:
                     async with asyncio.timeout(self._stall_timeout_s):
                         await context.write(made(**fields))
-                except (TimeoutError, grpc.aio.InternalError):  # the latter if it has left
+                except TimeoutError:
                     raise _Unread from None
+                except grpc.aio.InternalError:
+                    raise _Left from None
 
         try:
             request = await self._parsed("ModelInferRequest", data, context)
-            async for response in self._answers(request, context):
-                await write(infer_response=response)
+            async with contextlib.aclosing(self._answers(request, context)) as answers:
+                async for response in answers:
+                    await write(infer_response=response)
         except (_Failed, Cut) as error:
             failed = CLASSES["ModelInferResponse"](id=request.id)
             await write(error_message=str(error), infer_response=failed)
 
-    async def _answers(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _answers(self, request: Any, context: Any) -> AsyncGenerator[Any]:
         """Yield the answer to a request, in pieces if it wants a stream. Raises _Failed, Cut."""
         headers, body = _translated(request)
         headers["accept"] = STREAM
