@@ -148,8 +148,10 @@ class LLM:
         give_back()
 
     def _new_tier(self, engine_options: Options) -> Tier | None:
-        name = self.fingerprint if engine_options.kv_disk else ""
-        return new_tier(engine_options, self.config, self.runner, self.engine, name)
+        if not engine_options.kv_disk:  # the digest of the model's files takes a while
+            return None
+        name, found = self.fingerprint, self.facts
+        return new_tier(engine_options, self.config, self.runner, self.engine, name, found)
 
     def _new_sleep(self, speculation: Speculation | None) -> Sleep:
         runners, caches = [self.runner], [self.engine.scheduler.queues.kv]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import BackendContext, BackendRunner
@@ -24,6 +24,8 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
+
+_MOST_LETTERS = 40  # of a setting that files have in words
 
 if TYPE_CHECKING:
     from ridgeline.kv_disk.tier import Tier
@@ -113,9 +115,16 @@ def new_engine(
 
 
 def new_tier(
-    options: Options, config: EngineConfig, runner: BackendRunner, engine: Engine, name: str
+    options: Options,
+    config: EngineConfig,
+    runner: BackendRunner,
+    engine: Engine,
+    name: str,
+    facts: Mapping[str, Any],
 ) -> Tier | None:
-    """Return the files behind the cache, if there are to be some; ``name`` is the fingerprint.
+    """Return the files behind the cache, if there are to be some.
+
+    ``name`` is the fingerprint, of all ``facts`` that answers depend on.
 
     Raises ValueError, in a line, if they cannot be had, or nothing of this model's would be there.
     """
@@ -136,7 +145,16 @@ def new_tier(
         sizes.append(sum(array[0].nbytes for array in states))
     forms = [RecordForm(config.block_size, size) for size in sizes]
     segments = Segments(*place, digest[:32], forms, say)
-    return Tier(engine, blocks, states, segments, least_tokens=options.kv_disk_min, say=say)
+    settings = {fact: _setting(value) for fact, value in facts.items()}
+    settings |= {"block size": str(config.block_size), "layout of the cache": _setting(layout)}
+    least = options.kv_disk_min
+    return Tier(engine, blocks, states, segments, settings=settings, least_tokens=least, say=say)
+
+
+def _setting(value: object) -> str:
+    """Return a setting as a word or a few; a long one as its digest."""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= _MOST_LETTERS else hashlib.sha256(text.encode()).hexdigest()
 
 
 def _new_search(config: EngineConfig, request: Request) -> Search | None:

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from ridgeline.machine import write_whole
 
 _MOST_FILES = 256  # of an owner: then the one that was saved first goes
 _MOST_NAME_BYTES = 255  # as file systems have it
 _FOLDER_MODE = 0o700
+_MOST_SAID = 40  # letters of a setting: of longer ones, as digests are, the name is enough
 
 
 class SavedSequences:
     """The files of one folder, of which those that name this form can be used."""
 
-    def __init__(self, folder: Path, form: str) -> None:
-        """``form`` is the digest by which segments of the same model, formats and code go."""
-        self._folder, self._form = folder, form
+    def __init__(self, folder: Path, form: str, settings: Mapping[str, str]) -> None:
+        """``form`` is the digest by which segments of the same model, formats and code go.
+
+        It is made from ``settings``, by name, which say what differs where a digest does.
+        """
+        self._folder, self._form, self._settings = folder, form, settings
 
     def write(self, owner: str, name: str, model: str, root: bytes, tokens: Sequence[int]) -> int:
         """Save the tokens behind a root, in the place of an earlier file; return its bytes.
@@ -35,7 +40,7 @@ class SavedSequences:
         for folder in (self._folder, path.parent):
             folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         fields = {"model": model, "form": self._form, "root": root.hex(), "tokens": [*tokens]}
-        body = json.dumps(fields).encode()
+        body = json.dumps(fields | {"settings": dict(self._settings)}).encode()
         data = _digest(body) + b"\n" + body
         write_whole(path, lambda file: file.write(data))
         others = [one for one in path.parent.iterdir() if one != path]
@@ -44,10 +49,10 @@ class SavedSequences:
             one.unlink(missing_ok=True)
         return len(data)
 
-    def read(self, owner: str, name: str, model: str) -> tuple[bytes, tuple[int, ...], int]:
+    def read(self, owner: str, name: str) -> tuple[bytes, tuple[int, ...], int]:
         """Return a file's root and tokens, and its bytes.
 
-        Raises ValueError, in a line, if there is none that ``model``, as it is now, can use.
+        Raises ValueError, in a line, if there is none that the model, as it is now, can use.
         """
         try:
             data = self._path(owner, name).read_bytes()
@@ -60,13 +65,26 @@ class SavedSequences:
             raise ValueError(f"{name!r} is damaged: save the slot again")
         fields = json.loads(body)
         if fields["form"] != self._form:
-            saved = f"{fields['model']} ({fields['form'][:12]})"
-            here = f"{model} ({self._form[:12]})"
             raise ValueError(
-                f"{name!r} was saved by {saved}, and this is {here}: neither has a use for the "
-                "other's cache, so restore it where it was saved, or save again"
+                f"{name!r} was saved by {fields['model']} with {self._differing(fields)}: its "
+                "cache is of no use here, so restore it where it was saved, or save again"
             )
         return bytes.fromhex(fields["root"]), tuple(fields["tokens"]), len(data)
+
+    def _differing(self, fields: Mapping[str, Any]) -> str:
+        """Return which settings a file was saved with that are others here."""
+        then = fields.get("settings", {})
+        differing = [name for name, here in self._settings.items() if then.get(name) != here]
+        if not then or not differing:
+            return "other settings, which it does not name"
+        said = [
+            f"{name} {then[name]} (here {self._settings[name]})"
+            if max(len(then.get(name, "")), len(self._settings[name])) <= _MOST_SAID
+            and name in then
+            else f"another {name}"
+            for name in differing
+        ]
+        return ", ".join(said)
 
     @staticmethod
     def check(name: str) -> None:

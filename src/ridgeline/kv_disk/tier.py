@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
@@ -64,20 +64,23 @@ class Tier:
         states: Sequence[NDArray[np.float32]],
         segments: Segments,
         *,
+        settings: Mapping[str, str],
         least_tokens: int,
         say: Callable[[str], None],
     ) -> None:
         """Keep the ``blocks`` of ``engine``'s cache, ``[blocks, bytes]``, in ``segments``.
 
         So are ``states`` of recurrent layers, ``[slots, ...]`` each, of which there may be none.
-        Prompts of fewer than ``least_tokens`` are neither written nor read.
+        Prompts of fewer than ``least_tokens`` are neither written nor read. The name of the
+        segments is made from ``settings``.
         """
         self._engine, self._blocks, self._segments = engine, blocks, segments
         self._kv: KVCache = engine.scheduler.queues.kv
         self._states, self._slots = states, self._kv.states
         self._least_tokens, self._say = least_tokens, say
         self.counts = dict.fromkeys(("written", "read", "dropped"), 0)
-        self.saved = SavedSequences(segments.folder.parent / "slots", segments.folder.name)
+        slots = segments.folder.parent / "slots"
+        self.saved = SavedSequences(slots, segments.folder.name, settings)
         self._read_bytes_per_s = _READ_BYTES_PER_S
         self._tokens_per_s: float | None = None  # how fast prompts are computed
         self._queue: queue.SimpleQueue[KeptBlock | threading.Event | None] = queue.SimpleQueue()

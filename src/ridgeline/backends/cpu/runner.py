@@ -171,7 +171,9 @@ class CpuRunner:
 
     def cache_memory(self) -> CacheMemory:
         """Return the memory of the cache and of states, and how they are laid out."""
-        layout = f"{self.block_size} {self._windows} {replace(self.sizes, profiled=False)}"
+        # What a block holds is the same whether steps have room for adapters or not.
+        sizes = replace(self.sizes, profiled=False, max_lora_rank=0)
+        layout = f"{self.block_size} {self._windows} {sizes}"
         blocks = self.cache.reshape(self.num_blocks, self.cache[0].size)
         return CacheMemory(blocks, [self._slots.states] if self.sizes.recurrence else [], layout)
 

@@ -60,8 +60,11 @@ def test_what_was_saved_is_restored_where_it_can_be_used(model: Path, tmp_path: 
         assert saved["n_saved"] == 48, "whole blocks of 40 + 12 tokens, the last not computed"
     with serving(model, kept(tmp_path) | {"kv_cache_dtype": "f32"}) as served:
         status, words = wrong(served, "/slots/1?action=restore", "one.bin")
-        assert (status, "'one.bin' was saved by tiny (" in words) == (400, True)
-        assert ", and this is tiny (" in words
+        said = "was saved by tiny with formats cpu auto int8 (here cpu auto f32), another "
+        assert (status, said in words) == (400, True), words
+    with serving(model, kept(tmp_path) | {"enable_lora": True}) as served:
+        assert act(served, 0, "restore", "one.bin")["n_restored"] == 48
+        assert asked(served) == (first, 32), "room for adapters changes no block"
     with serving(model, kept(tmp_path)) as served:
         assert act(served, 0, "restore", "one.bin") == {
             "n_restored": 48,

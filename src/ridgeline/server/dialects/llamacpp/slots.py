@@ -137,7 +137,7 @@ class LlamaCppSlots:
         return {"n_saved": num_saved, "n_written": num_bytes + kept.bytes_of(num_saved)}
 
     async def _restore(self, kept: Tier, key: str, id_slot: int, name: str) -> dict[str, int]:
-        root, tokens, num_bytes = await in_thread(kept.saved.read, key, name, self._model)
+        root, tokens, num_bytes = await in_thread(kept.saved.read, key, name)
         await read(self._engine, kept, tokens, root, is_asked=True)
         num_restored = await between_steps(self._engine, partial(kept.num_cached, tokens, root))
         self._held[key, id_slot] = SlotTokens(root, tokens)
