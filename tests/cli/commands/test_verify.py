@@ -321,6 +321,21 @@ def test_signatures(made: Made, model: Path, tmp_path: Path) -> None:
     assert done.exit_code != 0
 
 
+def test_a_receipt_without_a_signature_is_never_plainly_equal(
+    made: Made, model: Path, tmp_path: Path
+) -> None:
+    """Its parameters are the word of who gives it: they may have been made to fit its tokens."""
+    receipt, key = made
+    file = given(tmp_path, written(receipt | {"signatures": []}))
+    done = verified(file, model)
+    *_, last = done.output.splitlines()
+    assert last == "EQUAL, but it is not signed: computed again, every token is the same"
+    assert done.exit_code == 0
+    done = verified(file, model, "--key", key)
+    assert f"wrong: it is not signed, and {key} is to check that" in done.output
+    assert done.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

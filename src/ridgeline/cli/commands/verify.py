@@ -93,10 +93,9 @@ def verify(
     if said.rules is not None:
         print(f"PARTLY EQUAL: {_part(said)}")
         raise typer.Exit(_PARTLY)
-    if signed.signatures and not is_checked:
-        print("EQUAL, but its signature was not checked: computed again, every token is the same")
-    else:
-        print("EQUAL: computed again, every token is the same")
+    unproved = "its signature was not checked" if signed.signatures else "it is not signed"
+    but = "" if is_checked else f", but {unproved}"
+    print(f"EQUAL{but}: computed again, every token is the same")
 
 
 def _part(said: Receipt) -> str:
@@ -124,7 +123,7 @@ def _signature(signed: Signed, file: Path | None) -> tuple[bool, list[str]]:
     own = default_home() / KEY_FILE
     if not signed.signatures:
         print("  it is not signed: anybody may have written it")
-        return False, []
+        return False, [f"it is not signed, and {file} is to check that"] if file else []
     try:
         public = read_public_key(file or own) if file or own.exists() else None
     except ModuleNotFoundError:
