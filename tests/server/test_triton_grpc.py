@@ -113,6 +113,29 @@ def test_what_a_server_and_a_model_are(service: Service) -> None:
     assert service.call("RepositoryIndex").models[0].name == "tiny"
 
 
+def test_what_is_dropped_is_named_at_the_end_of_a_call(service: Service) -> None:
+    """Such as a receipt, for which there is no place."""
+
+    def dropped(call: Any) -> str | None:
+        found: dict[str, str] = dict(call.trailing_metadata())
+        return found.get("x-ridgeline-ignored")
+
+    infers = service.channel.unary_unary(
+        f"/{SERVICE}/ModelInfer",
+        lambda message: message.SerializeToString(),
+        CLASSES["ModelInferResponse"].FromString,
+    )
+    assert dropped(infers.with_call(infer(receipt=True), timeout=PATIENCE_S)[1]) == "receipt"
+    assert dropped(infers.with_call(infer(), timeout=PATIENCE_S)[1]) is None
+    asked = [infer(receipt=True), infer(stream=True, nonsense="x"), infer(receipt=True)]
+    stream = service.stream(iter(asked))
+    assert not any(one.error_message for one in stream)
+    assert sorted(str(dropped(stream)).split(", ")) == ["nonsense", "receipt"]
+    many = service.stream(iter([infer(**{f"{i:03}" + "x" * 190: 1}) for i in range(60)]))
+    assert not any(one.error_message for one in many)
+    assert len(str(dropped(many)).split(", ")) == 21
+
+
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_infer_is_a_completion(service: Service, is_raw: bool) -> None:
     response = service.call("ModelInfer", infer(is_raw=is_raw, id="7"))

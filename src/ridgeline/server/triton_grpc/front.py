@@ -17,6 +17,7 @@ from ridgeline.machine import give_back
 from ridgeline.server.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import Gate
+from ridgeline.server.http.json_body import IGNORED
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import Turns
@@ -41,6 +42,7 @@ _DATA = b"data: "
 _SHORT_BYTES = 1 << 12  # of a message that is counted at once
 _NAMES = ("name", "version", "model_name", "model_version")  # which become a path
 _MOST_CHARS = dict.fromkeys(_NAMES, 4096) | {"id": 1 << 16}  # an id comes back with each answer
+_MOST_DROPPED = 21  # names for all messages of a call, as many as a header has
 _OPEN = ("ServerLive", "ServerReady")  # calls that need no key
 _PASSED = ("authorization", "x-api-key", "x-request-id", "traceparent")
 _CODES = {
@@ -261,15 +263,18 @@ class Translator:
         if EMPTY_LAST in request.parameters and request.parameters[EMPTY_LAST].bool_param:
             yield last_response(request)
 
-    def _asked(
+    @contextlib.asynccontextmanager
+    async def _asked(
         self,
         method: str,
         path: str,
         context: Any,
         headers: Mapping[str, str] = {},
         body: bytes = b"",
-    ) -> contextlib.AbstractAsyncContextManager[LocalAnswer]:
-        return asked(self._app, method, path, {**_said(context), **headers}, body)
+    ) -> AsyncIterator[LocalAnswer]:
+        async with asked(self._app, method, path, {**_said(context), **headers}, body) as answer:
+            _note_dropped(answer, context)
+            yield answer
 
     def _aborting(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
         """Return a call that has a status if ``call`` fails."""
@@ -359,6 +364,15 @@ async def _json(asking: contextlib.AbstractAsyncContextManager[LocalAnswer]) -> 
 def _said(context: Any) -> dict[str, str]:
     """Return the headers of a call that a request has, too."""
     return {name: value for name, value in context.invocation_metadata() if name in _PASSED}
+
+
+def _note_dropped(answer: LocalAnswer, context: Any) -> None:
+    """Name at the end of a call what its answers are not held to, as the header does over HTTP."""
+    if IGNORED in answer.headers:
+        before = dict(context.trailing_metadata() or ()).get(IGNORED)
+        names = ", ".join(filter(None, [before, answer.headers[IGNORED]])).split(", ")
+        shown = list(dict.fromkeys(names))[:_MOST_DROPPED]
+        context.set_trailing_metadata(((IGNORED, ", ".join(shown)),))
 
 
 def _headers(context: Any) -> dict[bytes, bytes]:
