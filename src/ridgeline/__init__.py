@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     )
     from ridgeline.api.vllm.arguments import EngineArgs, FlexibleArgumentParser
     from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams
-    from ridgeline.api.vllm.params import SamplingParams
+    from ridgeline.api.vllm.metrics import Counter, Gauge, Histogram, Vector
+    from ridgeline.api.vllm.params import PoolingParams, SamplingParams
+    from ridgeline.api.vllm.printing import print_embeddings
     from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
     from ridgeline.core.structured import StructuredOutputsParams
 
@@ -32,11 +34,15 @@ __all__ = [
     "BeamSearchParams",
     "Chunk",
     "CompletionOutput",
+    "Counter",
     "EmbeddingRequestOutput",
     "EngineArgs",
     "FlexibleArgumentParser",
+    "Gauge",
+    "Histogram",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
@@ -44,19 +50,27 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "Vector",
+    "print_embeddings",
 ]
 
 _PLACES = {
     "BeamSearchOutput": "ridgeline.api.vllm.beams",
     "BeamSearchParams": "ridgeline.api.vllm.beams",
+    "Counter": "ridgeline.api.vllm.metrics",
     "EngineArgs": "ridgeline.api.vllm.arguments",
     "FlexibleArgumentParser": "ridgeline.api.vllm.arguments",
+    "Gauge": "ridgeline.api.vllm.metrics",
+    "Histogram": "ridgeline.api.vllm.metrics",
     "LLM": "ridgeline.api.llm",
     "LoRARequest": "ridgeline.api.adapters",
+    "PoolingParams": "ridgeline.api.vllm.params",
     "SamplingParams": "ridgeline.api.vllm.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
     "TextPrompt": "ridgeline.api.vllm.prompts",
     "TokensPrompt": "ridgeline.api.vllm.prompts",
+    "Vector": "ridgeline.api.vllm.metrics",
+    "print_embeddings": "ridgeline.api.vllm.printing",
 }
 
 

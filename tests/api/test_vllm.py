@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,17 @@ import ridgeline
 from ridgeline import (
     LLM,
     BeamSearchParams,
+    Counter,
     EngineArgs,
     FlexibleArgumentParser,
+    Gauge,
+    Histogram,
+    PoolingParams,
     SamplingParams,
     TextPrompt,
     TokensPrompt,
+    Vector,
+    print_embeddings,
 )
 from ridgeline.api.running import requests
 from ridgeline.api.vllm.options import taken
@@ -326,6 +333,71 @@ def test_encode_returns_vectors(llm: LLM) -> None:
     assert llm.encode("one", pooling_task="embed")[0].finished
     with pytest.raises(ValueError, match="pooling_task is 'classify'"):
         llm.encode("one", pooling_task="classify")
+
+
+def test_what_was_counted_agrees_with_the_answers(model: Path) -> None:  # noqa: F811
+    with LLM(model, disable_log_stats=False, **SMALL) as counting:
+        few = SamplingParams(temperature=0, max_tokens=7, n=2, ignore_eos=True)
+        outs = counting.generate(["Hello"] * 3, few, use_tqdm=False)
+        found = counting.get_metrics()
+    assert {type(one) for one in found} == {Counter, Gauge, Histogram, Vector}
+    counted = {one.name: one.value for one in found if isinstance(one, Counter) and not one.labels}
+    assert counted["ridgeline:prompt_tokens"] == sum(len(out.prompt_token_ids) for out in outs)
+    assert counted["ridgeline:generation_tokens"] == 3 * 2 * 7
+    ends = {one.labels["finished_reason"]: one for one in found if one.labels}
+    assert isinstance(ends["length"], Counter)
+    assert ends["length"].value == 3 * 2
+    gauges = {one.name: one.value for one in found if isinstance(one, Gauge)}
+    assert gauges["ridgeline:num_requests_running"] == 0
+    spreads = {one.name: one for one in found if isinstance(one, Histogram)}
+    spread = spreads["ridgeline:request_generation_tokens"]
+    assert (spread.count, spread.sum, spread.buckets["+Inf"]) == (6, 42.0, 6)
+    assert (spread.buckets["1.0"], spread.buckets["8.0"]) == (0, 6)
+    assert sorted(spread.buckets.values()) == list(spread.buckets.values())
+
+
+def test_drafts_that_were_right_are_counted_by_place(model: Path) -> None:  # noqa: F811
+    drafting = {"speculative_config": {"num_speculative_tokens": 3, "always": True}}
+    with LLM(model, disable_log_stats=False, **SMALL, **drafting) as counting:
+        one_word = SamplingParams(temperature=0, max_tokens=40, allowed_token_ids=[5])
+        counting.generate([[5] * 9], one_word)
+        found = {one.name.removeprefix("ridgeline:"): one for one in counting.get_metrics()}
+    places, total = (found[f"spec_decode_num_accepted_tokens{s}"] for s in ("_per_pos", ""))
+    assert isinstance(places, Vector)
+    assert isinstance(total, Counter)
+    assert sum(places.values) == total.value
+    assert places.values == sorted(places.values, reverse=True)
+    assert total.value > 0
+
+
+def test_what_vllm_has_and_this_has_not_names_the_way_out(llm: LLM) -> None:
+    for name, instead in {
+        "classify": "choice",
+        "start_profile": r"trace=FILE.*ridgeline explain",
+        "collective_rpc": "one process",
+    }.items():
+        assert not hasattr(llm, name)
+        with pytest.raises(AttributeError, match=rf"^LLM has no '{name}': .*{instead}"):
+            getattr(llm, name)
+    with pytest.raises(AttributeError, match=r"^LLM has no 'zzz'$"):
+        llm.zzz  # noqa: B018
+    with pytest.raises(ValueError, match="disable_log_stats=False"):
+        llm.get_metrics()
+
+
+def test_vectors_by_vllms_parameters(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = PoolingParams(dimensions=3, use_activation=False)
+    (out,) = llm.embed("one", pooling_params=wishes)
+    assert out == replace(
+        llm.embed("one", dimensions=3, normalize=False)[0], request_id=out.request_id
+    )
+    with pytest.raises(ValueError, match="pooling_params says both"):
+        llm.embed("one", dimensions=4, pooling_params=wishes)
+    print_embeddings(out.outputs.embedding, prefix="Vector")
+    print_embeddings([0.5] * 9)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"Vector: {out.outputs.embedding} (size=3)"
+    assert second == "Embeddings: [0.5, 0.5, 0.5, 0.5, ...] (size=9)"
 
 
 def test_all_logprobs_are_a_distribution(llm: LLM) -> None:

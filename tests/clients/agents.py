@@ -20,7 +20,7 @@ class Agent(NamedTuple):
         package: its name and version on npm.
         tool: that reads a file, or runs a command.
         first: arguments that ask something, without the question.
-        next: arguments that go on with the last session.
+        next: arguments that go on with the last session; none if only a terminal can.
         files: below the home folder, by the server's address.
         variables: of its environment, by the server's address.
     """
@@ -79,6 +79,19 @@ models:
     return {".continue/config.yaml": text}
 
 
+def _cline(url: str) -> dict[str, str]:
+    settings = {
+        "provider": "openai-compatible",
+        "apiKey": "none",
+        "model": MODEL,
+        "baseUrl": f"{url}/v1",
+    }
+    known = {"settings": settings, "updatedAt": "2026-11-30T00:00:00.000Z"}
+    text = {"version": 1, "lastUsedProvider": "openai-compatible", "modes": {}}
+    text["providers"] = {"openai-compatible": known | {"tokenSource": "manual"}}
+    return {".cline/data/settings/providers.json": json.dumps(text)}
+
+
 AGENTS = {
     "codex": Agent(
         "@openai/codex@0.171.0", "exec_command",
@@ -113,6 +126,7 @@ AGENTS = {
         ["cn", "--config", ".continue/config.yaml", "-p"],
         ["cn", "--config", ".continue/config.yaml", "--resume", "-p"], files=_continue,
     ),
+    "cline": Agent("cline@3.0.65", "read_files", ["cline"], [], files=_cline),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -40,10 +40,12 @@ from ridgeline.api.text_processor import (
 from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.api.vllm import params as vllm_params
 from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams, beams_of
-from ridgeline.api.vllm.options import UseTqdm, taken, wants_progress
+from ridgeline.api.vllm.metrics import Metric, metrics_of
+from ridgeline.api.vllm.options import INSTEAD, UseTqdm, taken, wants_progress
 from ridgeline.api.vllm.tokenizer import TokenizerView
 from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.records import Record
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
@@ -55,6 +57,7 @@ from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.progress import bytes_bar, say
 from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
+from ridgeline.foresight.counts import Counts
 from ridgeline.foresight.trace.writer import TraceWriter
 from ridgeline.machine import give_back, memory_in_use
 from ridgeline.models.adapters import Base
@@ -90,6 +93,7 @@ class LLM:
             TypeError: there is no such option; the message has the nearest name.
         """
         self._before, in_use = Snapshot.now(), memory_in_use()
+        self._counts = None if options.pop("disable_log_stats", True) else Counts()
         name, own, dropped = taken(str(model), options)
         engine_options = Options(**{"enable_contrastive_search": True} | own)
         located = locate(name)
@@ -138,7 +142,8 @@ class LLM:
         self.text = TextProcessor(checkpoint, located.sampling)
         text_bytes += memory_in_use() - in_use
         self._text_bytes = max(0, text_bytes)
-        listeners = [self.trace] if self.trace else []
+        listeners: list[Callable[[Record], None]] = [self.trace] if self.trace else []
+        listeners += [self._counts.on_record] if self._counts else []
         speculation = new_speculation(self.config.speculative, small, self._drafting)
         self.engine = new_engine(self.config, checkpoint, self.runner, listeners, speculation)
         self.kv_disk = self._new_tier(engine_options)
@@ -209,6 +214,15 @@ class LLM:
             parts |= {f"draft_model.{name}": part for name, part in own.items()}
         grown = {"text": self._text_bytes, "text.tokenizers.tokenizer": self.text.library_bytes}
         return process_memory(parts, grown, self.engine, self._before)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return what has been counted so far, and how full the engine is; vLLM's name.
+
+        Raises ValueError unless it counts: ``LLM(..., disable_log_stats=False)``.
+        """
+        if self._counts is None:
+            raise ValueError("nothing was counted: give LLM the option disable_log_stats=False")
+        return metrics_of(self._counts, self.engine.gauges())
 
     # --- answers -------------------------------------------------------------------------------
 
@@ -365,6 +379,7 @@ class LLM:
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        pooling_params: vllm_params.PoolingParams | None = None,
         progress: bool | None = None,
         use_tqdm: UseTqdm = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -376,6 +391,7 @@ class LLM:
             prompts: text, token ids, or a list of either.
             dimensions: how many first values to keep; None keeps all.
             normalize: scale vectors to length 1; None does what the model's files say, else true.
+            pooling_params: vLLM's form of these two, in their place.
             progress: show a bar; None shows one when there are several texts. ``use_tqdm`` is
                 vLLM's name for it.
 
@@ -383,6 +399,10 @@ class LLM:
             ValueError: a text can never run, or has fewer dimensions.
             RuntimeError: the model made no vector of a text; the message says why.
         """
+        if pooling_params is not None:
+            if dimensions is not None or normalize is not None:
+                raise ValueError("leave out dimensions and normalize: pooling_params says both")
+            dimensions, normalize = pooling_params.dimensions, pooling_params.use_activation
         if dimensions is not None:
             shaped((0.0,) * self.text.vector_size, dimensions)  # before work begins
         self.text.check_vectors()
@@ -504,6 +524,13 @@ class LLM:
             is_many=len(prompts) > 1, is_stream=True,
         )  # fmt: skip
         return self._requests.chunks(asked.requests, Load())
+
+    if not TYPE_CHECKING:  # for a type checker a name that is not here is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use in the place of a method of vLLM's that is not here."""
+            instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
+            raise AttributeError(f"LLM has no {name!r}{instead}")
 
     # --- sleeping and ending --------------------------------------------------------------------
 

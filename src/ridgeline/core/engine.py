@@ -141,6 +141,16 @@ class Engine:
         """Whether any request is alive and not paused."""
         return self.scheduler.queues.has_work()
 
+    def gauges(self) -> dict[str, float]:
+        """Return how full it is now, by the names of metrics. Any thread may call."""
+        queues = self.scheduler.queues
+        pool = queues.kv.pool
+        return {
+            "num_requests_running": len(queues.running),
+            "num_requests_waiting": len(queues.waiting) + len(queues.paused),
+            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
+        }
+
     def step(self, load: Load = Load()) -> list[Event]:
         """Run one step; return the events of its sequences.
 

@@ -1,4 +1,4 @@
-"""vLLM's options of ``LLM``: those with a meaning here get it, those without one are named."""
+"""vLLM's options of ``LLM``, and methods of it: what each means here, or what to use instead."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DROPPED = frozenset(
     {
         "async_scheduling", "attention_backend", "code_revision", "compilation_config",
         "config_format", "convert", "cpu_offload_gb", "cudagraph_capture_sizes",
-        "disable_async_output_proc", "disable_custom_all_reduce", "disable_log_stats",
-        "disable_sliding_window", "download_dir", "enable_chunked_prefill", "enable_sleep_mode",
-        "enforce_eager", "gpu_memory_utilization", "guided_decoding_backend", "hf_token",
+        "disable_async_output_proc", "disable_custom_all_reduce", "disable_sliding_window",
+        "download_dir", "enable_chunked_prefill", "enable_sleep_mode", "enforce_eager",
+        "gpu_memory_utilization", "guided_decoding_backend", "hf_token",
         "limit_mm_per_prompt", "load_format", "max_loras", "max_logprobs",
         "max_seq_len_to_capture", "media_io_kwargs", "mm_encoder_tp_mode", "mm_processor_kwargs",
         "model_loader_extra_config", "profiler_config", "quantization", "runner",
@@ -44,10 +44,23 @@ _ONE_VALUE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "skip_tokenizer_init": ((False,), "prompts may be token ids all the same"),
 }
 
+_TRACED = "LLM(..., trace=FILE) records every step, and `ridgeline explain FILE` reads that"
+_ONE_PROCESS = "a model runs in one process, with the weights that its files have"
+INSTEAD = {  # methods of vLLM's LLM that are not here
+    "apply_model": _ONE_PROCESS,
+    "classify": "no model that sorts texts runs here; a text model answers with one of several "
+    "words by StructuredOutputsParams(choice=[...])",
+    "collective_rpc": _ONE_PROCESS,
+    "llm_engine": _ONE_PROCESS,
+    "load_weights": _ONE_PROCESS,
+    "start_profile": _TRACED,
+    "stop_profile": _TRACED,
+}
+
 
 def vllm_options() -> list[str]:
     """Return vLLM's names of options that are not the same here."""
-    return sorted({*_DROPPED, *_ONE_VALUE, *_RENAMED, "revision", "tokenizer"})
+    return sorted({*_DROPPED, *_ONE_VALUE, *_RENAMED, "disable_log_stats", "revision", "tokenizer"})
 
 
 def taken(model: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:

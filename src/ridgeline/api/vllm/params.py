@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ridgeline.core.params import SamplingParams as FrozenParams
@@ -38,6 +38,19 @@ class SamplingParams(FrozenParams):
     def from_optional(cls, **values: Any) -> SamplingParams:
         """Return parameters, of which those that are None have their defaults."""
         return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class PoolingParams:
+    """How ``LLM.embed`` shapes vectors, by vLLM's names.
+
+    Attributes:
+        dimensions: how many first values to keep; None keeps all.
+        use_activation: scale vectors to length 1; None does what the model's files say, else true.
+    """
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
 
 
 def frozen(params: FrozenParams) -> FrozenParams:

@@ -233,14 +233,9 @@ class AsyncEngine(EngineClient):
 
     def gauges(self) -> dict[str, float]:
         """Return how full the engine is now, by the names of metrics. Any thread may call."""
-        queues = self._engine.scheduler.queues
-        pool = queues.kv.pool
-        resting = len(queues.waiting) + len(queues.paused)
-        return {
-            "num_requests_running": len(queues.running),
-            "num_requests_waiting": resting + self.num_queued,
-            "kv_cache_usage_perc": 1 - len(pool.free) / len(pool.refs),
-        }
+        found = self._engine.gauges()
+        found["num_requests_waiting"] += self.num_queued
+        return found
 
     def _waiting(self) -> list[tuple[RequestStream, int]]:
         with self._wake:

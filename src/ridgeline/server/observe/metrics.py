@@ -8,7 +8,6 @@ key only the label that its owner gave it is shown.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -18,81 +17,19 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 
 from ridgeline import __version__
-from ridgeline.core.params import SamplingParams
-from ridgeline.core.records import Record, RequestRecord, StepRecord
-from ridgeline.core.step import SeqId
+from ridgeline.core.records import Record, RequestRecord
+from ridgeline.foresight.counts import COUNTERS, HISTOGRAMS, STEP_S, Counts, Spread
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
-
-def _bounds(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split()))
-
-
-_LONG = "10 20 40 80 160 640 2560"
-_TTFT_S = _bounds(f"0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 {_LONG}")
-_ITL_S = _bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
-_REQUEST_S = _bounds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
-_STEP_S = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 60")
-_ANSWERS = _bounds("1 2 5 10 20")
-_TOKENS = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
-
-_DEFAULTS = SamplingParams()  # records name only what differs
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": (_TTFT_S, "From arrival to the first token."),
-    "inter_token_latency_seconds": (_ITL_S, "Between two tokens of an answer."),
-    "e2e_request_latency_seconds": (_REQUEST_S, "From arrival to the end."),
-    "request_queue_time_seconds": (_REQUEST_S, "From arrival to the first step."),
-    "request_prefill_time_seconds": (_REQUEST_S, "From the first step to the first token."),
-    "request_decode_time_seconds": (_REQUEST_S, "From the first token to the last."),
-    "request_prompt_tokens": (_TOKENS, "Prompt tokens of a request."),
-    "request_inference_time_seconds": (_REQUEST_S, "From the first step to the end."),
-    "request_time_per_output_token_seconds": (_ITL_S, "Mean between two tokens of a request."),
-    "request_generation_tokens": (_TOKENS, "Tokens generated for an answer."),
-    "request_max_num_generation_tokens": (_TOKENS, "Tokens of a request's longest answer."),
-    "request_params_max_tokens": (_TOKENS, "The most tokens that a request wants, if it says."),
-    "request_params_n": (_ANSWERS, "Answers that a request wants."),
-    "iteration_tokens_total": (_TOKENS, "Tokens computed in a step."),
-    "step_duration_seconds": (_STEP_S, "Duration of a step."),
-    "grammar_compilation_time_seconds": (_STEP_S, "To get a grammar ready, kept ones included."),
-}
-_COUNTERS = {
-    "prompt_tokens": "Prompt tokens of requests that got an answer.",
-    "generation_tokens": "Tokens generated.",
-    "num_preemptions": "Sequences whose blocks were taken.",
-    "prefix_cache_queries": "Prompt tokens looked for in the prefix cache.",
-    "prefix_cache_hits": "Prompt tokens found there.",
-    "spec_decode_num_drafts": "Times that drafts of a sequence were verified.",
-    "spec_decode_num_draft_tokens": "Draft tokens verified.",
-    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
-    "trace_records_lost": "Records that --trace could not write.",
-}
 _OF_KEY = {  # these add up to what is counted of all requests
     "key_requests": "Prompts that ended, by key.",
     "key_prompt_tokens": "Prompt tokens of requests that got an answer, by key.",
     "key_cached_tokens": "Prompt tokens found in the prefix cache, by key.",
     "key_generation_tokens": "Tokens generated, by key.",
 }
-
-
-class _Histogram:
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        cumulative, running = [], 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            running += count
-            cumulative.append(("+Inf" if bound == float("inf") else str(bound), float(running)))
-        return cumulative
 
 
 class _Collected:
@@ -134,16 +71,12 @@ class Metrics:
         self._gauges, self._num_lost, self.score, self.margin = gauges, num_lost, score, margin
         self._adapters, self._kept, self._num_unaudited = adapters, kept, num_unaudited
         self._lock = threading.Lock()
-        self._histograms = {name: _Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
-        self._counts: Counter[str] = Counter()
-        self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
-        self._accepted: Counter[int] = Counter()  # by place among the drafts of a step
+        self._counted, self._grammars = Counts(), Spread(STEP_S)
         self._promises: Counter[str] = Counter(kept=0, broken=0, in_time=0, late=0, refused=0)
         self._refused: Counter[str] = Counter(invalid=0, too_long=0, too_slow=0)  # grammars
         self._hits: Counter[tuple[str, str, str]] | None = None  # of a server with rules
         self._usage = {key: Counter[str]() for key in keys}
         self._http: Counter[tuple[str, str, str]] = Counter()
-        self._live: dict[SeqId, tuple[int, float]] = {}  # tokens so far, and when the last came
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -152,10 +85,7 @@ class Metrics:
     def on_record(self, record: Record) -> None:
         """Add a record."""
         with self._lock:
-            if isinstance(record, StepRecord):
-                self._add_step(record)
-            elif isinstance(record, RequestRecord):
-                self._add_request(record)
+            self._counted.on_record(record)
 
     def count_http(self, handler: str, method: str, status: int) -> None:
         """Add an HTTP request; the caller ensures that there are few handlers and methods."""
@@ -174,7 +104,7 @@ class Metrics:
     def note_grammar(self, seconds: float) -> None:
         """Add the time that a grammar took until it could be used."""
         with self._lock:
-            self._histograms["grammar_compilation_time_seconds"].observe(seconds)
+            self._grammars.observe(seconds)
 
     def count_refused_grammar(self, reason: str) -> None:
         """Add a grammar that cannot be used."""
@@ -202,73 +132,6 @@ class Metrics:
         registry.register(_Collected(used))
         return generate_latest(registry)
 
-    # --- adding --------------------------------------------------------------------------------
-
-    def _add_step(self, step: StepRecord) -> None:
-        see = self._histograms
-        end_s = step.start_s + step.schedule_s + step.execute_s
-        see["step_duration_seconds"].observe(step.duration_s)
-        see["iteration_tokens_total"].observe(sum(count for _, _, count in step.work))
-        self._counts["num_preemptions"] += len(step.preempted)
-        gaps: Counter[float] = Counter()  # of sequences that run side by side, mostly equal
-        guessing = dict(step.drafts)
-        for (seq_id, _, _), tokens in zip(step.work, step.sampled, strict=False):
-            if seq_id in guessing:
-                self._add_drafts(len(guessing[seq_id]), len(tokens) - 1)
-                count, last_s = self._live.get(seq_id, (0, end_s))
-                # A mean of what a reader sees: tokens of one step come together.
-                gaps[(end_s - last_s) / max(len(tokens), 1)] += len(tokens)
-                self._live[seq_id] = count + len(tokens), end_s
-                continue
-            for index in range(seq_id[1], seq_id[1] + len(tokens)):
-                key = seq_id[0], index
-                known = self._live.get(key)
-                if known is not None:
-                    gaps[end_s - known[1]] += 1
-                self._live[key] = (known[0] + 1 if known else 1), end_s
-        for gap_s, times in gaps.items():
-            see["inter_token_latency_seconds"].observe(gap_s, times)
-
-    def _add_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        self._counts["spec_decode_num_drafts"] += 1
-        self._counts["spec_decode_num_draft_tokens"] += num_drafts
-        if num_accepted > 0:  # an item that failed has no token
-            self._counts["spec_decode_num_accepted_tokens"] += num_accepted
-            self._accepted.update(range(num_accepted))
-
-    def _add_request(self, request: RequestRecord) -> None:
-        for index in range(len(request.num_generated)):
-            self._live.pop((request.request_id, index), None)
-        self._finished.update(request.finish_reasons)
-        see = self._histograms
-        see["e2e_request_latency_seconds"].observe(request.finish_s - request.arrival_s)
-        self._counts["generation_tokens"] += sum(request.num_generated)
-        if request.scheduled_s is None:
-            return
-        self._counts["prefix_cache_queries"] += len(request.prompt_token_ids)
-        self._counts["prefix_cache_hits"] += request.num_cached_tokens
-        see["request_queue_time_seconds"].observe(request.scheduled_s - request.arrival_s)
-        first_s = request.first_token_s
-        if first_s is None:
-            return
-        self._counts["prompt_tokens"] += len(request.prompt_token_ids)
-        see["request_prompt_tokens"].observe(len(request.prompt_token_ids))
-        for count in request.num_generated:
-            see["request_generation_tokens"].observe(count)
-        longest = max(request.num_generated)
-        see["request_max_num_generation_tokens"].observe(longest)
-        see["request_params_n"].observe(request.params.get("n", _DEFAULTS.n))
-        max_tokens = request.params.get("max_tokens", _DEFAULTS.max_tokens)
-        if max_tokens is not None:
-            see["request_params_max_tokens"].observe(max_tokens)
-        see["time_to_first_token_seconds"].observe(first_s - request.arrival_s)
-        see["request_prefill_time_seconds"].observe(first_s - request.scheduled_s)
-        see["request_decode_time_seconds"].observe(request.finish_s - first_s)
-        see["request_inference_time_seconds"].observe(request.finish_s - request.scheduled_s)
-        if longest > 1:
-            mean_s = (request.finish_s - first_s) / (longest - 1)
-            see["request_time_per_output_token_seconds"].observe(mean_s)
-
     # --- showing -------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
@@ -285,23 +148,25 @@ class Metrics:
         yield self._by("lora_name", gauge, "lora_requests", text, self._adapters())
         text = "Blocks and states of the cache that files keep: what became of them."
         yield self._by("what", counter, "kv_disk_blocks", text, self._kept())
-        live = sum(count for count, _ in self._live.values())
-        elsewhere = {"generation_tokens": live, "trace_records_lost": self._num_lost()}
-        for name, text in _COUNTERS.items():
-            yield self._one(counter, name, text, self._counts[name] + elsewhere.get(name, 0))
+        for name, value in self._counted.counters().items():
+            yield self._one(counter, name, COUNTERS[name], value)
+        text = "Records that --trace could not write."
+        yield self._one(counter, "trace_records_lost", text, self._num_lost())
         text = "Draft tokens that were right, by place."
-        accepted = {str(place): count for place, count in sorted(self._accepted.items())}
+        accepted = {str(place): count for place, count in sorted(self._counted.accepted.items())}
         name = "spec_decode_num_accepted_tokens_per_pos"
         yield self._by("position", counter, name, text, accepted)
         for label, name, text, counts in (
             ("reason", "num_grammar_refused", "Grammars that cannot be used.", self._refused),
             ("outcome", "promises", "Requests with a deadline.", self._promises),
-            ("finished_reason", "request_success", "Answers that ended.", self._finished),
+            ("finished_reason", "request_success", "Answers that ended.", self._counted.finished),
         ):
             yield self._by(label, counter, name, text, counts)
         yield from self._used(self._usage)
-        for name, (_, text) in _HISTOGRAMS.items():
-            yield self._spread(name, text, self._histograms[name])
+        for name, (_, text) in HISTOGRAMS.items():
+            yield self._spread(name, text, self._counted.histograms[name])
+        text = "To get a grammar ready, kept ones included."
+        yield self._spread("grammar_compilation_time_seconds", text, self._grammars)
         http = counter("http_requests", "HTTP requests.", labels=["handler", "method", "status"])
         for key, count in self._http.items():
             http.add_metric(list(key), count)
@@ -343,7 +208,7 @@ class Metrics:
         text = "Mean relative error of late, of steps and of requests' times."
         errors = dict(sorted(score.errors.items()))
         yield self._by("of", gauge, "prediction_mean_abs_error_ratio", text, errors)
-        step_errors = _Histogram(ERROR_BOUNDS)
+        step_errors = Spread(ERROR_BOUNDS)
         step_errors.counts, step_errors.total = list(score.error_counts), score.error_sum
         yield self._spread("step_prediction_error_ratio", "Relative error of a step.", step_errors)
 
@@ -362,7 +227,7 @@ class Metrics:
             family.add_metric([self._model, of], value)
         return family
 
-    def _spread(self, name: str, text: str, histogram: _Histogram) -> Metric:
+    def _spread(self, name: str, text: str, histogram: Spread) -> Metric:
         """Return a metric of many measurements: how many lie within which bounds."""
         family = HistogramMetricFamily(f"ridgeline:{name}", text, labels=["model_name"])
         family.add_metric([self._model], histogram.buckets(), histogram.total)
