@@ -49,6 +49,9 @@ PACKAGES = {  # what each client's environment has
     "anthropic": ["anthropic==2.12.0"],
     "ollama": ["ollama==0.6.3"],
     "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
+    "litellm_proxy": ["litellm[proxy]==1.108.7"],
+    "home_assistant": ["ollama==0.5.1", "openai==2.15.0"],
+    "open_webui": ["open-webui==0.12.4"],
     "langchain": ["langchain-openai==1.7.3"],
     "llama_index": [
         "llama-index-llms-openai-like==0.8.1",
@@ -76,6 +79,7 @@ PACKAGES = {  # what each client's environment has
     "vllm": [],  # its environment is that of the peers: pip knows where its torch is
     "prometheus": [],
 }
+LARGE = {"open_webui"}  # 7 GB: only if it is named
 PROGRAMS = {"agents": "npm", "node": "npm", "prometheus": "promtool"}  # what must be here already
 NODE = [  # what check_node.mjs and check_node_sdks.mjs have
     *("openai@7.57.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
@@ -155,7 +159,7 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"there are no checks of {unknown[0]}: the clients are python, {', '.join(known)}")
         return 2
-    for name in names or known:
+    for name in names or [one for one in known if one not in LARGE]:
         print(f"==> {name}", flush=True)
         if reason := missing(name):
             skipped[name] = reason
