@@ -125,6 +125,16 @@ def test_what_is_no_reference_stays() -> None:
         assert not hits
 
 
+@pytest.mark.parametrize(
+    "written",
+    [r"\x68eron", r"\U00000068eron", r"\\\\u0068eron", r"he\/ron", "he\tron", "[he](x)ron"],
+)
+def test_what_becomes_text_only_elsewhere_stays(written: str) -> None:
+    """As docs/compliance.md says."""
+    shown, _, hits = read(REDACT, cut(f"say {written} now"))
+    assert (text_of(shown), hits) == (f"say {written} now", [])
+
+
 def test_a_pair_of_surrogates_is_one_character() -> None:
     rule = TextRule("cat", TextPattern("\U0001f431", apart=""), "redact", "[CAT]")
     shown, _, _ = read(rule, cut(r'a "\ud83d\udc31" and \ud83d alone'))

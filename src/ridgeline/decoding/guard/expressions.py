@@ -33,7 +33,7 @@ class Nfa:
 
     Attributes:
         free: by node, the nodes that are reached without reading.
-        reading: by node, the classes that it reads, and the nodes behind them.
+        reading: by node, the numbers of the classes that it reads, and the nodes behind them.
         ends: the number of the expression that is complete at a node.
         owner: by node, the number of its expression.
     """
@@ -41,10 +41,21 @@ class Nfa:
     def __init__(self) -> None:
         """Begin without expressions."""
         self.free: list[list[int]] = []
-        self.reading: list[list[tuple[re.Pattern[str], int]]] = []
+        self.reading: list[list[tuple[int, int]]] = []
         self.ends: dict[int, int] = {}
         self.owner: list[int] = []
         self._number = 0
+        self._classes: dict[re.Pattern[str], int] = {}
+        self._having: dict[str, frozenset[int]] = {}
+
+    def having(self, symbol: str) -> frozenset[int]:
+        """Return the numbers of the classes that have a symbol, once all expressions are added."""
+        found = self._having.get(symbol)
+        if found is None:
+            classes = self._classes.items()
+            found = frozenset(number for one, number in classes if one.match(symbol))
+            self._having[symbol] = found
+        return found
 
     def add(self, expression: str, number: int) -> int:
         """Add an expression under a number; return the node that it begins at.
@@ -72,7 +83,7 @@ class Nfa:
 
     def reads(self, begin: int, characters: str, end: int) -> None:
         """Let a class, as ``re`` writes it, lead to another node. Raises ExpressionError."""
-        arc = _compiled(characters), end
+        arc = self._classes.setdefault(_compiled(characters), len(self._classes)), end
         if arc not in self.reading[begin]:
             self.reading[begin].append(arc)
 

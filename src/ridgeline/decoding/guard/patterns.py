@@ -131,7 +131,8 @@ class Patterns:
             to = state
             for one in folded(char):
                 arcs = (arc for node in self._sets[to] for arc in self._nfa.reading[node])
-                reached = {node for characters, node in arcs if characters.match(one)}
+                having = self._nfa.having(one)
+                reached = {node for number, node in arcs if number in having}
                 reached_all = self._nfa.reached(reached)
                 if one in _EMPHASIS and to not in self.begins.values():
                     reached_all |= self._sets[to] - self._nfa.ends.keys()
