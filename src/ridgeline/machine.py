@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from ridgeline.physics.kv_plan import decimal_size
+
 try:
     import fcntl
 except ImportError:  # of no use, and not there, on Windows
@@ -52,6 +54,10 @@ _TILES_REFUSED = {
 
 class DeviceLost(OSError):
     """A device that computes has failed for good: this process can use it no more."""
+
+
+class DiskFull(ValueError):
+    """A disk has too little room for what is about to be written."""
 
 
 class Memory(NamedTuple):
@@ -352,18 +358,37 @@ def users_home() -> Path | None:
         return None
 
 
-def check_room(folder: Path, num_bytes: int, what: str, instead: str) -> None:
-    """Raise ValueError unless the disk of ``folder`` has room for ``what``; it says what to do.
-
-    ``folder`` need not exist yet.
-    """
+def free_bytes(folder: Path) -> int:
+    """Return what this user may still write to the disk of ``folder``, which need not exist yet."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < num_bytes:
-        raise ValueError(
-            f"{what} needs {num_bytes / 1e6:,.0f} MB, but {free_bytes / 1e6:,.0f} MB are free in "
+    return shutil.disk_usage(place).free
+
+
+def check_room(folder: Path, num_bytes: int, what: str, instead: str) -> None:
+    """Raise DiskFull unless the disk of ``folder`` has room for ``what``; it says what to do."""
+    free = free_bytes(folder)
+    if free < num_bytes:
+        raise DiskFull(
+            f"{what} needs {decimal_size(num_bytes)}, but {decimal_size(free)} are free in "
             f"{folder}: make room, or {instead}"
         )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user has named; a full disk leaves the one that was there.
+
+    Raises DiskFull where the disk has too little room, and OSError, which names the file.
+    """
+    content = text.encode()
+    try:
+        if not path.exists() or path.is_file():
+            before = path.stat().st_size if path.exists() else 0
+            room = len(content) - before, path.name, "name another folder"
+            check_room(path.absolute().parent, *room)
+        path.write_bytes(content)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of an open file has none
+        raise
 
 
 def sha256_of(path: Path) -> str:
@@ -389,7 +414,9 @@ def write_whole(
     *,
     is_private: bool = True,
 ) -> None:
-    """Let a complete file appear at ``path``, on the disk; raise OSError if none can be written.
+    """Let a complete file appear at ``path``, on the disk.
+
+    Raises OSError, which names a file, if none can be written.
 
     ``name`` is asked for another name in the same folder, when the content is written. One that is
     not private has the mode of the file that it replaces, or as any program's.
@@ -411,6 +438,9 @@ def write_whole(
         if not is_private:
             os.chmod(partial, _usual_mode(path))
         rename(Path(partial), path.with_name(name()) if name else path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of an open file has none
+        raise
     finally:
         Path(partial).unlink(missing_ok=True)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+
+from ridgeline.models.tensors import naming
 
 _FORM = 1  # of the file
 
@@ -43,7 +46,7 @@ class Journal:
         self.num_completed = self.num_failed = 0
         try:
             self._end = self._read(dict(batch) | {"form": _FORM})
-            self._file = path.open("r+b")
+            self._file = path.open("r+b", buffering=0)
             self._file.truncate(self._end)
             self._file.seek(self._end)
         except BaseException:
@@ -61,7 +64,8 @@ class Journal:
     def _read(self, batch: dict[str, Any]) -> int:
         """Take what the file has; return where the last whole line ends."""
         if not self.path.exists():
-            self.path.write_bytes(json.dumps(batch).encode() + b"\n")
+            with naming(self.path):
+                self.path.write_bytes(json.dumps(batch).encode() + b"\n")
         with self.path.open("rb") as file:
             first = file.readline()
             if not first.endswith(b"\n"):  # it ended before it had begun
@@ -92,11 +96,22 @@ class Journal:
             )
 
     def write(self, index: int, line: bytes, *, is_completed: bool) -> None:
-        """Keep a request's answer: ``line`` is JSON. Raises OSError, as where the disk is full."""
+        """Keep a request's answer: ``line`` is JSON.
+
+        Raises OSError, which names the file, as where the disk is full; then nothing of it is kept.
+        """
         line = line.replace(b"\n", b" ")  # white space, where JSON has any
         entry = b"%d %b %b\n" % (index, b"+" if is_completed else b"-", line)
-        self._file.write(entry)
-        self._file.flush()
+        unwritten = entry
+        try:
+            with naming(self.path):
+                while unwritten:
+                    unwritten = unwritten[self._file.write(unwritten) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            raise
         self._note(index, is_completed, self._end + len(entry) - 1 - len(line), len(line))
         self._end += len(entry)
 
@@ -117,12 +132,17 @@ class Journal:
         for path, is_completed in paths:
             if path is not None:
                 part = path.with_name(f".{path.name}.writing")
-                with part.open("wb") as file:
+                with naming(part), part.open("wb") as file:
                     for line in self.lines(is_completed=is_completed, in_order=in_order):
                         file.write(line + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(path)
+
+    @property
+    def num_bytes(self) -> int:
+        """What all lines take in the files that ``finish`` writes."""
+        return sum(length + 1 for _, _, length in self._places.values())
 
     def lines(self, *, is_completed: bool, in_order: bool) -> Iterator[bytes]:
         """Yield the lines of what is answered well, or of the rest."""

@@ -153,8 +153,12 @@ class OwnerFiles:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file_id = new_id("file-")
         part = self._folder / f"{file_id}.writing"
-        with part.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        try:
+            with part.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         part.replace(self.content(file_id))
         return file_id
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ridgeline.machine import lock_file
+from ridgeline.machine import free_bytes, lock_file
+from ridgeline.physics.kv_plan import decimal_size
 
 _MAGIC = b"RLKV0001"
 _MOST_SEGMENT_BYTES = 64 << 20
@@ -172,8 +173,9 @@ class Segments:
                 f"--kv-disk: {most_bytes:,} bytes hold fewer than {_LEAST_RECORDS} blocks or "
                 f"states of this model: give at least {least:,}"
             )
-        self.forms, self._most_bytes, self._say = tuple(forms), most_bytes, say
+        self.forms, self._say = tuple(forms), say
         self._top, self.folder = folder, folder / name
+        self._most_bytes = most_bytes = self._that_fit(most_bytes)
         begin = _MAGIC + bytes.fromhex(name)
         self._header_of = {form: begin + struct.pack("<II", *form) for form in forms}
         self._form_of = {header: form for form, header in self._header_of.items()}
@@ -183,9 +185,22 @@ class Segments:
         self._segments: list[_Segment] = []
         self._lock, self._clock, self.num_bad = Lock(), 0, 0
         self._unlock: Callable[[], object] = lambda: None
-        self.can_write = self._begin()
+        self.can_write = self._begin() and most_bytes >= least
         for path in sorted(one for one in self.folder.glob("*.kv") if _SEGMENT.match(one.name)):
             self._enter(path)
+
+    def _that_fit(self, most_bytes: int) -> int:
+        """Return how many bytes may be kept: what is there and what is free, if that is less."""
+        with suppress(OSError):  # then nothing can be kept, which is said
+            there = sum(one.stat().st_size for one in self._top.glob("*/*.kv"))
+            if (room := there + (free := free_bytes(self._top))) < most_bytes:
+                self._say(
+                    f"--kv-disk needs {decimal_size(most_bytes)}, but {decimal_size(free)} are "
+                    f"free in {self._top}: at most {decimal_size(room)} are kept; make room, or "
+                    "give a smaller size"
+                )
+                return room
+        return most_bytes
 
     def _begin(self) -> bool:
         """Make the folder and lock it; return whether records can be added, and say if not."""

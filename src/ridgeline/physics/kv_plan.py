@@ -134,5 +134,7 @@ def gib(num_bytes: float) -> str:
 
 
 def decimal_size(num_bytes: float) -> str:
-    """Return a size for people, in MB or GB as disks are sold: what a model takes, all of it."""
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 999.5e6 else f"{num_bytes / 1e6:,.0f} MB"
+    """Return the size of a model or a file for people, in GB, MB or kB as disks are sold."""
+    if num_bytes >= 999.5e6:
+        return f"{num_bytes / 1e9:,.2f} GB"
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 999.5e3 else f"{num_bytes / 1e3:,.0f} kB"

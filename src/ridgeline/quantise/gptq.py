@@ -18,8 +18,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.machine import check_room
 from ridgeline.models.quantized.parts import packed
-from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.models.tensors import ModelFileError, Tensor, naming
 from ridgeline.quantise.grids import Form, Whole, fit_symmetric
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, Report, Requantiser
 from ridgeline.quantise.source import SourceFile
@@ -42,6 +43,7 @@ def quantise_directory(
 
     Raises:
         ValueError: a tensor's weights are not finite, or no group size suits the model.
+        DiskFull: the disk has too little room for it.
         OSError: it cannot be written.
     """
     converted = {place.name for place in source.places.values()}
@@ -49,10 +51,13 @@ def quantise_directory(
     form = Form(_TYPE, group, group, 0, 15, fit_symmetric(8, group, signed=False), _words)
     types = {n: _TYPE if n in converted else tensor.dtype for n, tensor in source.raw.items()}
     work = Requantiser(source, options, types, {_TYPE: form}, report)
+    # Less than the file, as what is not converted stays as it is.
+    num_bytes = sum(int(np.prod(source.raw[name].shape)) for name in converted) * _BITS // 8
+    check_room(out.absolute().parent, num_bytes, out.name, "name another folder")
     folder = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}-"))
     try:
         _copy_rest(source.checkpoint.path, folder, group)
-        with (folder / "model.safetensors").open("wb") as file:
+        with naming(out), (folder / "model.safetensors").open("wb") as file:
             work.write(partial(SafetensorsOut, file, source.raw, converted, group))
             os.fsync(file.fileno())
         folder.chmod(0o755)

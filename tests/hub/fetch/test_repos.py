@@ -271,7 +271,7 @@ def test_a_file_too_large_for_the_disk_is_refused_before_it_is_fetched(
     hub.repos["o/n"] = quantised("Q8_0")
     hub.repos["o/n"].announced["m-Q8_0.gguf"] = {"size": 1 << 60}
     with pytest.raises(
-        ValueError, match=r"^o/n needs [\d,]+ MB, but [\d,]+ MB are free in .*RIDGELINE_HOME"
+        ValueError, match=r"^o/n needs [\d,.]+ GB, but [\d,.]+ [GM]B are free in .*RIDGELINE_HOME"
     ):
         fetch("o/n", stores)
     assert not hub.ranges

@@ -26,6 +26,7 @@ from ridgeline.bench.claims.virtual import LLAMA_2_13B, VirtualStage
 from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.machine import write_text
 from ridgeline.planner import PlanFlags
 
 ENDINGS = (".svg", ".json", ".csv", ".md")
@@ -140,7 +141,7 @@ def bench_claims(
     if out is not None:
         sys.stdout.flush()
         if out.suffix == ".json":
-            out.write_text(json.dumps(results.as_dict(), indent=1) + "\n", encoding="utf-8")
+            write_text(out, json.dumps(results.as_dict(), indent=1) + "\n")
         else:
             write_out(out, results.rows(), claims_svg(_title(results), results.found))
     return results

@@ -47,6 +47,7 @@ from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, logn
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
+from ridgeline.machine import write_text
 
 _MOST_REQUESTS = 400
 
@@ -134,7 +135,7 @@ def foresight(
         print("\n" + "\n".join(table))
     measured = [[one.summary for one in pair] for pair in runs]
     if out is not None:
-        out.write_text(picture(llm.path.name, predicted, measured), encoding="utf-8")
+        write_text(out, picture(llm.path.name, predicted, measured))
         say(f"written: {out}")
     document = {
         "model": llm.path.name, "step_error": calibration.step_error, "load_s": load_s,

@@ -15,7 +15,9 @@ from ridgeline.backends import cuda
 from ridgeline.bench.gpu.decisions import is_wrong, passes
 from ridgeline.bench.gpu.parts import NO_DEVICE, PARTS, Finding, measure
 from ridgeline.bench.gpu.table import table
+from ridgeline.bench.out_file import check_place
 from ridgeline.engine_setup.home import default_home
+from ridgeline.models.tensors import naming
 from ridgeline.planner.catalogue import cards_here
 
 SECONDS = 570.0  # for all parts: machines are often lent for ten minutes
@@ -48,6 +50,8 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
         ValueError: there is no GPU, or no torch; with the way out.
         OSError: a file cannot be written.
     """
+    if out is not None:
+        check_place(out)
     end_s = time.monotonic() + seconds
     findings: list[Finding] = []
     machine = _machine(is_tiny)
@@ -61,8 +65,9 @@ def bench_gpu(parts: Sequence[str], seconds: float, *, is_tiny: bool, out: Path 
             findings.append(finding)
             line = json.dumps(finding)
             print(line, flush=True)
-            if file is not None:
-                print(line, file=file, flush=True)
+            if file is not None and out is not None:
+                with naming(out):
+                    print(line, file=file, flush=True)
 
         try:
             take({"part": "all", "what": "machine", **machine})

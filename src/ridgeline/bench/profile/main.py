@@ -21,12 +21,14 @@ from ridgeline.api.llm import LLM
 from ridgeline.backends.cpu import Roof, measure_roof
 from ridgeline.backends.interface import Counters, Traffic
 from ridgeline.bench.offline import BenchShape, decode_steps
+from ridgeline.bench.out_file import check_place
 from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.machine import write_text
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
 _PREFILL_REPEATS = 4
@@ -88,8 +90,10 @@ class _Watch:
 def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> None:
     """Measure the roof, then three phases; print a table, draw ``picture``, end with JSON.
 
-    Raises ValueError where the backend counts nothing, or no shape fits the model.
+    Raises ValueError where the backend counts nothing, no shape fits the model, or the disk is
+    full.
     """
+    check_place(picture)
     room = llm.config.max_model_len
     if prompt_tokens + new_tokens > room:
         raise ValueError(f"no shape fits --max-model-len {room}: lower --prompt-tokens")
@@ -110,7 +114,7 @@ def profile(llm: LLM, *, prompt_tokens: int, new_tokens: int, picture: Path) -> 
             report(done, len(wanted))
             phases.append(measure_phase(llm, counters, shape, rng, is_prefill=is_prefill))
     _print(phases, roof)
-    picture.write_text(_draw(llm, phases, roof))
+    write_text(picture, _draw(llm, phases, roof))
     print(f"The picture is {picture}", file=sys.stderr)
     print(json.dumps(_facts(llm, phases, roof)))
 

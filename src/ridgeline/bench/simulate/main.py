@@ -38,6 +38,7 @@ from ridgeline.foresight.simulator.fleet.serving import Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
+from ridgeline.models.tensors import naming
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of
 from ridgeline.planner.on_device import DeviceReplica
@@ -428,7 +429,7 @@ def warnings(model: str, made: PreparedRun, prediction: Mapping[str, Any]) -> li
 
 def write_trace(path: Path, records: Sequence[Record], header: Mapping[str, Any]) -> None:
     """Write records as ``--trace`` does, behind a line that says that they are simulated."""
-    with path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         for line in ({"type": "simulated", **header}, *map(to_json, records)):
             print(json.dumps(line, separators=(",", ":")), file=file)
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from rich.table import Table
 
 from ridgeline.bench.load.stats import LIMIT_NAMES, parse_limits
+from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seeded
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
@@ -24,7 +25,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
-from ridgeline.machine import usable_cpus
+from ridgeline.machine import usable_cpus, write_text
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE
 from ridgeline.tables import as_csv
@@ -70,6 +71,9 @@ def sweep_loads(
 
     Raises ValueError if a name, a value or the objective is none.
     """
+    for path in (csv_file, out):
+        if path is not None:
+            check_place(path)
     where, best = parse_objective(objective)
     if where[0] == "goodput" and not question.goodput:
         raise ValueError("--objective goodput needs limits: --goodput ttft:500 --goodput tpot:60")
@@ -86,11 +90,11 @@ def sweep_loads(
     _print(settings, found, winner, objective)
     if csv_file is not None:
         rows = [setting | figures for setting, figures in zip(settings, found, strict=True)]
-        csv_file.write_text(as_csv(rows), encoding="utf-8")
+        write_text(csv_file, as_csv(rows))
     if out is not None:
         shown = [_short_of(setting) for setting in settings]
         columns = {name: [row[name] for row in found] for name in _COLUMNS}
-        out.write_text(sweep_svg(shown, columns, winner, objective), encoding="utf-8")
+        write_text(out, sweep_svg(shown, columns, winner, objective))
     document = [{"settings": setting} | row for setting, row in zip(settings, found, strict=True)]
     print(json.dumps({"objective": objective, "best": settings[winner], "sweep": document}))
 

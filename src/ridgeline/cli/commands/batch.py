@@ -20,7 +20,9 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.loading import loaded
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.machine import DiskFull, check_room
 
+_LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none
 Load = Callable[[str], AbstractContextManager[LLM]]
 
 
@@ -36,6 +38,11 @@ class Files(NamedTuple):
     output: Path
     errors: Path
     journal: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where the answers and the journal are."""
+        return self.output.absolute().parent
 
     @classmethod
     def of(cls, source: Path, output: Path, errors: Path | None) -> Files:
@@ -139,6 +146,7 @@ def batch(
         raise UsageError(f"{source.path}: no line is a request; {reason}")
     if found.num_wrong:
         say(f"{found.num_wrong:,} of {found.num_lines:,} lines are not requests")
+    _check_room(files, found.num_lines)
     with load(name) as llm:
         return _answer(llm, source, files, name, found, answers_all=bool(model), in_order=in_order)
 
@@ -164,20 +172,38 @@ def _answer(
         with count_bar("Answering") as report:
             report(len(journal), total)
             offline.answer(llm, of, journal, lambda: report(len(journal), total))
+        check_room(files.folder, journal.num_bytes, files.output.name, "move its folder")
         journal.finish(files.output, files.errors, in_order=in_order)
         journal.remove()
-    except (KeyboardInterrupt, Stopped, OSError) as error:
+    except (KeyboardInterrupt, Stopped, OSError, DiskFull) as error:
         done = f"{len(journal):,} of {total:,} lines are done: the same command goes on from there"
         if isinstance(error, KeyboardInterrupt):
             say(f"stopped; {done}")
             raise
-        raise ValueError(f"{error}; {done}") from error
+        raise ValueError(f"{_reason(error)}; {done}") from error
     finally:
         journal.close()
     say(f"{journal.num_completed:,} of {total:,} lines are answered in {files.output}")
     if journal.num_failed:
         say(f"{journal.num_failed:,} are not: {files.errors} says why")
     return journal.num_completed > 0
+
+
+def _check_room(files: Files, num_lines: int) -> None:
+    """Raise UsageError where not even the shortest answers fit, in the journal and the output."""
+    done = files.journal.stat().st_size if files.journal.exists() else 0
+    least = 2 * num_lines * _LEAST_LINE_BYTES - done
+    name = f"the shortest possible {files.output.name}"
+    try:
+        check_room(files.folder, least, name, "name another folder")
+    except DiskFull as error:
+        raise UsageError(error) from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _survey(source: RequestFile) -> _Survey:

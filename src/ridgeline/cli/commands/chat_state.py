@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.machine import write_text
 
 HELP = """\
 \"\"\"          begins and ends a message of several lines
@@ -112,7 +113,7 @@ class ChatState:
             "parameters": changed,
             "messages": self.messages,
         }
-        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return f"kept in {path}"
 
     def _load(self, rest: str) -> str:

@@ -28,6 +28,7 @@ from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
+from ridgeline.machine import write_text
 
 
 class OutputFormat(StrEnum):
@@ -82,7 +83,7 @@ def explain_command(
         if timeline_file:
             _write_timeline(timeline_file, recorded, chosen, usual)
     if out:
-        out.write_text(explain_svg(explanations[0]), encoding="utf-8")
+        write_text(out, explain_svg(explanations[0]))
     for i, one in enumerate(explanations):
         if i and format is not OutputFormat.JSON:
             print()
@@ -146,7 +147,7 @@ def _write_timeline(
     end_s = max(one["finish_s"] for one in chosen)
     steps = recorded.during(start_s, end_s)
     events = timeline(recorded.engine, steps, recorded.requests, predict=usual)
-    file.write_text(as_file(events), encoding="utf-8")
+    write_text(file, as_file(events))
 
 
 def _print(explanation: Explanation, advice: Advice, format: OutputFormat) -> None:

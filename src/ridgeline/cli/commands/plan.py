@@ -19,6 +19,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.machine import write_text
 from ridgeline.physics.kv_plan import decimal_size, gib
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
@@ -114,7 +115,7 @@ def plan_command(
             show(planned, console(160, markup=True))
     if out is not None:  # last: where there is nothing to draw, the answer stands above
         sys.stdout.flush()
-        out.write_text(_drawn(planned), encoding="utf-8")
+        write_text(out, _drawn(planned))
         say(f"drawn into {out}")
 
 

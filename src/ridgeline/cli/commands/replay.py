@@ -35,6 +35,7 @@ from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.reach import Reach, in_words, reach_of, reach_of_run
 from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
+from ridgeline.machine import write_text
 from ridgeline.models.checkpoint import load_checkpoint
 
 _SHOWN = 60  # characters of a decision
@@ -372,4 +373,4 @@ def _write_timeline(
         for one in requests:
             one["num_prompt_tokens"] = len(one["prompt_token_ids"])
         events += timeline(engine, steps, requests, process=process, name=name)
-    file.write_text(as_file(events), encoding="utf-8")
+    write_text(file, as_file(events))

@@ -46,6 +46,7 @@ class LogFiles:
     """The files of one log; one thread uses them at a time.
 
     Attributes:
+        folder: of the log.
         id: of the log, for good; another log of the same key has another.
         end: the last line that was written; ``synced``: that is on the disk.
     """
@@ -71,7 +72,7 @@ class LogFiles:
         Raises OSError, or ValueError if another process writes the folder, or its last line was
         changed or signed with another key.
         """
-        self._folder, self._key, self._now_s = folder, key, now_s
+        self.folder, self._key, self._now_s = folder, key, now_s
         self._rotate_bytes, self._keep_s = rotate_bytes, keep_s
         self.end = self.synced = START
         self.id = ""
@@ -132,7 +133,7 @@ class LogFiles:
         """
         today = day_of(self._now_s())
         if self._day_key[0] != today:
-            self._day_key = today, _kept_key(self._folder / f"{today}{_KEY_SUFFIX}")
+            self._day_key = today, _kept_key(self.folder / f"{today}{_KEY_SUFFIX}")
         data = text.encode(errors="surrogatepass")
         return hashlib.blake2b(data, key=self._day_key[1], digest_size=32).hexdigest()
 
@@ -165,7 +166,7 @@ class LogFiles:
         is_full = self._size > 0 and (is_old or self._size >= self._rotate_bytes)
         if is_full:
             self.sync()
-            self._ended.append(EndedFile(self._folder / file_name(self._number), self._last_s))
+            self._ended.append(EndedFile(self.folder / file_name(self._number), self._last_s))
             self._open(self._number + 1, now_s)
         return is_full
 
@@ -182,7 +183,7 @@ class LogFiles:
         self._ended = self._ended[len(removed) :]
         kept = {*_days_of(self._ended), day_of(now_s)}
         days = [day for day in _days_of(removed) if day not in kept]
-        keys = [self._folder / f"{day}{_KEY_SUFFIX}" for day in days]
+        keys = [self.folder / f"{day}{_KEY_SUFFIX}" for day in days]
         for file in (*keys, *(one.file for one in removed)):
             file.unlink(missing_ok=True)
 
@@ -191,9 +192,9 @@ class LogFiles:
     def _open_known(self) -> None:
         """Go on where the folder's files end. Raises OSError or ValueError."""
         expected, problem = Head(START, ""), ""
-        if files_of(self._folder) or (self._folder / HEAD_FILE).exists():
+        if files_of(self.folder) or (self.folder / HEAD_FILE).exists():
             try:
-                expected = read_head(self._folder, self._key)
+                expected = read_head(self.folder, self._key)
             except ValueError as error:
                 problem = str(error)
         self._reopen(expected, problem)
@@ -210,15 +211,15 @@ class LogFiles:
 
         Raises OSError, or ValueError if its last line was changed or signed with another key.
         """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        now_s, files = self._now_s(), files_of(self._folder)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        now_s, files = self._now_s(), files_of(self.folder)
         datas = (data_of(file) for file in reversed(files))
         in_last = data = next(datas, b"")
         line, end = _last_line(data)
         while line is None and (earlier := next(datas, None)) is not None:
             line, _ = _last_line(in_last := earlier)
         if line is not None and not is_signed(line.data, self._key):
-            message = f"--audit {self._folder}: its last line was changed, or its key is another"
+            message = f"--audit {self.folder}: its last line was changed, or its key is another"
             raise ValueError(f"{message}: move the log away, or give it its --audit-key")
         found_id = _id_in(in_last, self._key)
         self.id = found_id or expected.log or secrets.token_hex(_ID_BYTES)
@@ -253,7 +254,7 @@ class LogFiles:
         """Open the file that says where the log ends; it is there before the first line."""
         if self._head_file >= 0:
             os.close(self._head_file)
-        file = self._folder / HEAD_FILE
+        file = self.folder / HEAD_FILE
         self._head_file = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         if not os.fstat(self._head_file).st_size:
             self._write_head(START)
@@ -266,10 +267,10 @@ class LogFiles:
     def _open(self, number: int, now_s: float) -> None:
         self._close_file()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._file = os.open(self._folder / file_name(number), flags, 0o600)
+        self._file = os.open(self.folder / file_name(number), flags, 0o600)
         self._number, self._size = number, os.fstat(self._file).st_size
         self._day, self._has_line, self._last_s = day_of(now_s), False, None
-        _sync_folder(self._folder)
+        _sync_folder(self.folder)
 
     def _close_file(self) -> None:
         if self._file >= 0:

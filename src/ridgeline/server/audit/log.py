@@ -164,7 +164,7 @@ class AuditLog:
 
     def _lose(self, lost: list[_Waiting], why: str) -> None:
         if self.trouble is None:
-            _log.warning("the audit log cannot be written: %s", why)
+            _log.warning("the audit log in %s cannot be written: %s", self._files.folder, why)
         with self._counting:
             self.trouble = why
             self.num_lost += len(lost)

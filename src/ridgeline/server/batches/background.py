@@ -136,7 +136,9 @@ class Batches:
             _log.warning("batch %s rests: the engine takes no requests", batch.id)
         except (OSError, ValueError) as error:  # a full disk, a file that cannot be read
             _log.warning("batch %s failed: %s", batch.id, error)
-            owned.moved(batch.id, "failed", problem=str(error))
+            # Where the server keeps its files is nobody's matter.
+            why = error.strerror if isinstance(error, OSError) else None
+            owned.moved(batch.id, "failed", problem=why or str(error))
         except Exception:
             _log.exception("batch %s failed", batch.id)
             owned.moved(batch.id, "failed", problem="it failed; the server's log says more")

@@ -92,6 +92,9 @@ def _add_files(app: FastAPI, kept: Callable[[], Batches], options: ServeOptions)
         num_uploads[owner] += 1
         try:
             yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ApiError(503, f"the file cannot be kept: {why}", code="no_files") from error
         finally:
             num_uploads[owner] -= 1
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgeline.machine import check_room, write_text
 from ridgeline.models.gguf.tokenizer import tokenizer_json
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
@@ -38,20 +39,30 @@ def tokenizer_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, 
 def export_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path) -> list[Path]:
     """Write tokenizer.json and tokenizer_config.json; return all files written.
 
-    A Hugging Face directory's own files are copied. Raises OSError if the folder cannot be written.
+    A Hugging Face directory's own files are copied. Raises OSError if the folder cannot be written,
+    and DiskFull if its disk has too little room for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(checkpoint.tokenizer, Mapping):
         files = sorted({one for name in _FILES for one in checkpoint.path.glob(name)})
+        _check_room(folder, sum(one.stat().st_size for one in files))
         return [_copied(one, folder / one.relative_to(checkpoint.path)) for one in files]
     contents = {
         "tokenizer.json": _complete(tokenizer_json(checkpoint.tokenizer), checkpoint),
         "tokenizer_config.json": tokenizer_config(checkpoint, tokenizer),
     }
-    for name, content in contents.items():
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / name).write_text(text, encoding="utf-8")
+    texts = {
+        name: json.dumps(content, ensure_ascii=False, indent=1)
+        for name, content in contents.items()
+    }
+    _check_room(folder, sum(len(text.encode()) for text in texts.values()))
+    for name, text in texts.items():
+        write_text(folder / name, text)
     return [folder / name for name in contents]
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    check_room(folder, num_bytes, "the tokenizer", "name another folder")
 
 
 def _templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:

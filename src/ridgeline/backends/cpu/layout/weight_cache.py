@@ -32,9 +32,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import usable_cpus, write_whole
+from ridgeline.machine import DiskFull, check_room, usable_cpus, write_whole
 from ridgeline.models.tensors import Checkpoint
 
+_ELSEWHERE = "set RIDGELINE_HOME to a directory elsewhere"  # what to do about a full disk
 _ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 17  # at once: what stays in a processor's own cache
@@ -92,6 +93,11 @@ def mapped(
     if checkpoint.contents.known(folder) is not None or any(_packed_from(folder, place)):
         arrays = _kept(folder / name(), say)
     if arrays is None:
+        try:
+            check_room(folder, checkpoint.nbytes, "a file of packed weights", _ELSEWHERE)
+        except DiskFull as problem:
+            say(f"each start packs the weights anew: {problem}")
+            return None
         path = write(folder, name, packed())
         arrays = _kept(path, say) if path else None
     return arrays
