@@ -203,6 +203,6 @@ def test_packed_weights_that_do_not_fit_are_not_begun(
     load = model_weights.load_weights
     load(checkpoint, sizes, "int8", 64, disk.folder, lambda done, total: None, said.append)
     (line,) = said
-    assert line.startswith("each start packs the weights anew: a file of packed weights needs ")
+    assert line.startswith("each start packs the weights anew: packed-weights needs ")
     assert f" 4 kB are free in {disk.folder}: make room, or set RIDGELINE_HOME" in line
     assert [one.name for one in disk.folder.iterdir()] == ["filler"]

@@ -413,10 +413,13 @@ def write_whole(
     name: Callable[[], str] | None = None,
     *,
     is_private: bool = True,
+    least_bytes: int = 0,
+    instead: str = "name another folder",
 ) -> None:
     """Let a complete file appear at ``path``, on the disk.
 
-    Raises OSError, which names a file, if none can be written.
+    Raises OSError, which names a file, if none can be written. Before it begins it raises DiskFull,
+    as ``check_room`` does, if there is no room for ``least_bytes``.
 
     ``name`` is asked for another name in the same folder, when the content is written. One that is
     not private has the mode of the file that it replaces, or as any program's.
@@ -427,6 +430,7 @@ def write_whole(
     sweeps it away (``engine_setup.home``).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path.parent, least_bytes, path.name, instead)
     handle, partial = tempfile.mkstemp(dir=path.parent)
     with suppress(OSError, AttributeError):  # not every system has locks
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
-from ridgeline.machine import check_room, write_whole
+from ridgeline.machine import write_whole
 from ridgeline.models.gguf.blocks import BLOCK, SUPER
 from ridgeline.models.gguf.file import BLOCK_SIZES
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
@@ -94,9 +94,11 @@ def quantise_file(
     }
     rooms = {name: TensorRoom(types[name], tensor.shape) for name, tensor in source.raw.items()}
     num_bytes = sum(room.num_bytes for room in rooms.values())
-    check_room(out.parent, num_bytes, out.name, "name another folder")
     write_whole(
-        out, lambda file: work.write(partial(GGUFOut, file, metadata, rooms)), is_private=False
+        out,
+        lambda file: work.write(partial(GGUFOut, file, metadata, rooms)),
+        is_private=False,
+        least_bytes=num_bytes,
     )
     has_super = BLOCK_SIZES[main_type(options.target)][0] == SUPER
     ragged = [name for name, tensor in source.raw.items() if tensor.shape[-1] % SUPER]

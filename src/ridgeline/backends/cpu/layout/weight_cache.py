@@ -32,7 +32,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import DiskFull, check_room, usable_cpus, write_whole
+from ridgeline.machine import DiskFull, usable_cpus, write_whole
 from ridgeline.models.tensors import Checkpoint
 
 _ELSEWHERE = "set RIDGELINE_HOME to a directory elsewhere"  # what to do about a full disk
@@ -93,12 +93,7 @@ def mapped(
     if checkpoint.contents.known(folder) is not None or any(_packed_from(folder, place)):
         arrays = _kept(folder / name(), say)
     if arrays is None:
-        try:
-            check_room(folder, checkpoint.nbytes, "a file of packed weights", _ELSEWHERE)
-        except DiskFull as problem:
-            say(f"each start packs the weights anew: {problem}")
-            return None
-        path = write(folder, name, packed())
+        path = write(folder, name, packed(), checkpoint.nbytes, say)
         arrays = _kept(path, say) if path else None
     return arrays
 
@@ -232,13 +227,17 @@ class _DigestWriter:
 
 
 def write(
-    folder: Path, file_name: Callable[[], str], arrays: Iterable[tuple[str, PackedArray]]
+    folder: Path,
+    file_name: Callable[[], str],
+    arrays: Iterable[tuple[str, PackedArray]],
+    least_bytes: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path | None:
     """Write arrays, each with its name, into a file as they come; return where it is.
 
     ``file_name`` is asked for its name when all are written. None is returned if the folder
-    cannot be written or has no room. Older files of the same model and dtype, of another version of
-    either, go.
+    cannot be written or has no room; that not even ``least_bytes`` fit is said. Older files of the
+    same model and dtype, of another version of either, go.
     """
 
     final_name = cache(file_name)
@@ -258,8 +257,17 @@ def write(
         file.write(_HEAD.pack(_seal(folder / final_name(), tail), tail_at))
 
     try:
-        write_whole(folder / "weights", write_all, final_name)
+        write_whole(
+            folder / "packed-weights",
+            write_all,
+            final_name,
+            least_bytes=least_bytes,
+            instead=_ELSEWHERE,
+        )
         path = folder / final_name()
+    except DiskFull as problem:
+        say(f"each start packs the weights anew: {problem}")
+        return None
     except OSError:
         return None
     with suppress(OSError):
