@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ridgeline
@@ -87,6 +88,7 @@ WRONG: list[tuple[Any, str]] = [
     ([1 << 40], "ids are 0 to"),
     ({}, "this one has neither"),
     ({"prompt": "a", "multi_modal_data": {"image": 1}}, "has 'multi_modal_data'"),
+    ({"prompt_embeds": np.zeros((2, 8))}, "has 'prompt_embeds'"),
     ({"prompt": 3}, "must be text or a list of token ids"),
     ([{"role": "user"}], "content"),
     ([40] * 5000, "the prompt has 5000 tokens"),
@@ -109,6 +111,13 @@ def test_which_prompt_is_wrong_is_said_and_nothing_is_computed(
             llm.generate(prompt, GREEDY)
         assert "prompt 0:" not in str(alone.value)
     assert llm.engine._next_id - before <= 9
+
+
+def test_a_list_of_vectors_for_prompts_is_no_conversation(llm: LLM) -> None:
+    vectors: Any = {"prompt_embeds": np.zeros((2, 8))}
+    for prompts in (vectors, [vectors], [vectors, vectors]):
+        with pytest.raises(ValueError, match=r"this one has 'prompt_embeds'$"):
+            llm.generate(prompts, GREEDY)
 
 
 def test_the_others_are_answered_on_request(llm: LLM) -> None:

@@ -178,7 +178,7 @@ class TextProcessor:
             return self.chat_template.render_ids(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, Mapping):
             return self.encode(prompt)  # type: ignore[arg-type]
-        others = [name for name, value in prompt.items() if name not in _IN_PROMPT and value]
+        others = [name for name, value in prompt.items() if name not in _IN_PROMPT and _says(value)]
         found = next((prompt[n] for n in reversed(_IN_PROMPT) if prompt.get(n) is not None), None)
         if others or found is None:
             wrong = f"has {', '.join(map(repr, others))}" if others else "has neither"
@@ -475,7 +475,12 @@ def is_chat(prompt: Any) -> bool:
     """Return whether this is a list of messages."""
     if not is_list(prompt) or not prompt or not isinstance(prompt[0], Mapping):
         return False
-    return not prompt[0].keys() & set(_IN_PROMPT)
+    return not prompt[0].keys() & {*_IN_PROMPT, "prompt_embeds"}
+
+
+def _says(value: Any) -> bool:
+    """Return whether a value is more than an absent or an empty one; it may be an array."""
+    return len(value) > 0 if hasattr(value, "__len__") else bool(value)
 
 
 def text_of(prompt: AnyPrompt) -> str | None:
