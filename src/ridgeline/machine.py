@@ -41,6 +41,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # 
 _ENTRY_BYTES = 8  # of a page in the kernel's page map; its highest bit says that it is in memory
 _PAGES_AT_ONCE = 1 << 15  # so that looking takes no memory to speak of
 _IS_PRESENT = bytes(byte >> 7 for byte in range(256))
+_LATER_BYTES = 128 << 20  # of addresses, for libraries and threads' stacks that come later
 _ARENA_BYTES = 64 << 20  # of glibc, for what a thread allocates
 # Of x86-64 Linux: the system call, what it is asked for, and the state that tiles are.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -98,9 +99,14 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     room = [_machine_bytes(proc), *_group_bytes(proc, cgroup)]
     if resource:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            room.append(limit - _address_space_bytes(proc))
+        if limits_addresses():
+            room.append(limit - _address_space_bytes(proc) - _LATER_BYTES)
     return max(0, min(room))
+
+
+def limits_addresses() -> bool:
+    """Whether this process's address space is limited (``ulimit -v``): then mapped files count."""
+    return bool(resource) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def total_bytes() -> int:

@@ -9,6 +9,7 @@ standard error; ``--debug`` shows the traceback.
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import sys
@@ -138,7 +139,7 @@ def _fail(error: Exception, status: int, debug: bool) -> None:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         text = (
             f"not enough memory ({text}): give a smaller --max-model-len or --kv-cache-memory, or "
             "another model; ridgeline plan MODEL says what one needs"

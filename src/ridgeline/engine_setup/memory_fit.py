@@ -9,6 +9,7 @@ from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
+from ridgeline.machine import limits_addresses
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.kv_plan import fit_kv_cache, gib
 
@@ -62,13 +63,14 @@ def fit(
 
     Weights that a backend maps from a file need not fit, and few rows of an embedding are ever
     read: the system drops what it has no room for, and reads it again. Where weights do not fit,
-    they get three quarters of what a step leaves.
+    they get three quarters of what a step leaves. Where addresses are limited, all weights count.
     """
     arch = checkpoint.arch
     footprint = backend.footprint(arch, setup)
     packed = backend.packed_bytes(checkpoint, setup)
     weights_bytes = sum(packed.values())
-    held_bytes = weights_bytes - (packed["embedding"] if footprint.maps_weights else 0)
+    drops_weights = footprint.maps_weights and not limits_addresses()
+    held_bytes = weights_bytes - (packed["embedding"] if drops_weights else 0)
     block_size, batched = setup.block_size, setup.max_num_batched_tokens
     kv_bytes_per_block = max(block_size * footprint.kv_bytes_per_token, _LEAST_BLOCK_BYTES)
     cache = KVCache(0, block_size, windows=tuple(group.window for group in setup.groups))
@@ -79,7 +81,7 @@ def fit(
     room = left_bytes - kept_bytes - footprint.step_bytes
     least = held_bytes + one_sequence(_SHORT_TOKENS) + footprint.state_bytes_per_seq
     notes: tuple[str, ...] = ()
-    if footprint.maps_weights and least > room > 0:
+    if drops_weights and least > room > 0:
         notes = (_larger_than_memory(held_bytes, room * 3 // 4),)
         held_bytes = room * 3 // 4
     states = _fit_states(
