@@ -25,6 +25,7 @@ from ridgeline.server.http.strangers import Strangers
 TakeLink = Callable[[asyncio.Transport, bytes], None]  # a connection, and what came behind its head
 _MAX_HEAD_BYTES = 64 << 10
 _HEADER_COST_BYTES = 32  # so that many empty headers are many bytes too
+_MAX_UNREAD_BYTES = 8 << 10  # of an answer: what is more counts as held
 _MAX_LINGER_S = 60.0
 _FIRST_PAUSE_S = 0.001  # from the first probe to the second; each further one is ten times as long
 _NAME = re.compile(rb"\n[^:\r\n]+")  # of a header, in a head
@@ -110,6 +111,10 @@ def _unframed(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutin
     return unframed
 
 
+def _nothing() -> None:
+    """What a connection gives that has ended."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -129,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline for the first request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_MAX_UNREAD_BYTES)
         self.parser = _Parser(self)
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes, self._is_ignored, self.url = 0, False, b""
@@ -141,10 +147,14 @@ class BoundedProtocol(HttpToolsProtocol):
             next(iter(self.waiting))._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clock, and leave no circle of references: a crowd's would be much memory."""
         self.waiting.pop(self, None)
         self._drop_deadline()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it for connections that were reset
+        self._stranger.give_way = _nothing
+        if self.cycle is not None:
+            self.cycle.transport = self.transport
 
     def data_received(self, data: bytes) -> None:
         """Start the deadline with the first byte that follows an answer."""
@@ -238,7 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.body.clear()  # of a request that was answered unread
         self._stranger.wait()
         unread = self.transport.get_write_buffer_size()
-        self._hold(unread if unread > _MAX_HEAD_BYTES else 0)
+        self._hold(unread if unread > _MAX_UNREAD_BYTES else 0)
         super().on_response_complete()
 
     def resume_writing(self) -> None:
@@ -354,6 +364,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _drop_request(self) -> None:
         """Let the request that is under way end as if its client had left."""
         self.cycle.disconnected = True
+        self.cycle.body.clear()  # now, not only when its task has its turn
         self.cycle.message_event.set()
 
     def _write_error(self, status: int, message: str) -> None:

@@ -16,9 +16,12 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from ridgeline.machine import give_back
+
 MAX_WAITING = 2048  # connections that the system keeps until they are accepted
-MOST_PLACES = 2048
-MOST_BYTES = 8 << 20
+ACCEPTS_PER_TURN = 16  # of the loop: how often asyncio tries, also when the first try has failed
+MOST_PLACES = 1024
+MOST_BYTES = 4 << 20
 _NET_BITS = 64  # of an IPv6 address: who has one has all addresses of that network
 
 
@@ -26,7 +29,7 @@ class _Pot:
     """An amount that all may hold together."""
 
     def __init__(self, most: float) -> None:
-        self._most, self._total = most, 0
+        self._most, self._total, self._given_up = most, 0, 0
         self._held: dict[str, dict[Stranger, int]] = {}  # by address, the longest first
         self._sums: Counter[str] = Counter()
 
@@ -46,10 +49,16 @@ class _Pot:
 
     def shed(self) -> bool:
         """Let one give way; return whether there was any."""
-        if self._sums:
-            most = max(self._sums, key=self._sums.__getitem__)
-            next(iter(self._held[most])).step_aside()
-        return bool(self._sums)
+        if not self._sums:
+            return False
+        most = max(self._sums, key=self._sums.__getitem__)
+        one, amount = next(iter(self._held[most].items()))
+        one.step_aside()
+        self._given_up += amount
+        if self._given_up > self._most:  # a crowd comes, and what others gave up lies in pieces
+            self._given_up = 0
+            give_back()
+        return True
 
 
 class Strangers:

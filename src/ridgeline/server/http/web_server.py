@@ -28,6 +28,7 @@ from ridgeline.server.http.listening import certificate_settings
 from ridgeline.server.http.logs import log_line
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.strangers import (
+    ACCEPTS_PER_TURN,
     MAX_WAITING,
     MOST_BYTES,
     MOST_PLACES,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # imported only where a server has an audit log
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _FLUSH_S = 2.0  # for last words to reach their clients
 _KEEP_ALIVE_S = 65  # longer than clients keep theirs, so that none sends into a closing one
-_ACCEPTS_PER_TURN = 16  # how often asyncio tries, also when the first try has failed
 _OTHER_FILES = 128  # that stay free for all but connections
 # Of a connection with TLS, and the buffer in it: asyncio's own would be 256 KiB, and those of
 # handshakes that failed stay until the garbage collector comes by.
@@ -105,10 +105,11 @@ class WebServer(uvicorn.Server):
             self.app = audited = Audited(gate, audit)
             gate.closed, on_refused = audited.closed, audited.on_refused
         most = _most_connections()
-        # Where nobody has a key, all are strangers, and one has to be able to send a whole body.
+        # Where nobody has a key all are strangers: many ask at once, and one sends a whole body.
         is_for_all = not keys.are_needed and vouched is None
         most_bytes = max(MOST_BYTES, 2 * options.max_body_bytes * is_for_all)
-        self.strangers = Strangers(min(MOST_PLACES, most // 2), most_bytes)
+        most_places = MOST_PLACES * (2 if is_for_all else 1)
+        self.strangers = Strangers(min(most_places, most // 2), most_bytes)
         own = {
             "receive_timeout_s": options.receive_timeout,
             "on_refused": staticmethod(on_refused),
@@ -123,7 +124,7 @@ class WebServer(uvicorn.Server):
             uvicorn.Config(
                 self.app,
                 http=protocol,
-                backlog=_ACCEPTS_PER_TURN,
+                backlog=ACCEPTS_PER_TURN,
                 ws="none",
                 lifespan="off",
                 log_config=None,

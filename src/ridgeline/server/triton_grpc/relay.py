@@ -13,7 +13,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ridgeline.server.http.strangers import MAX_WAITING, Listener, Stranger, Strangers
+from ridgeline.server.http.strangers import (
+    ACCEPTS_PER_TURN,
+    MAX_WAITING,
+    Listener,
+    Stranger,
+    Strangers,
+)
 from ridgeline.server.tunnel.folder import SocketFolder
 
 _PIECE_BYTES = 1 << 16
@@ -86,7 +92,9 @@ class Relay:
     async def listening(self, listener: Listener) -> AsyncIterator[None]:
         """Take connections within the block."""
         listener.strangers, listener.own_bytes = self._strangers, self._own_bytes
-        server = await asyncio.start_server(self._pass_on, sock=listener, limit=_PIECE_BYTES)
+        server = await asyncio.start_server(
+            self._pass_on, sock=listener, limit=_PIECE_BYTES, backlog=ACCEPTS_PER_TURN
+        )
         listener.listen(MAX_WAITING)
         try:
             yield
