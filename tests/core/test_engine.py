@@ -52,6 +52,23 @@ def test_each_step_brings_a_token_of_each_sequence_and_the_end() -> None:
     assert engine.step() == []
 
 
+def test_how_full_the_engine_is_by_the_names_of_metrics() -> None:
+    engine, _ = make_engine(make_scheduler(budget=4, seats=2, block_size=2, num_blocks=10))
+    empty = {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    assert engine.gauges() == empty
+    first = engine.add((1, 2, 3), params())
+    engine.add((4,), params())
+    engine.add((5,), params())
+    engine.step()  # which has seats for two, and needs two blocks and one
+    full = {"num_requests_running": 2, "num_requests_waiting": 1}
+    assert engine.gauges() == full | {"kv_cache_usage_perc": pytest.approx(0.3)}
+    engine.pause(first)
+    assert engine.gauges()["num_requests_waiting"] == 2
+    engine.resume(first)
+    finish(engine)
+    assert engine.gauges() == empty
+
+
 def test_a_request_that_can_never_run_leaves_no_trace() -> None:
     records: list[Record] = []
     engine, _ = make_engine(make_scheduler(2, 4), listeners=[records.append])
