@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
+    from ridgeline.api.vectors import print_embeddings
     from ridgeline.api.vllm.arguments import EngineArgs, FlexibleArgumentParser
     from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams
     from ridgeline.api.vllm.metrics import Counter, Gauge, Histogram, Vector
     from ridgeline.api.vllm.params import PoolingParams, SamplingParams
-    from ridgeline.api.vllm.printing import print_embeddings
     from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
     from ridgeline.core.structured import StructuredOutputsParams
 
@@ -70,7 +70,7 @@ _PLACES = {
     "TextPrompt": "ridgeline.api.vllm.prompts",
     "TokensPrompt": "ridgeline.api.vllm.prompts",
     "Vector": "ridgeline.api.vllm.metrics",
-    "print_embeddings": "ridgeline.api.vllm.printing",
+    "print_embeddings": "ridgeline.api.vectors",
 }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+_MOST_SHOWN = 4
+
 
 def shaped(
     vector: Sequence[float], dimensions: int | None = None, *, normalises: bool = True
@@ -46,3 +48,10 @@ def paired(ones: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
             f"text_1 has {len(ones)} texts: give one, or as many as text_2 ({len(others)})"
         )
     return list(zip(list(ones) * (len(others) // len(ones)), others, strict=True))
+
+
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """Print the first values of a vector, and how many it has, as vLLM's examples do."""
+    shown = ", ".join(map(repr, embeds[:_MOST_SHOWN]))
+    more = ", ..." if len(embeds) > _MOST_SHOWN else ""
+    print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")

@@ -25,8 +25,6 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.models.tensors import Checkpoint
 
-_MOST_LETTERS = 40  # of a setting that files have in words
-
 if TYPE_CHECKING:
     from ridgeline.kv_disk.tier import Tier
 
@@ -145,16 +143,9 @@ def new_tier(
         sizes.append(sum(array[0].nbytes for array in states))
     forms = [RecordForm(config.block_size, size) for size in sizes]
     segments = Segments(*place, digest[:32], forms, say)
-    settings = {fact: _setting(value) for fact, value in facts.items()}
-    settings |= {"block size": str(config.block_size), "layout of the cache": _setting(layout)}
+    settings = {**facts, "block size": config.block_size, "layout of the cache": layout}
     least = options.kv_disk_min
     return Tier(engine, blocks, states, segments, settings=settings, least_tokens=least, say=say)
-
-
-def _setting(value: object) -> str:
-    """Return a setting as a word or a few; a long one as its digest."""
-    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= _MOST_LETTERS else hashlib.sha256(text.encode()).hexdigest()
 
 
 def _new_search(config: EngineConfig, request: Request) -> Search | None:

@@ -18,18 +18,19 @@ from ridgeline.machine import write_whole
 _MOST_FILES = 256  # of an owner: then the one that was saved first goes
 _MOST_NAME_BYTES = 255  # as file systems have it
 _FOLDER_MODE = 0o700
-_MOST_SAID = 40  # letters of a setting: of longer ones, as digests are, the name is enough
+_MOST_SAID = 31  # letters of a setting: a longer one is kept as its digest, which has 32
 
 
 class SavedSequences:
     """The files of one folder, of which those that name this form can be used."""
 
-    def __init__(self, folder: Path, form: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, form: str, settings: Mapping[str, object]) -> None:
         """``form`` is the digest by which segments of the same model, formats and code go.
 
         It is made from ``settings``, by name, which say what differs where a digest does.
         """
-        self._folder, self._form, self._settings = folder, form, settings
+        self._folder, self._form = folder, form
+        self._settings = {name: _in_short(value) for name, value in settings.items()}
 
     def write(self, owner: str, name: str, model: str, root: bytes, tokens: Sequence[int]) -> int:
         """Save the tokens behind a root, in the place of an earlier file; return its bytes.
@@ -40,7 +41,7 @@ class SavedSequences:
         for folder in (self._folder, path.parent):
             folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         fields = {"model": model, "form": self._form, "root": root.hex(), "tokens": [*tokens]}
-        body = json.dumps(fields | {"settings": dict(self._settings)}).encode()
+        body = json.dumps(fields | {"settings": self._settings}).encode()
         data = _digest(body) + b"\n" + body
         write_whole(path, lambda file: file.write(data))
         others = [one for one in path.parent.iterdir() if one != path]
@@ -100,6 +101,12 @@ class SavedSequences:
     def _path(self, owner: str, name: str) -> Path:
         self.check(name)
         return self._folder / blake2b(owner.encode(), digest_size=16).hexdigest() / name
+
+
+def _in_short(setting: object) -> str:
+    """Return a setting as a few words; a long one as its digest."""
+    text = " ".join(map(str, setting)) if isinstance(setting, list | tuple) else str(setting)
+    return text if len(text) <= _MOST_SAID else _digest(text.encode()).decode()
 
 
 def _digest(body: bytes) -> bytes:

@@ -64,7 +64,7 @@ class Tier:
         states: Sequence[NDArray[np.float32]],
         segments: Segments,
         *,
-        settings: Mapping[str, str],
+        settings: Mapping[str, object],
         least_tokens: int,
         say: Callable[[str], None],
     ) -> None:

@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ridgeline import LLM
+from ridgeline.api.receipts.compare import wrong_in_file
 from ridgeline.api.receipts.reading import Signed, read
 from ridgeline.api.receipts.verify import differences, notes_on, opened, other_files
 from tests.server.serving import Served
@@ -140,6 +143,25 @@ def receipt_of(served: Served, path: str, body: dict[str, Any], **headers: str) 
         assert answer["choices"] == []
     found: dict[str, Any] = answer["receipt"]
     return found
+
+
+def file_of(served: Served, api: str, *, is_streamed: bool, **fields: Any) -> bytes:
+    """Ask an API for an answer with a receipt, and return it as a client keeps it."""
+    path, body, _ = APIS[api]
+    if is_streamed and "best_of" in body:
+        pytest.skip("the best of several answers are not streamed")
+    status, answer, _ = served.call(path, body | fields | {"receipt": True, "stream": is_streamed})
+    assert status == 200, answer
+    return answer if is_streamed else json.dumps(answer).encode()
+
+
+def checked(verifier: Verifier, data: bytes) -> Signed:
+    """Return what a file has, whose texts are those of its receipt, and its tokens right."""
+    assert verifier.wrong(data) == []
+    signed = read(data)
+    assert signed.shown is not None
+    assert list(wrong_in_file(signed.receipt, signed.subject, signed.shown)) == []
+    return signed
 
 
 def statement_of(receipt: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.api.receipts.compare import wrong_in_file
-from ridgeline.api.receipts.reading import read
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG
-from tests.server.receipts.asked import APIS, Verifier, statement_of
+from tests.server.receipts.asked import APIS, Verifier, checked, file_of, statement_of
 from tests.server.serving import Served, serving
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}<answer>"
@@ -61,18 +59,8 @@ def verifier(roomy: Path, adapter: Path) -> Iterator[Verifier]:
 def test_a_receipt_by_a_further_name_is_that_of_the_model(
     named: Served, verifier: Verifier, api: str, is_streamed: bool
 ) -> None:
-    path, body, _ = APIS[api]
-    if is_streamed and "best_of" in body:
-        pytest.skip("the best of several answers are not streamed")
     for name in NAMES:
-        asked = body | {"model": name, "receipt": True, "stream": is_streamed}
-        status, answer, _ = named.call(path, asked)
-        assert status == 200, answer
-        data = answer if is_streamed else json.dumps(answer).encode()
-        assert verifier.wrong(data) == [], name
-        signed = read(data)
-        assert signed.shown is not None
-        assert list(wrong_in_file(signed.receipt, signed.subject, signed.shown)) == []
+        signed = checked(verifier, file_of(named, api, is_streamed=is_streamed, model=name))
         assert signed.receipt.model.name == "tiny"
         assert bool(signed.receipt.adapter) == (name == "adapted")
 

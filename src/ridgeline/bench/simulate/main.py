@@ -20,6 +20,7 @@ from ridgeline.api.text_processor import TextProcessor
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
+from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.engines import EngineHere, EngineOnDevice, SimulatedEngine
 from ridgeline.bench.simulate.kills import kills_a_minute, random_kills
 from ridgeline.bench.simulate.predicted import (
@@ -281,6 +282,8 @@ def simulate_load(question: Scenario, options: Options, trace: Path | None) -> b
     question, limits_ms = seeded(question), parse_limits(question.goodput)
     if trace is not None and question.replicas > 1:
         raise ValueError("--trace records one engine: give no --replicas")
+    if trace is not None:
+        check_place(trace)
     made = Simulator(question).prepare(question, options)
     if question.replicas > 1:
         summary, records = made.case.summary(limits_ms), []

@@ -27,7 +27,7 @@ MAX_PARTS = 1 << 16  # strings, lists and objects among them
 IGNORED = "x-ridgeline-ignored"  # names what was dropped
 CAPPED = "x-ridgeline-capped"  # says which limit was above what the context leaves, and what it is
 ENDED = "x-ridgeline-ended"  # says which bound ended a whole answer
-_MOST_NAMED, _MOST_SHOWN = 20, 200  # names; characters of one
+MOST_NAMED, _MOST_SHOWN = 20, 200  # names; characters of one
 _WINDOW_BYTES = 1 << 16
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 1000  # to read it takes as long as that number of values
@@ -65,8 +65,8 @@ class BodyRoute(APIRoute):
 def note_ignored(response: Response, names: Sequence[str]) -> None:
     """Say in a header what the request asks for and its answer is not held to."""
     already = response.headers.get(IGNORED, "")
-    shown = [_shown(name) for name in names[:_MOST_NAMED]]
-    shown += ["..."] * (len(names) > _MOST_NAMED)
+    shown = [_shown(name) for name in names[:MOST_NAMED]]
+    shown += ["..."] * (len(names) > MOST_NAMED)
     if value := ", ".join(filter(None, [*shown, already])):
         response.headers[IGNORED] = value
 

@@ -11,6 +11,9 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+/** Return the size of a model for people, as commands say it. */
+export const decimalSize = (bytes) => (bytes < 999.5e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
+
 export function icon(name) {
   const space = 'http://www.w3.org/2000/svg';
   const svg = document.createElementNS(space, 'svg');

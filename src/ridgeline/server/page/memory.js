@@ -2,7 +2,7 @@
 // seconds while somebody looks; adds up and names, and measures nothing.
 
 import { call } from './api.js';
-import { element } from './dom.js';
+import { decimalSize, element } from './dom.js';
 import { settings } from './store.js';
 
 const PERIOD_MS = 5000;
@@ -12,7 +12,7 @@ const PARTS = [
   ['kernels', 'kernels'], ['text', 'text'], ['before the model', 'process.before'], ['other', ''],
 ];
 const at = (id) => document.getElementById(id);
-const size = (bytes) => (bytes < 999.5e6 ? `${(bytes / 1e6).toFixed(bytes < 99.5e6 ? 1 : 0)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
+const size = (bytes) => (bytes < 99.5e6 ? `${(bytes / 1e6).toFixed(1)} MB` : decimalSize(bytes));
 
 let askedAt = 0;
 
@@ -41,7 +41,7 @@ function show({ resident_bytes: total, lines, notes, needs }) {
   for (const line of lines) sums.set(partOf(line.name), sums.get(partOf(line.name)) + line.resident_bytes);
   const parts = [...sums].filter(([, bytes]) => bytes > 0);
   at('memory').hidden = false;
-  const needed = needs ? `, needs ${size(needs.bytes)} for a text of ${needs.context_tokens.toLocaleString('en')} tokens` : '';
+  const needed = needs ? `, needs ${decimalSize(needs.bytes)} for a text of ${needs.context_tokens.toLocaleString('en')} tokens` : '';
   at('memory-note').textContent = `${size(total)} in use${needed}`;
   const bar = at('memory-bar');
   bar.setAttribute('aria-label', parts.map(([name, bytes]) => `${name} ${size(bytes)}`).join(', '));

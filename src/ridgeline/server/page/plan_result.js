@@ -1,7 +1,7 @@
 // A plan as the server made it: the answer, a bar, its lines, the devices, and a formula beside it.
 // Of numbers it knows only how people read them.
 
-import { element } from './dom.js';
+import { decimalSize, element } from './dom.js';
 
 const PARTS = [ // of the bar: name, field, in the order of the colours
   ['weights', 'weights_bytes'], ['KV cache', 'kv_bytes'], ['activations', 'activation_bytes'], ['framework', 'overhead_bytes'],
@@ -16,9 +16,6 @@ function size(bytes) {
   }
   return `${bytes} B`;
 }
-
-/** Return bytes as commands say what a model needs, in MB or GB. */
-const decimalSize = (bytes) => (bytes < 999.5e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
 
 /** Return a sentence as pieces in which flags of the command line stay whole. */
 const flagged = (text) => text.split(/(--[a-z-]+(?: \d[\w.]*)?)/).map((piece, i) => (i % 2 ? element('code', {}, piece) : piece));

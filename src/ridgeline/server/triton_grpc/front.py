@@ -17,7 +17,7 @@ from ridgeline.machine import give_back
 from ridgeline.server.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import Gate
-from ridgeline.server.http.json_body import IGNORED
+from ridgeline.server.http.json_body import IGNORED, MOST_NAMED
 from ridgeline.server.http.listening import bind
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.turns import Turns
@@ -42,7 +42,6 @@ _DATA = b"data: "
 _SHORT_BYTES = 1 << 12  # of a message that is counted at once
 _NAMES = ("name", "version", "model_name", "model_version")  # which become a path
 _MOST_CHARS = dict.fromkeys(_NAMES, 4096) | {"id": 1 << 16}  # an id comes back with each answer
-_MOST_DROPPED = 21  # names for all messages of a call, as many as a header has
 _OPEN = ("ServerLive", "ServerReady")  # calls that need no key
 _PASSED = ("authorization", "x-api-key", "x-request-id", "traceparent")
 _CODES = {
@@ -371,7 +370,7 @@ def _note_dropped(answer: LocalAnswer, context: Any) -> None:
     if IGNORED in answer.headers:
         before = dict(context.trailing_metadata() or ()).get(IGNORED)
         names = ", ".join(filter(None, [before, answer.headers[IGNORED]])).split(", ")
-        shown = list(dict.fromkeys(names))[:_MOST_DROPPED]
+        shown = list(dict.fromkeys(names))[: MOST_NAMED + 1]  # a header's, and its dots
         context.set_trailing_metadata(((IGNORED, ", ".join(shown)),))
 
 
