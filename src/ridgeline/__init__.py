@@ -6,6 +6,8 @@ from ridgeline import LLM, SamplingParams
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ridgeline.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ridgeline.api.adapters import LoRARequest
     from ridgeline.api.llm import LLM
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from ridgeline.api.vllm.params import PoolingParams, SamplingParams
     from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
     from ridgeline.core.structured import StructuredOutputsParams
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ridgeline import LLM, __version__
+from ridgeline import LLM
 from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
@@ -56,6 +56,7 @@ from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.version import __version__
 
 # What fingers type after other programs, and what does it here.
 _ELSEWHERE = {

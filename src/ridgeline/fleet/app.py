@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ridgeline import __version__
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.fleet.catalogue import Catalogue
 from ridgeline.fleet.metrics import metrics_of
@@ -47,6 +46,7 @@ from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.routes import add_plans
 from ridgeline.server.service import untagged
+from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog

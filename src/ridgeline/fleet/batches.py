@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from ridgeline import __version__
 from ridgeline.fleet.pool import Pool
 from ridgeline.server.batches.background import Batches, store_of
 from ridgeline.server.batches.routes import add_batches
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from ridgeline import __version__
 from ridgeline.server.dialects.anthropic.documented import (
     MESSAGE_ERRORS,
     MESSAGE_EVENTS,
@@ -55,6 +54,7 @@ from ridgeline.server.prompts import Ids
 from ridgeline.server.receipts.route import add_receipts
 from ridgeline.server.service import Service
 from ridgeline.server.sleeping import add_sleep
+from ridgeline.version import __version__
 
 
 def new_app(service: Service) -> FastAPI:

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline import __version__
 from ridgeline.api.calibration.kept import calibration_path, kept_calibration, kept_roof
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
@@ -21,6 +20,7 @@ from ridgeline.foresight.step_time.features import StepTime, windows_of
 from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof
 from ridgeline.machine import processor_name
 from ridgeline.physics import costs
+from ridgeline.version import __version__
 
 # Assumed of a processor that was not measured; of each thread, up to the most.
 _READ_BYTES_PER_S, _MOST_BYTES_PER_S = 12e9, 100e9

@@ -29,7 +29,6 @@ from pydantic import (
     model_validator,
 )
 
-from ridgeline import __version__
 from ridgeline.api.receipts.signing import PAYLOAD_TYPE
 from ridgeline.core.engine import changed
 from ridgeline.core.params import SamplingParams
@@ -38,6 +37,7 @@ from ridgeline.decoding.messages.message import REASONINGS, MessageForm
 from ridgeline.decoding.messages.tools import Tool, ToolFormat, ToolUse
 from ridgeline.decoding.search import check_search
 from ridgeline.foresight.record_json import params_from
+from ridgeline.version import __version__
 
 FILTERED = "content_filter"  # how an answer ended that a rule has ended
 NO_REASONING = "none"

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ridgeline import LLM
 from ridgeline.api.identity import code_digest, with_adapter
+from ridgeline.api.llm import LLM
 from ridgeline.api.receipts.compare import Computed
 from ridgeline.api.receipts.statement import (
     ENGINE,

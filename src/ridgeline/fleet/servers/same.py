@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx2
 
-from ridgeline import __version__
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import Worker, json_of
 from ridgeline.server.tunnel.proof import NotTaken
+from ridgeline.version import __version__
 
 _REST_S = 0.1  # while no server of ours can be asked
 _PROBE = {  # some fifty tokens, so that prompts are read in pieces of several rows

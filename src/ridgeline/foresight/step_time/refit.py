@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ridgeline import __version__
 from ridgeline.foresight.step_time.calibration import Calibration, Factors
 from ridgeline.foresight.step_time.least_squares import cross_validated, fit
 from ridgeline.foresight.step_time.sampler import Measured, Samples
+from ridgeline.version import __version__
 
 
 def fitted(

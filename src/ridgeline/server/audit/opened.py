@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ridgeline import __version__
 from ridgeline.engine_setup.home import default_home
 from ridgeline.server.audit.files import LogFiles
 from ridgeline.server.audit.lines import key_of
 from ridgeline.server.audit.log import AuditLog
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.version import __version__
 
 KEY_FILE = "audit.key"  # in Ridgeline's own folder, if no other is named
 

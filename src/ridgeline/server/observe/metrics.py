@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from ridgeline import __version__
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.counts import COUNTERS, HISTOGRAMS, STEP_S, Counts, Spread
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import ERROR_BOUNDS, PredictionMonitor
+from ridgeline.version import __version__
 
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 

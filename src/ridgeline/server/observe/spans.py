@@ -16,8 +16,8 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from ridgeline import __version__
 from ridgeline.core.records import RequestRecord
+from ridgeline.version import __version__
 
 _SAME_NAME = [
     *("frequency_penalty", "max_tokens", "presence_penalty", "seed", "temperature"),

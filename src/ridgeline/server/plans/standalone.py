@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
-from ridgeline import __version__
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.server.http.error_handlers import add_errors
 from ridgeline.server.http.errors import ApiError
@@ -24,6 +23,7 @@ from ridgeline.server.http.strangers import Listener
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.http.web_server import WebServer, address
 from ridgeline.server.plans.routes import add_plans
+from ridgeline.version import __version__
 
 
 def plan_app(subject: ModelSpec | None) -> FastAPI:

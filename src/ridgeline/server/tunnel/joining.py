@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ridgeline import __version__
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.tunnel.folder import SocketFolder
 from ridgeline.server.tunnel.proof import (
@@ -37,6 +36,7 @@ from ridgeline.server.tunnel.proof import (
     greet_router,
     join_streams,
 )
+from ridgeline.version import __version__
 
 _REST_S = 1.0  # between two searches for a router that is gone
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

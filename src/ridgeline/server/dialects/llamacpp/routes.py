@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from pydantic import Discriminator, Tag, TypeAdapter
 from starlette.responses import Response
 
-from ridgeline import __version__
 from ridgeline.server.dialects.documented import documented
 from ridgeline.server.dialects.llamacpp.documented import INFILL_CHUNKS, Infilled
 from ridgeline.server.dialects.llamacpp.infill import (
@@ -31,6 +30,7 @@ from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.request_model import bad_value
 from ridgeline.server.prompts import Ids
 from ridgeline.server.service import Service
+from ridgeline.version import __version__
 
 _SLOT_FILE = TypeAdapter(SlotFile)
 

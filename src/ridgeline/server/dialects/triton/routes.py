@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ridgeline import __version__
 from ridgeline.api.vectors import shaped
 from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, vectors_of
@@ -32,6 +31,7 @@ from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.json_body import BodyRoute, note_ignored
 from ridgeline.server.http.request_model import bad_value
 from ridgeline.server.service import Service
+from ridgeline.version import __version__
 
 EXTENSIONS = [
     *("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters"),
