@@ -42,7 +42,7 @@ from peers.engines import (
     without_tiles,
 )
 from peers.shapes import NAMES, SHAPES, START, Job, Shape, quick_shapes
-from ridgeline.machine import usable_cpus
+from ridgeline.system.machine import usable_cpus
 
 _PATIENCE_S = 60.0
 _TIMEOUT_S = 1800.0

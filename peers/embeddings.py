@@ -33,7 +33,7 @@ from peers.engines import (
     log_path,
 )
 from ridgeline.api.vectors import cosine
-from ridgeline.machine import usable_cpus
+from ridgeline.system.machine import usable_cpus
 
 PEER = Engine(
     "onnxruntime",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ridgeline.machine import usable_cpus
+from ridgeline.system.machine import usable_cpus
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

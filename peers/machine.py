@@ -7,7 +7,7 @@ import platform
 import time
 from pathlib import Path
 
-from ridgeline.machine import usable_cpus
+from ridgeline.system.machine import usable_cpus
 
 BUSY_CORES = 0.10  # more than this much of a core used by others, and nothing is measured
 _STAT = Path("/proc/stat")

@@ -37,7 +37,7 @@ def lines_of(memory: ProcessMemory) -> dict[str, int]:
 LOOKING = """
 import json, os, sys
 from ridgeline import LLM
-from ridgeline.machine import memory_of
+from ridgeline.system.machine import memory_of
 model, backend = sys.argv[1:]
 with LLM(model, kv_cache_memory="1MiB", threads=1, backend=backend) as llm:
     document = llm.memory().as_dict()
@@ -128,7 +128,7 @@ PROGRAM = """
 import gc, json, os, sys
 import gguf  # which packing loads
 from ridgeline import LLM, SamplingParams
-from ridgeline.machine import memory_of
+from ridgeline.system.machine import memory_of
 with LLM(sys.argv[1], kv_cache_memory="1MiB") as tiny:  # libraries are loaded with the first model
     tiny.generate("hello", SamplingParams(max_tokens=2))
 gc.collect()

@@ -60,7 +60,7 @@ def test_what_was_cached_is_forgotten(model: Path) -> None:
 REAL = """
 import json, os
 from ridgeline import LLM, SamplingParams
-from ridgeline.machine import memory_of
+from ridgeline.system.machine import memory_of
 start = memory_of(os.getpid()).resident_bytes
 prompts = [[40 + (i * 31 + j * 7) % 9000 for j in range(400)] for i in range(4)]
 params = SamplingParams(max_tokens=8, temperature=0.8, seed=3, logprobs=0, ignore_eos=True)

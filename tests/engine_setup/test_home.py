@@ -16,7 +16,7 @@ from tests.waiting import started
 _WRITER = """
 import sys, time
 from pathlib import Path
-from ridgeline.machine import write_whole
+from ridgeline.system.machine import write_whole
 
 def content(file):
     file.write(b"half of it")

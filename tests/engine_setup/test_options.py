@@ -21,9 +21,9 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.machine import usable_cpus
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics import costs
+from ridgeline.system.machine import usable_cpus
 from tests.tiny import ENCODERS, LATENT, PLAIN, RECURRENT, changed, checkpoint
 
 MIB = 1 << 20

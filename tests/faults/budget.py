@@ -19,7 +19,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from ridgeline.machine import give_back, memory_of
+from ridgeline.system.machine import give_back, memory_of
 from tests.api.test_llm import HELLO
 from tests.faults.messages import flood
 from tests.faults.oracles import CHAT, COMPLETE

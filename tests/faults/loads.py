@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.machine import memory_of
+from ridgeline.system.machine import memory_of
 from tests.faults.fleet import are_ready, pids, servers, two_servers
 from tests.faults.links import two_machines
 from tests.fleet.test_router import LONG, Routed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ridgeline.fleet.servers.adapters import LOAD, UNLOAD
-from ridgeline.machine import folder_name
+from ridgeline.system.machine import folder_name
 from tests.fleet.test_joined import joined, key_file, names, url_of  # noqa: F401
 from tests.fleet.test_replicas import WISH, answered, are_all_ready, fleet, streamed, table
 from tests.fleet.test_router import ASK, Routed

@@ -27,7 +27,7 @@ from ridgeline.backends.cuda.step.graphs import Graphs, Variant
 from ridgeline.bench.gpu import parts
 from ridgeline.bench.gpu.parts import LOST, PARTS
 from ridgeline.cli.commands.doctor import gpu_roof_facts
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 from tests.gpu.executed import never_executed, traced
 from tests.waiting import started
 
@@ -102,7 +102,7 @@ def test_a_process_whose_device_is_lost_ends_with_a_status_of_its_own() -> None:
         "import sys",
         "from ridgeline.backends.cuda.measure import __main__ as part",
         "from ridgeline.backends.cuda.measure.parts import roof",
-        "from ridgeline.machine import DeviceLost",
+        "from ridgeline.system.machine import DeviceLost",
         "def measure(part): print('said'); raise DeviceLost('an illegal memory access')",
         "roof.measure = measure",
         "sys.argv = ['measure', 'roof', '--seconds', '60', '--tiny']",

@@ -36,7 +36,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import Load, SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Sampling, Step, Work
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 from tests.gpu.engines import NOWHERE, runners
 from tests.tiny import PLAIN, RECURRENT, checkpoint, new_setup
 

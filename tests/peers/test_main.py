@@ -17,7 +17,7 @@ from peers.shapes import NAMES, SHAPES, Job, Shape, prompts, quick_shapes
 
 from peers import __main__ as peers
 from peers import agreement, embeddings, engines, machine, report
-from ridgeline.machine import tiles_refusal
+from ridgeline.system.machine import tiles_refusal
 
 # --- from samples to ratios --------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ def test_a_signal_is_named_and_llama_cpp_is_compiled_without_tiles(
 def test_a_process_without_a_grant_has_no_tiles() -> None:
     granted = not tiles_refusal()
     ask = "from peers.drivers.measure import has_tiles; print(has_tiles())"
-    own = "from ridgeline.machine import tiles_refusal; tiles_refusal()"
+    own = "from ridgeline.system.machine import tiles_refusal; tiles_refusal()"
     for first, wanted in (("pass", False), (own, granted)):
         command = [sys.executable, "-c", f"{first}\n{ask}"]
         assert subprocess.check_output(command, cwd=engines.ROOT, text=True).strip() == str(wanted)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.physics.kv_plan import KVPlan, fit_kv_cache, gib
+from ridgeline.physics.kv_plan import KVPlan, fit_kv_cache
+from ridgeline.system.report import gib
 
 MIB = 1024**2
 GIB = 1024**3

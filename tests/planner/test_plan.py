@@ -21,13 +21,13 @@ from ridgeline.hub.places import Stores
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.counting import shape_of_config, shape_of_gguf
 from ridgeline.models.tensors import Tensor
-from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import weight_params
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import memory_svg
+from ridgeline.system.report import gib
 from tests.models import quantizers
 from tests.models.test_quantized import FORMATS, model
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf

@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.api.text_processor import TextProcessor
 from ridgeline.arch.model import ModelArch
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.machine import digest_of_sources
+from ridgeline.system.machine import digest_of_sources
 
 # Of the package: all that stands between a request and its answer.
 _ROOMS = (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ridgeline.backends.interface import Held
 from ridgeline.core.engine import Engine
 from ridgeline.core.request import Content
-from ridgeline.machine import freed_bytes, memory_of
+from ridgeline.system.machine import freed_bytes, memory_of
 
 MEASURED, COMPUTED = "measured", "computed"
 _ID_BYTES = getsizeof(1 << 20)  # a token id or the number of a block, of those that Python keeps

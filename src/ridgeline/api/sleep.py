@@ -15,7 +15,7 @@ from ridgeline.backends.interface import BackendRunner
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record
-from ridgeline.machine import give_back, memory_of
+from ridgeline.system.machine import give_back, memory_of
 
 LEVELS = (1, 2)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.interface import Held
-from ridgeline.machine import drop_pages, resident_bytes
+from ridgeline.system.machine import drop_pages, resident_bytes
 
 
 def held(arrays: Iterable[NDArray[Any]], *, is_mapped: bool = False) -> Held:

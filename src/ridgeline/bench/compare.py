@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ridgeline.bench.out_file import write_out
 from ridgeline.bench.result_names import COUNTS, LATENCIES, NOTES, STATISTICS, Result, read_results
-from ridgeline.tables import as_csv, as_markdown
+from ridgeline.system.report import as_csv, as_markdown
 
 Format = Literal["table", "csv", "markdown", "json"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ridgeline.machine import check_room, write_text
-from ridgeline.tables import Rows, as_csv, as_markdown
+from ridgeline.system.machine import check_room, write_text
+from ridgeline.system.report import Rows, as_csv, as_markdown
 
 _MOST_BYTES = 1 << 20  # of rows, or of a picture
 

@@ -17,9 +17,9 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.machine import available_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.system.machine import available_bytes
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 
 _CACHE_BYTES = 512 << 20  # of the draft model; answers for which it is full get no drafts

@@ -7,7 +7,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ridgeline.machine import users_home
+from ridgeline.system.machine import users_home
 
 try:
     import fcntl

@@ -9,7 +9,7 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
 from ridgeline.hub.find import LocalModel, NotPulledError, find_model, home_expanded
 from ridgeline.hub.places import Stores
-from ridgeline.machine import available_bytes, users_home
+from ridgeline.system.machine import available_bytes, users_home
 
 
 def stores() -> Stores:

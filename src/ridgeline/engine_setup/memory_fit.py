@@ -9,9 +9,10 @@ from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.machine import limits_addresses
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.kv_plan import fit_kv_cache, gib
+from ridgeline.physics.kv_plan import fit_kv_cache
+from ridgeline.system.machine import limits_addresses
+from ridgeline.system.report import gib
 
 _DEFAULT_KV_BYTES = 4 << 30
 _LEAST_BLOCK_BYTES = 512  # of a block without keys and values: the engine's own book-keeping

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ridgeline.engine_setup.speculative import parse_speculative
-from ridgeline.machine import available_bytes
+from ridgeline.system.machine import available_bytes
 
 Dtype = Literal["auto", "f32", "bf16", "int8", "int8-row", "int4"]
 KvCacheDtype = Literal["auto", "f32", "f16", "bf16", "int8", "int8-int4"]

@@ -18,9 +18,9 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.speculative import SpeculativeConfig
-from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.kv_plan import KEPT_PART
+from ridgeline.system.machine import available_bytes, usable_cpus
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step
 # Where several keys share a processor, a step should not keep another key waiting for long: 256

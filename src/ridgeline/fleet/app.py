@@ -28,7 +28,6 @@ from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
 from ridgeline.hub.find import is_hub_name
 from ridgeline.hub.pull import pull
-from ridgeline.machine import available_bytes
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import Summary, summarise
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
@@ -46,6 +45,7 @@ from ridgeline.server.http.static import FILES
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.plans.routes import add_plans
 from ridgeline.server.service import untagged
+from ridgeline.system.machine import available_bytes
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:  # imported only where a router has an audit log

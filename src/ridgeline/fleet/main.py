@@ -25,7 +25,6 @@ from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.machine import raise_file_limit
 from ridgeline.routing.scaling import Scaling
 from ridgeline.server.aliases import Aliases
 from ridgeline.server.http.keys import Keys
@@ -38,7 +37,8 @@ from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_
 from ridgeline.server.receipts.route import add_receipts, signer_of
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.proof import NotTaken
-from ridgeline.shared_key import read_key
+from ridgeline.system.machine import raise_file_limit
+from ridgeline.system.shared_key import read_key
 
 if TYPE_CHECKING:  # imported only where a router has an audit log
     from ridgeline.server.audit.log import AuditLog

@@ -17,7 +17,7 @@ from ridgeline.hub.names import HubName, parse_hub_name
 from ridgeline.hub.places import Stores
 from ridgeline.hub.short_names import packaged
 from ridgeline.models.tensors import ModelFileError
-from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.system.report import decimal_size
 
 
 def pull(

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ridgeline.machine import write_whole
+from ridgeline.system.machine import write_whole
 
 _MOST_FILES = 256  # of an owner: then the one that was saved first goes
 _MOST_NAME_BYTES = 255  # as file systems have it

@@ -23,8 +23,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ridgeline.machine import free_bytes, lock_file
-from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.system.machine import free_bytes, lock_file
+from ridgeline.system.report import decimal_size
 
 _MAGIC = b"RLKV0001"
 _MOST_SEGMENT_BYTES = 64 << 20

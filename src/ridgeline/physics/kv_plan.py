@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+from ridgeline.system.report import gib
+
 KEPT_PART = 20  # of a machine's free memory one byte in twenty stays untouched
 
 
@@ -122,19 +123,3 @@ def _longest(blocks_of: Callable[[int], int], num_blocks: int, block_size: int) 
         fits = blocks_of(middle * block_size) <= num_blocks
         low, high = (middle, high) if fits else (low, middle)
     return low * block_size
-
-
-def gib(num_bytes: float) -> str:
-    """Return a size for people, in GiB, MiB or KiB."""
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
-        if num_bytes >= unit:
-            digits = 1 if num_bytes >= 10 * unit else 2
-            return f"{num_bytes / unit:,.{digits}f} {name}"
-    return f"{num_bytes:,.0f} B"
-
-
-def decimal_size(num_bytes: float) -> str:
-    """Return the size of a model or a file for people, in GB, MB or kB as disks are sold."""
-    if num_bytes >= 999.5e6:
-        return f"{num_bytes / 1e9:,.2f} GB"
-    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 999.5e3 else f"{num_bytes / 1e3:,.0f} kB"

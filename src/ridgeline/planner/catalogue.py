@@ -20,7 +20,6 @@ from typing import NamedTuple
 from ridgeline.api.calibration.kept import kept_roof
 from ridgeline.backends import cuda
 from ridgeline.engine_setup.home import default_home
-from ridgeline.machine import available_bytes
 from ridgeline.physics.hardware import (
     Device,
     Offer,
@@ -32,6 +31,7 @@ from ridgeline.physics.hardware import (
     parse_spot_terms,
     usable_prices,
 )
+from ridgeline.system.machine import available_bytes
 
 HERE, ALL, SHOP = "here", "all", "shop"
 # Words of names that people leave out, or write in another way.

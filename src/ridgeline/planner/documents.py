@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgeline import tables
-from ridgeline.physics.kv_plan import decimal_size, gib
 from ridgeline.physics.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.memory.in_words import length, sentence
 from ridgeline.planner.plan import Plan
+from ridgeline.system import report as tables
+from ridgeline.system.report import decimal_size, gib
 
 
 def as_csv(plan: Plan) -> str:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.physics.kv_plan import decimal_size
 from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.plan import plan_for
+from ridgeline.system.report import decimal_size
 
 _USUAL = PlanFlags()
 

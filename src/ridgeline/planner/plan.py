@@ -10,7 +10,6 @@ from typing import Any
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.physics.hardware import Device
-from ridgeline.physics.kv_plan import gib
 from ridgeline.physics.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
@@ -29,6 +28,7 @@ from ridgeline.planner.memory.own_engine import OWN, computes_on, is_on_gpu
 from ridgeline.planner.memory.placement import Placement, cannot_compute, place
 from ridgeline.planner.on_device import able_devices, check_speeds
 from ridgeline.planner.own_devices import own_devices
+from ridgeline.system.report import gib
 
 _MANY = 2  # devices: then sizes of divisions are chosen
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline import svg
 from ridgeline.planner.capacity.in_words import bought_name
 from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.capacity.pareto import pareto_svg
+from ridgeline.system import svg
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1000, 260, 290, 96
 _BAR, _STEP, _MOST = 22, 34, 14

@@ -18,12 +18,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import check_room
 from ridgeline.models.quantized.parts import packed
 from ridgeline.models.tensors import ModelFileError, Tensor, naming
 from ridgeline.quantise.grids import Form, Whole, fit_symmetric
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, Report, Requantiser
 from ridgeline.quantise.source import SourceFile
+from ridgeline.system.machine import check_room
 
 Bytes = NDArray[np.uint8]
 Parts = dict[str, tuple[str, tuple[int, ...], int]]  # name in the file: type, shape, bytes

@@ -9,11 +9,11 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import write_whole
 from ridgeline.models.facts import Facts
 from ridgeline.models.gguf.file import read_gguf
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number, string, strings
 from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.system.machine import write_whole
 
 Floats = NDArray[np.float32]
 

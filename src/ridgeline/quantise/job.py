@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
-from ridgeline.machine import write_whole
 from ridgeline.models.gguf.blocks import BLOCK, SUPER
 from ridgeline.models.gguf.file import BLOCK_SIZES
 from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
@@ -27,6 +26,7 @@ from ridgeline.quantise.feedback import quantised, shares_of, weight_of
 from ridgeline.quantise.grids import FORMS, Form
 from ridgeline.quantise.source import Added, SourceFile
 from ridgeline.quantise.targets import TARGETS, main_type, mix_of_file, types_of
+from ridgeline.system.machine import write_whole
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

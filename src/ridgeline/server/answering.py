@@ -20,7 +20,6 @@ from ridgeline.api.llm import LLM
 from ridgeline.api.text_processor import TextProcessor
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.machine import lower_priority
 from ridgeline.planner.needs import flags_of
 from ridgeline.server.aliases import Aliases
 from ridgeline.server.app import new_app
@@ -34,6 +33,7 @@ from ridgeline.server.lora import Loras
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.server.service import Service
 from ridgeline.server.sleeping import Naps
+from ridgeline.system.machine import lower_priority
 
 if TYPE_CHECKING:
     from ridgeline.server.audit.log import AuditLog

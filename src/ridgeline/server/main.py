@@ -18,7 +18,6 @@ from ridgeline.api.identity import code_digest
 from ridgeline.api.llm import LLM
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import say
-from ridgeline.machine import DeviceLost, raise_file_limit
 from ridgeline.server.answering import Answering
 from ridgeline.server.engine.request_stream import ServerEnds
 from ridgeline.server.http.keys import Keys
@@ -30,7 +29,8 @@ from ridgeline.server.http.web_server import LOOPBACK, WebServer, address, obey_
 from ridgeline.server.triton_grpc.port import check_grpc_port, grpc_beside
 from ridgeline.server.tunnel.joining import Joining, RouterAddress
 from ridgeline.server.tunnel.middleware import Tunnel
-from ridgeline.shared_key import read_key
+from ridgeline.system.machine import DeviceLost, raise_file_limit
+from ridgeline.system.shared_key import read_key
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog

@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.datastructures import State
 
-from ridgeline.machine import memory_of
 from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.service import Service
+from ridgeline.system.machine import memory_of
 
 
 def add_models(app: FastAPI, service: Service) -> None:

@@ -17,13 +17,13 @@ from fastapi import FastAPI, Request
 from pydantic import Field, TypeAdapter
 from starlette.responses import Response
 
-from ridgeline.machine import memory_of
 from ridgeline.server.engine.between_steps import between_steps
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator
 from ridgeline.server.http.json_body import in_turn
 from ridgeline.server.http.request_model import Strict
+from ridgeline.system.machine import memory_of
 
 _LOOK_S = 0.05  # from one look whether requests have ended to the next
 

@@ -19,7 +19,7 @@ from ridgeline.backends.cpu.measure import roofs as roof
 from ridgeline.backends.cpu.measure.roofs import Rates, Roof
 from ridgeline.cli.commands import doctor
 from ridgeline.foresight.step_time.roof import KeptRoof
-from ridgeline.machine import usable_cpus
+from ridgeline.system.machine import usable_cpus
 
 HOST = host_target()
 TILES = ["int8", "f32", *(["bf16"] if HOST.features.get("avx512bf16") else [])]

@@ -32,7 +32,7 @@ from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, read_written,
 from ridgeline.backends.interface import BackendContext
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import StepOutput, Work, sampled_from
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.backends.cpu.test_runner import FORMATS, MODELS, TOKENS, Make, make, step, work
 from tests.kept_kernels import KERNELS

@@ -11,7 +11,7 @@ import pytest
 from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.tiles import Emulated, emit_linear_tiles
-from ridgeline.machine import tiles_refusal
+from ridgeline.system.machine import tiles_refusal
 from tests.api.test_llm import write_model
 from tests.backends.cpu.machine import TARGETS, Machine, at, build, same_bits
 from tests.backends.cpu.test_gemm import (

@@ -11,9 +11,9 @@ import pytest
 
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import Setup
-from ridgeline.machine import usable_cpus
 from ridgeline.planner import plan
 from ridgeline.planner.plan import Plan
+from ridgeline.system.machine import usable_cpus
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.physics.published import PUBLISHED

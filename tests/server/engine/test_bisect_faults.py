@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
+from ridgeline.system.machine import DeviceLost
 
 PLAIN = Sampling(SamplingParams(), 1, ())
 

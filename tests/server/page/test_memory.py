@@ -7,7 +7,7 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome
 
-from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.system.report import decimal_size
 from tests.server.page.browsing import PHONE, ask, browsing, find, says, sees, set_size, texts
 from tests.server.serving import Served, serving
 

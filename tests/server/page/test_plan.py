@@ -14,8 +14,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from ridgeline.physics.kv_plan import decimal_size
 from ridgeline.server.plans import one_at_a_time
+from ridgeline.system.report import decimal_size
 from tests.server.page.browsing import DESK, PHONE, browsing, find, says, sees, set_size, texts
 from tests.server.plans.test_routes import ask, config
 from tests.server.serving import Served, serving

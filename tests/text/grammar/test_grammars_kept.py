@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.machine import give_back, memory_in_use, memory_of
+from ridgeline.system.machine import give_back, memory_in_use, memory_of
 from ridgeline.text.child import NUM_PROCESSES
 from ridgeline.text.grammar import grammars
 from ridgeline.text.grammar.error import GrammarError, NotKept

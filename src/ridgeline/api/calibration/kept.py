@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ridgeline.foresight.step_time.calibration import Calibration, parse_calibration
 from ridgeline.foresight.step_time.roof import KeptRoof, parse_roof, roof_file_name
-from ridgeline.machine import processor_name, usable_cpus, write_whole
+from ridgeline.system.machine import processor_name, usable_cpus, write_whole
 
 
 def calibration_path(home: Path, calibration: Calibration) -> Path:

@@ -18,8 +18,8 @@ from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime, windows_of
 from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof
-from ridgeline.machine import processor_name
 from ridgeline.physics import costs
+from ridgeline.system.machine import processor_name
 from ridgeline.version import __version__
 
 # Assumed of a processor that was not measured; of each thread, up to the most.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ridgeline.api.calibration.kept import save_roof
 from ridgeline.foresight.step_time.roof import KeptRoof
-from ridgeline.machine import processor_name, usable_cpus
+from ridgeline.system.machine import processor_name, usable_cpus
 
 Report = Callable[[int, int], None]
 

@@ -13,7 +13,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ridgeline.machine import make_once
+from ridgeline.system.machine import make_once
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (

@@ -42,9 +42,9 @@ from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.machine import give_back
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.system.machine import give_back
 
 _BATCHED = (
     *("positions", "text_lengths", "items"),

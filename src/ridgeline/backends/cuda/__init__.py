@@ -22,7 +22,7 @@ from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.physics.costs import linear_flops, weight_bytes
-from ridgeline.physics.kv_plan import gib
+from ridgeline.system.report import gib
 
 __all__ = [
     "CONTEXT_BYTES", "FORMATS", "KEPT_SHARE", "cards", "check", "describe", "expected_bytes",

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from ridgeline.backends.cuda.device import dotted, facts, what_is_missing
-from ridgeline.physics.kv_plan import gib
+from ridgeline.system.report import gib
 
 _TIMEOUT_S = 20  # the driver may have to start first
 _FIELDS = "name,driver_version,memory.total,memory.free,persistence_mode"

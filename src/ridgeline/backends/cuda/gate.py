@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.backends.cuda.device import describe, facts, has_driver, problem, uses_twins
-from ridgeline.machine import digest_of_sources, write_whole
+from ridgeline.system.machine import digest_of_sources, write_whole
 
 FILE = "gpu_gate.json"
 _NUM_HEX = 16

@@ -42,8 +42,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
+from ridgeline.system.machine import DeviceLost
 
 Floats = NDArray[np.float32]
 _BY_TRITON = "Triton Error [CUDA]"  # how errors of a kernel's launch begin

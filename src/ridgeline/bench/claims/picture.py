@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ridgeline import svg
 from ridgeline.bench.claims.techniques import Found
+from ridgeline.system import svg
 
 _LEFT, _RIGHT, _TOP, _ROW = 260, 560, 92, 30
 _BAR, _MARK = svg.COLOURS[0], svg.COLOURS[2]

@@ -47,7 +47,7 @@ from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, logn
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
-from ridgeline.machine import write_text
+from ridgeline.system.machine import write_text
 
 _MOST_REQUESTS = 400
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline import svg
+from ridgeline.system import svg
 
 _BAND = 10.0  # percent
 Pair = tuple[float, float]  # predicted, measured

@@ -30,7 +30,7 @@ from ridgeline.bench.out_file import check_out, write_out
 from ridgeline.engine_setup.options import flag_field
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.foresight.simulator.workload import Planned, Workload
-from ridgeline.tables import flat
+from ridgeline.system.report import flat
 
 if TYPE_CHECKING:
     import httpx2

@@ -23,7 +23,7 @@ from ridgeline.bench.out_file import write_out
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.foresight.simulator.load_traces import parse_trace
 from ridgeline.foresight.simulator.workload import Planned, Workload, make_plan, parse_prompts
-from ridgeline.tables import flat
+from ridgeline.system.report import flat
 
 # The labels of vLLM's block.
 _COUNTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.svg import COLOURS, Axis, Chart
+from ridgeline.system.svg import COLOURS, Axis, Chart
 
 _SHOWN = {
     "ttft_from_send": "time to first token",

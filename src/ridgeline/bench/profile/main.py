@@ -28,7 +28,7 @@ from ridgeline.core.records import Record, StepRecord
 from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import table_of_numbers
-from ridgeline.machine import write_text
+from ridgeline.system.machine import write_text
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")
 _PREFILL_REPEATS = 4

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline import svg
+from ridgeline.system import svg
 
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline import svg
+from ridgeline.system import svg
 
 _COLOURS = {"held": svg.COLOURS[3], "failed": svg.COLOURS[2]}
 

@@ -25,10 +25,10 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
-from ridgeline.machine import usable_cpus, write_text
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE
-from ridgeline.tables import as_csv
+from ridgeline.system.machine import usable_cpus, write_text
+from ridgeline.system.report import as_csv
 
 _COLUMNS = {  # of the table: what is shown, and where it stands in a summary
     "tok/s": ("output_tokens_per_s",),

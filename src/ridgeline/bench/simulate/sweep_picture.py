@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ridgeline import svg
+from ridgeline.system import svg
 
 _LEFT, _COLUMN, _BAR, _ROW, _TOP = 24, 190, 120, 26, 96
 _PLAIN = "#9db8e8"

@@ -20,7 +20,7 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.loading import loaded
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.machine import DiskFull, check_room
+from ridgeline.system.machine import DiskFull, check_room
 
 _LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none
 Load = Callable[[str], AbstractContextManager[LLM]]

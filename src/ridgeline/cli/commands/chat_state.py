@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.machine import write_text
+from ridgeline.system.machine import write_text
 
 HELP = """\
 \"\"\"          begins and ends a message of several lines

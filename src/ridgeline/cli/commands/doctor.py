@@ -29,7 +29,8 @@ from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.hub.short_names import SHORT_NAMES
-from ridgeline.machine import (
+from ridgeline.planner.needs import needs_of_file
+from ridgeline.system.machine import (
     available_bytes,
     cpu_fact,
     processor_name,
@@ -37,8 +38,7 @@ from ridgeline.machine import (
     total_bytes,
     usable_cpus,
 )
-from ridgeline.physics.kv_plan import decimal_size, gib
-from ridgeline.planner.needs import needs_of_file
+from ridgeline.system.report import decimal_size, gib
 
 _MOST_OFF = 0.1  # of a thousand steps, after the speed of the moment
 _INSTRUCTION_SETS = (  # as Linux spells them, x86 then ARM

@@ -28,7 +28,7 @@ from ridgeline.foresight.explain.picture import explain_svg
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import MOST_TOKENS, Advice, would_help
 from ridgeline.foresight.trace.reader import Json, Recorded, read_trace
-from ridgeline.machine import write_text
+from ridgeline.system.machine import write_text
 
 
 class OutputFormat(StrEnum):

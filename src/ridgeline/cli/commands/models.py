@@ -27,9 +27,9 @@ from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.summary import summarise
 from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.kv_plan import decimal_size
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
+from ridgeline.system.report import decimal_size
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 

@@ -19,8 +19,6 @@ from ridgeline.cli.flags import UsageError, flags
 from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of_numbers
-from ridgeline.machine import write_text
-from ridgeline.physics.kv_plan import decimal_size, gib
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import length, parts_of
@@ -29,6 +27,8 @@ from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import COLOURS, memory_svg
 from ridgeline.planner.memory.placement import Placement
 from ridgeline.planner.purchase_picture import choices_svg
+from ridgeline.system.machine import write_text
+from ridgeline.system.report import decimal_size, gib
 
 _BAR_CELLS = 40
 _PORT = 8000

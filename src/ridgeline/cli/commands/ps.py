@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.engine_setup.terminal import console, table_of
-from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.system.report import decimal_size
 
 _TIMEOUT_S = 10.0
 

@@ -27,8 +27,8 @@ def stage(
     from ridgeline.engine_setup.build import packed_folder
     from ridgeline.engine_setup.home import default_home
     from ridgeline.engine_setup.locate import locate
-    from ridgeline.machine import usable_cpus
     from ridgeline.models.checkpoint import load_checkpoint
+    from ridgeline.system.machine import usable_cpus
 
     host, _, port = join.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:

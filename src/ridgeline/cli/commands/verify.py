@@ -14,8 +14,8 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.progress import say
 from ridgeline.hub.find import find_model
-from ridgeline.machine import available_bytes
 from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.system.machine import available_bytes
 
 if TYPE_CHECKING:
     from ridgeline import LLM

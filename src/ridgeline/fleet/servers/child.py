@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 
-from ridgeline.machine import Memory, memory_of
+from ridgeline.system.machine import Memory, memory_of
 
 
 class ChildProcess:

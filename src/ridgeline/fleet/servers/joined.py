@@ -16,7 +16,6 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ridgeline.machine import Memory
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.tunnel.proof import (
     FOREIGN,
@@ -33,6 +32,7 @@ from ridgeline.server.tunnel.proof import (
     greet_server,
     join_streams,
 )
+from ridgeline.system.machine import Memory
 
 _LEFT, _LOST = 0, 1  # how one has ended, as if it were a process of ours
 _FIELDS = {"node": str, "pid": int, "model": str, "version": str, "keys": str}  # of a server

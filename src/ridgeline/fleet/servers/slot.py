@@ -17,12 +17,12 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, guard_options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.machine import available_bytes, usable_cpus
 from ridgeline.models.adapters import Base
 from ridgeline.models.checkpoint import load_checkpoint
 from ridgeline.models.tensors import Checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
+from ridgeline.system.machine import available_bytes, usable_cpus
 
 STATES = ("ready", "starting", "silent", "leaving", "missing")  # of a server
 COUNTS = ("resumed", "resumed_tokens", "read_first", "again", "diverged", "restarted")  # shown

@@ -11,8 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from ridgeline.engine_setup.options import Options
-from ridgeline.machine import folder_name
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.system.machine import folder_name
 
 _OF_ROUTER = (  # flags that are not for its models: only it can reach them, and it counts
     *("host", "port", "grpc_port", "uds", "allowed_host", "root_path", "page", "cors_origin"),

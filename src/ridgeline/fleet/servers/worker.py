@@ -24,10 +24,10 @@ import httpx2
 from ridgeline.fleet.servers.child import ChildProcess
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.link import ServerLink
-from ridgeline.machine import Memory
 from ridgeline.server.http.errors import LEAVING
 from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.middleware import FINGERPRINT, HEADER, told
+from ridgeline.system.machine import Memory
 
 Loaded = tuple[str, int]  # an adapter: its path, and which reading of it this is
 STATUS_S = 1.0  # for a process to say how it is

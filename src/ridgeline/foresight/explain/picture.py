@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ridgeline import svg
 from ridgeline.foresight.explain.explain import CAUSES, Explanation
 from ridgeline.foresight.explain.in_words import seconds
+from ridgeline.system import svg
 
 _WIDTH, _LEFT, _BAR = 900, 24, 852  # pixels
 _TOP, _HIGH, _ROW = 64, 44, 24

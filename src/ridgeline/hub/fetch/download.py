@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ridgeline.hub.fetch.index import IndexSource, without_login
-from ridgeline.machine import sha256_of
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.system.machine import sha256_of
 
 # Called with (bytes so far, bytes in all); the second is 0 where the server does not say.
 Progress = Callable[[int, int], None]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
 
-from ridgeline.machine import users_home
+from ridgeline.system.machine import users_home
 
 _TIMEOUT_S = 30.0
 _ACCEPT = (

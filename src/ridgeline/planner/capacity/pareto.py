@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline import svg
 from ridgeline.planner.capacity.in_words import name_of
 from ridgeline.planner.capacity.option import CapacityOption
+from ridgeline.system import svg
 
 _COLOURS = {"meets the bounds": "#2da44e", "does not": "#c9ced6"}
 _ROW = 17  # pixels between two names

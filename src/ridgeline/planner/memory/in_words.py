@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ridgeline.physics.kv_plan import gib
 from ridgeline.planner.memory.ledger import Ledger
 from ridgeline.planner.memory.placement import Placement
+from ridgeline.system.report import gib
 
 
 def length(tokens: int | None) -> str:

@@ -13,7 +13,6 @@ from ridgeline.arch.cache_groups import cache_groups
 from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS, cuda
 from ridgeline.backends.interface import Footprint, Setup
-from ridgeline.machine import usable_cpus
 from ridgeline.physics.format_bytes import FORMATS, Format, Storage
 from ridgeline.physics.hardware import Device
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
@@ -26,6 +25,7 @@ from ridgeline.planner.memory.ledger import (
     Setting,
 )
 from ridgeline.planner.memory.model_spec import ModelSpec
+from ridgeline.system.machine import usable_cpus
 
 OWN = "ridgeline"  # the engine's name
 # Of NVIDIA GPUs with compute capability 8.0 or newer; a device that a user describes has none.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline import svg
-from ridgeline.physics.kv_plan import gib
 from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.placement import Placement
+from ridgeline.system import svg
+from ridgeline.system.report import gib
 
 _LEFT, _RIGHT, _TOP = 190, 210, 96
 _BAR, _STEP = 30, 52

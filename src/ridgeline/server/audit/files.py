@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.machine import lock_file, write_whole
 from ridgeline.server.audit.ages import EndedFile, day_of, old_files, seconds_of
 from ridgeline.server.audit.lines import (
     HEAD_FILE,
@@ -35,6 +34,7 @@ from ridgeline.server.audit.lines import (
     written,
     written_head,
 )
+from ridgeline.system.machine import lock_file, write_whole
 
 _KEY_SUFFIX = ".key"  # of the file with a day's key
 _KEY_BYTES = 32

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.machine import make_once
+from ridgeline.system.machine import make_once
 
 FIRST = "0" * 64  # stands for the hash of the line before the first
 HEAD_FILE = "head.json"

@@ -20,10 +20,10 @@ from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun, Stopped
 from ridgeline.batch.store import OwnerFiles, Store, StoredBatch, new_id
 from ridgeline.batch.usage import usage_of
-from ridgeline.machine import folder_name
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.turns import in_thread
+from ridgeline.system.machine import folder_name
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog

@@ -22,10 +22,10 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.foresight.simulator.forecast import PredictedTimes, RequestSnapshot, State, forecast
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.machine import lower_priority
 from ridgeline.server.deadlines.request_snapshots import snapshot_of, with_cached
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
+from ridgeline.system.machine import lower_priority
 
 _log = logging.getLogger("ridgeline.server")
 EVERY = 50

@@ -34,7 +34,6 @@ from ridgeline.core.scheduling.admission import Admission
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event
 from ridgeline.foresight.simulator.forecast import state_of
-from ridgeline.machine import DeviceLost
 from ridgeline.server.engine.bisect_faults import BisectingRunner, StepLost
 from ridgeline.server.engine.interface import EngineClient, EngineSnapshot
 from ridgeline.server.engine.prompt_reports import PromptReports
@@ -45,6 +44,7 @@ from ridgeline.server.engine.request_stream import (
     StreamEvent,
 )
 from ridgeline.server.engine.view import view
+from ridgeline.system.machine import DeviceLost
 
 _log = logging.getLogger("ridgeline.server")
 _WATCH_S = 0.5  # between two looks whether the thread is well

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ridgeline.core.step import Runner, Step, StepOutput
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 
 Value = TypeVar("Value")
 

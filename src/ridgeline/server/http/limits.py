@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ridgeline.machine import usable_cpus
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.keys import ANYONE
+from ridgeline.system.machine import usable_cpus
 
 _ALONE_S = 1.0  # a key is alone if no other has asked for so long
 _REQUESTS_PER_S = 200  # of one key, beside others

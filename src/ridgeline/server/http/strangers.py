@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from ridgeline.machine import give_back
+from ridgeline.system.machine import give_back
 
 MAX_WAITING = 2048  # connections that the system keeps until they are accepted
 ACCEPTS_PER_TURN = 16  # of the loop: how often asyncio tries, also when the first try has failed

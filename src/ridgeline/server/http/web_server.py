@@ -19,7 +19,6 @@ import uvicorn
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from ridgeline.machine import max_open_files
 from ridgeline.server.http.gate import OWN, Gate
 from ridgeline.server.http.http_limits import BoundedProtocol, TakeLink
 from ridgeline.server.http.keys import Keys
@@ -36,6 +35,7 @@ from ridgeline.server.http.strangers import (
     Strangers,
 )
 from ridgeline.server.tunnel.proof import PATH, PROTOCOL
+from ridgeline.system.machine import max_open_files
 
 if TYPE_CHECKING:  # imported only where a server has an audit log
     from ridgeline.server.audit.log import AuditLog

@@ -13,7 +13,6 @@ import grpc
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from ridgeline.machine import give_back
 from ridgeline.server.dialects.triton.routes import ALL_STATS, STATS, STREAM
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import Gate
@@ -34,6 +33,7 @@ from ridgeline.server.triton_grpc.translate import (
     model_config,
     path_of,
 )
+from ridgeline.system.machine import give_back
 
 _MAX_STREAMS = 128  # calls on one connection at a time, and messages that a call has answered
 _IDLE_S = 65.0  # of a connection without a call, as over HTTP

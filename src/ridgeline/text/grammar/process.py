@@ -17,7 +17,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from ridgeline.machine import allocated_bytes
+from ridgeline.system.machine import allocated_bytes
 from ridgeline.text import limited
 from ridgeline.text.json_schema import ANY_OBJECT, SchemaError, written
 

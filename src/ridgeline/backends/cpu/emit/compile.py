@@ -34,7 +34,7 @@ from ridgeline.backends.cpu.emit.rows import emit_rows
 from ridgeline.backends.cpu.emit.step import emit_step
 from ridgeline.backends.cpu.emit.threads import emit_threads
 from ridgeline.backends.cpu.layout.shapes import Sizes
-from ridgeline.machine import give_back, memory_in_use, tiles_refusal, write_whole
+from ridgeline.system.machine import give_back, memory_in_use, tiles_refusal, write_whole
 
 _DIGEST_BYTES = 32
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}  # of the system call, on Linux

@@ -43,8 +43,8 @@ from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
-from ridgeline.machine import available_bytes
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.system.machine import available_bytes
 
 Floats = NDArray[np.float32]
 PLAIN = frozenset(("router", "shared_scale"))  # matrices of a layer that stay floats in rows

@@ -32,8 +32,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.machine import DiskFull, usable_cpus, write_whole
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.system.machine import DiskFull, usable_cpus, write_whole
 
 _ELSEWHERE = "set RIDGELINE_HOME to a directory elsewhere"  # what to do about a full disk
 _ALIGNMENT = 4096

@@ -25,7 +25,7 @@ from ridgeline.backends.cpu.emit.probes import (
     tile_shape,
 )
 from ridgeline.backends.cpu.layout.arrays import address, aligned
-from ridgeline.machine import available_bytes
+from ridgeline.system.machine import available_bytes
 
 _READ_BYTES = 512 << 20  # several times the caches of most machines
 _QUICK_READ_BYTES = 128 << 20

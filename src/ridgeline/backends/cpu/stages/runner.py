@@ -37,9 +37,9 @@ from ridgeline.backends.interface import (
 from ridgeline.backends.written_steps import Sender
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput, Work
-from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
 from ridgeline.models.tensors import Checkpoint
+from ridgeline.system.machine import DeviceLost
 
 _PARTS_PER_STAGE = 8  # more keep stages busy for longer, and read weights more often
 _END_S = 5.0  # that a process gets to end by itself

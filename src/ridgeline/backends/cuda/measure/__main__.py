@@ -9,7 +9,7 @@ import os
 import sys
 
 from ridgeline.backends.cuda import device as devices
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 
 _NO_DEVICE, _LOST = 3, 5  # exit statuses: no device, with a line that says why; the device was lost
 

@@ -15,7 +15,7 @@ from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.runner import errors_named
 from ridgeline.backends.cuda.step.graphs import captured
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 
 Case = tuple[str, Callable[[], None]]  # what it is called, and what measures it
 # Of numbers beside those in float64, as a share of their length.

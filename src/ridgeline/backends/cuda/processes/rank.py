@@ -24,7 +24,7 @@ from ridgeline.backends.cuda.processes.watch import (
     map_progress,
 )
 from ridgeline.backends.interface import BackendContext
-from ridgeline.machine import DeviceLost
+from ridgeline.system.machine import DeviceLost
 
 _PR_SET_PDEATHSIG = 1
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.backends.interface import Held, Setup
-from ridgeline.machine import DeviceLost
 from ridgeline.models.adapters import AdapterWeights
+from ridgeline.system.machine import DeviceLost
 
 STEP_TIMEOUT_S = 60.0
 # Of loading, in which no rank comes any further: one that reads a large tensor from a slow disk, or

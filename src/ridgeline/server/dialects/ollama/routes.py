@@ -12,7 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from ridgeline.api.vectors import shaped
-from ridgeline.machine import memory_of
 from ridgeline.server.aliases import Alias
 from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.ollama import documented as answers
@@ -36,6 +35,7 @@ from ridgeline.server.dialects.ollama.response import NS_PER_MS, OllamaWriter, t
 from ridgeline.server.dialects.openai.embeddings import Vectors, check_dimensions, vectors_of
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.service import Service
+from ridgeline.system.machine import memory_of
 
 _LINES = partial(documented, stream=answers.LINES, media=OllamaWriter.stream_type)
 

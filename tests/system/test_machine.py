@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.machine import (
+from ridgeline.system.machine import (
     available_bytes,
     freed_bytes,
     resident_bytes,
@@ -198,7 +198,7 @@ def test_a_quota_above_the_affinity_changes_nothing(
 
 FREEING = """
 import ctypes
-from ridgeline.machine import freed_bytes
+from ridgeline.system.machine import freed_bytes
 libc, num, size = ctypes.CDLL(None), 2000, 4096
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 parts = [libc.malloc(size) for _ in range(num)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline import svg
+from ridgeline.system import svg
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from ridgeline.physics.kv_plan import decimal_size
+from ridgeline.system.report import decimal_size
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""Rows of a table as CSV and as markdown: text. Rows are plain mappings."""
+"""What is reported, as text: sizes for people, and rows of a table as CSV and as markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]  # plain mappings
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def gib(num_bytes: float) -> str:
+    """Return a size for people, in GiB, MiB or KiB."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if num_bytes >= unit:
+            digits = 1 if num_bytes >= 10 * unit else 2
+            return f"{num_bytes / unit:,.{digits}f} {name}"
+    return f"{num_bytes:,.0f} B"
+
+
+def decimal_size(num_bytes: float) -> str:
+    """Return the size of a model or a file for people, in GB, MB or kB as disks are sold."""
+    if num_bytes >= 999.5e6:
+        return f"{num_bytes / 1e9:,.2f} GB"
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 999.5e3 else f"{num_bytes / 1e3:,.0f} kB"
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
