@@ -20,8 +20,8 @@ from ridgeline.bench.quality import REFERENCE, measure, windows
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 
 CALIBRATION = sorted(Path(__file__).parents[1].glob("docs/*.md"))
 RANK, NUM_TOKENS = 4, 192

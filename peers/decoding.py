@@ -249,7 +249,7 @@ def markdown(asked: Comparison, table: Mapping[str, Mapping[str, Any]]) -> str:
 def prompts_of(source: Path) -> tuple[list[tuple[int, ...]], Decode]:
     """Return every conversation as the model's token ids, and what turns ids into text."""
     from ridgeline.api.text_processor import TextProcessor
-    from ridgeline.models.checkpoint import load_checkpoint
+    from ridgeline.model.files.checkpoint import load_checkpoint
 
     side = TextProcessor(load_checkpoint(source), {})
     render = side.chat_template.render_ids

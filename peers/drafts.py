@@ -104,7 +104,7 @@ def shapes_of(kinds: Mapping[str, Sequence[Sequence[int]]], new_tokens: int) -> 
 def encoded(source: Path, kinds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[int, ...]]]:
     """Return the prompts as token ids of a conversation with the model."""
     from ridgeline.api.text_processor import TextProcessor
-    from ridgeline.models.checkpoint import load_checkpoint
+    from ridgeline.model.files.checkpoint import load_checkpoint
 
     side = TextProcessor(load_checkpoint(source), {})
     render = side.chat_template.render_ids

@@ -1,9 +1,9 @@
-"""Fit the constants of ``physics/device_time.py`` to published figures; print what they err by.
+"""Fit the constants of ``model/cost/device_time.py`` to published figures; print what they err by.
 
 The figures are of one engine each, without a server around it: an old TensorRT-LLM and llama.cpp.
 
 Run as ``python -m peers.fit_device_time``. It reads tests/data/known_speed.json and writes
-src/ridgeline/physics/data/efficiency.csv. Errors are of figures that were left out: of each
+src/ridgeline/model/cost/data/efficiency.csv. Errors are of figures that were left out: of each
 generation one by one, of llama.cpp a device at a time, and for "all" a generation at a time, which
 is what a device of a new one has to expect. Rows of other engines stay as they are:
 ``peers.serving_fit`` prints those.
@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.static_batch import batch_seconds
-from ridgeline.models.counting import shape_of_config
-from ridgeline.physics.device_time import (
+from ridgeline.model.cost.device_time import (
     DeviceTime,
     Efficiency,
     device_time,
 )
-from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner.catalogue import devices
 
 ROOT = Path(__file__).parents[1]
 KNOWN = ROOT / "tests" / "data" / "known_speed.json"
 CONFIGS = ROOT / "tests" / "data" / "configs.json"
-TABLE = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
+TABLE = ROOT / "src" / "ridgeline" / "model" / "cost" / "data" / "efficiency.csv"
 POWERS = (1.0, 1.5, 2.0, 3.0, 6.0)
 # Of a layer, of memory and products, and of llama.cpp of attention: of older figures it cannot be
 # told apart.

@@ -41,7 +41,7 @@ from ridgeline.foresight.simulator.run import Clock, ClockHooks, SimRequest, new
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.least_squares import fit
 from ridgeline.foresight.step_time.sampler import Samples, Watcher
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 _PROMPTS, _ANSWERS = (20, 60, 150, 400), (16, 32, 64)
 _NUM_ALONE = 12

@@ -1,4 +1,4 @@
-"""Fit the formula of ``physics/device_time.py`` to measured serving points; print what it errs by.
+"""Fit the formula of ``model/cost/device_time.py`` to measured serving points; print its errors.
 
     python -m peers.serving_fit silicon_sample.csv --configs model_configs
 
@@ -36,7 +36,7 @@ from peers.serving_points import (
     table,
 )
 from peers.static_batch import batch_steps
-from ridgeline.physics.device_time import DeviceTime, Efficiency
+from ridgeline.model.cost.device_time import DeviceTime, Efficiency
 from ridgeline.planner.capacity.candidate import Candidate
 from ridgeline.planner.capacity.search import settled_of
 from ridgeline.planner.capacity.steady_state import queue_s

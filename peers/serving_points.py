@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.physics.format_bytes import storage_of_config
+from ridgeline.model.cost.format_bytes import storage_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import clock_of

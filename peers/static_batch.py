@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ridgeline.foresight.simulator.run import TimeModel
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 
 def prefill_counts(batch: int, prompt: int) -> Features:

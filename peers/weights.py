@@ -20,8 +20,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 

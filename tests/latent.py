@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.latent import Latent
-from ridgeline.arch.model import Attention, Experts, Layer, Mlp
-from ridgeline.arch.rope import Rope
+from ridgeline.model.shape.latent import Latent
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp
+from ridgeline.model.shape.rope import Rope
 
 Floats = NDArray[np.float64]
 # As V2-Lite, and as V3: there are 4 heads in one group, and 6 in two.

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from ridgeline.arch.model import ModelArch
-from ridgeline.models.adapters import AdapterWeights, LowRank
+from ridgeline.model.files.adapters import AdapterWeights, LowRank
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 Pairs = dict[str, tuple[Floats, Floats]]  # A and B by module

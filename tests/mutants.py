@@ -30,7 +30,8 @@ NEEDED = (
     *PLANNER_TESTS,
     *("tests/__init__.py", "tests/conftest.py", "tests/fakes.py", "tests/own_home.py"),
     *("tests/data/configs.json", "tests/data/decisions.json"),
-    *("tests/physics/__init__.py", "tests/physics/published.py", "tests/physics/stored.py"),
+    *("tests/model/__init__.py", "tests/model/cost/__init__.py"),
+    *("tests/model/cost/published.py", "tests/model/cost/stored.py"),
     *("tests/foresight/__init__.py", "tests/foresight/explain/__init__.py"),
     *("tests/foresight/runs.py", "tests/planner/__init__.py"),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Experts, ModelArch
+from ridgeline.model.shape.model import Experts, ModelArch
 from tests.latent import chosen_experts, shares_of
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.engine_setup.locate import locate
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.tensors import ModelFileError
 
 SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"
 CACHE = Path(os.environ.get("RIDGELINE_HOME", Path.home() / ".cache" / "ridgeline")) / "shared"

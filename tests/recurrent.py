@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
+from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
 
 Doubles = NDArray[np.float64]
 MIXERS: dict[str, Recurrent] = {

@@ -21,7 +21,7 @@ from tests.documents import (
     unsupported,
     words_of,
 )
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 PAGES = pages()
 

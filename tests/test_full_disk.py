@@ -16,7 +16,7 @@ import pytest
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.bench.out_file import check_out
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import DiskFull, free_bytes
 from tests.api.test_llm import write_model
 from tests.cli.test_main import ridgeline

@@ -22,14 +22,14 @@ import ridgeline
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.engine_setup.locate import stores
-from ridgeline.models.identity.contents import Contents
+from ridgeline.model.files.identity.contents import Contents
 from ridgeline.planner.memory.model_spec import subject_of
 from tests.tiny import PLAIN, checkpoint
 
 PACKAGE = Path(ridgeline.__file__).parent
 CONFIG = Path(__file__).parents[1] / "docs" / "learn" / "llama-3.1-8b.json"
 # What others pass on and ask: a reader knows it before the walk.
-VALUES = ("arch", "models/facts", "models/tensors", "models/families/table",
+VALUES = ("arch", "model/files/facts", "model/files/tensors", "model/files/families/table",
           "backends/cpu/layout/shapes", "backends/cpu/layout/feed_forward")  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.engine_setup.locate import locate
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.families import HF_FAMILIES
-from ridgeline.models.quantized.parts import packed
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.families import HF_FAMILIES
+from ridgeline.model.files.quantized.parts import packed
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.of_checkpoint import tokenizer_of
 

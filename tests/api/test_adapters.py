@@ -15,7 +15,7 @@ from ridgeline import LLM, LoRARequest, SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from tests.api.test_llm import VOCAB, assert_idle, write_model
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)
 PROMPT = "the cat and the dog said hello to the cat"

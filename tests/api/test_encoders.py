@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding.policies import Orca
-from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.tensors import ModelFileError
-from tests.models.encoders import HIDDEN, POSITIONS, write_encoder
+from ridgeline.model.files.safetensors_dir import load_directory
+from ridgeline.model.files.tensors import ModelFileError
+from tests.model.files.encoders import HIDDEN, POSITIONS, write_encoder
 from tests.server.serving import Served, serving
 
 TEXTS = ["The quick brown fox.", "jumps", "Over the lazy dog, and back again. " * 3, "fox"]

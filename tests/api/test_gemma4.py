@@ -16,13 +16,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from ridgeline import LLM, SamplingParams
 from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader
 from ridgeline.decoding.messages.tools import Tool, ToolUse
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config
-from ridgeline.models.summary import summarise
-from ridgeline.physics.costs import weight_params
+from ridgeline.model.cost.costs import weight_params
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config
+from ridgeline.model.files.summary import summarise
 from tests.api.test_tools import written
-from tests.models.test_gemma4 import CONFIG, EXPERTS, META
-from tests.models.tiny import vocabulary, write_gguf
+from tests.model.files.test_gemma4 import CONFIG, EXPERTS, META
+from tests.model.files.tiny import vocabulary, write_gguf
 from tests.tiny import plain_logits, random_arrays
 
 OPTIONS: dict[str, Any] = {"backend": "reference", "kv_cache_memory": "64KiB", "block_size": 4}

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from ridgeline import LLM
 from tests.engine.tiny_families import write_family
-from tests.models.test_gguf_modern import in_directory
-from tests.models.test_headless import without_head
+from tests.model.files.test_gguf_modern import in_directory
+from tests.model.files.test_headless import without_head
 
 IDS = [[5, 6, 7], [9] * 40, [11]]
 

@@ -12,7 +12,7 @@ import pytest
 from ridgeline import LLM
 from ridgeline.api import identity
 from ridgeline.backends.cpu.layout import model_weights
-from ridgeline.models.identity import contents
+from ridgeline.model.files.identity import contents
 from tests.api.test_llm import GREEDY, write_model
 
 _SMALL = {"kv_cache_memory": "1MiB", "threads": 1}
@@ -77,7 +77,12 @@ def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest()
     monkeypatch.setattr(identity, "__file__", str(tmp_path / "api" / "identity.py"))
     assert digest() == before
-    for name in ("bench/__init__.py", "core/fold.py", "server/prompts.py", "models/rope/tables.py"):
+    for name in (
+        "bench/__init__.py",
+        "core/fold.py",
+        "server/prompts.py",
+        "model/files/rope/tables.py",
+    ):
         with (tmp_path / name).open("a") as file:
             file.write("# a fix")
         assert (digest() != before) == (name != "bench/__init__.py"), name

@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.models.families import HF_FAMILIES, arch_from_config
-from ridgeline.physics.costs import kv_bytes_per_token
-from tests.models.test_deepseek import CONFIG, shapes_in_file
+from ridgeline.model.cost.costs import kv_bytes_per_token
+from ridgeline.model.files.families import HF_FAMILIES, arch_from_config
+from tests.model.files.test_deepseek import CONFIG, shapes_in_file
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
 TEXTS = [

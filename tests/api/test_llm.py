@@ -16,8 +16,8 @@ from ridgeline import LLM, Chunk, SamplingParams
 from ridgeline.api.text_processor import Message
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.core.step import StepOutput
-from tests.models.tiny import CONFIG, hf_weights
-from tests.models.vocabularies import byte_level
+from tests.model.files.tiny import CONFIG, hf_weights
+from tests.model.files.vocabularies import byte_level
 
 POISON = 409  # a token whose embedding is not a number
 VOCAB = 410

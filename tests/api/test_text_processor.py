@@ -9,11 +9,11 @@ import pytest
 
 from ridgeline.api.llm import LLM
 from ridgeline.api.text_processor import TextProcessor
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.gguf.pre_tokenizers import names_no_pre_tokenizer
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.gguf.pre_tokenizers import names_no_pre_tokenizer
 from tests.api.test_llm import write_model
-from tests.models.test_checkpoint import with_text
-from tests.models.tiny import vocabulary
+from tests.model.files.test_checkpoint import with_text
+from tests.model.files.tiny import vocabulary
 
 
 def test_users_cannot_write_what_the_template_names_nor_what_fills_in_the_middle(

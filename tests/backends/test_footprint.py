@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch, Rope
 from ridgeline.backends import cpu, reference
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Setup
@@ -20,6 +19,7 @@ from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Runner, Sampling, Step, Work
+from ridgeline.model.shape.model import ModelArch, Rope
 from tests.tiny import BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup
 
 ARCH = replace(PLAIN, vocab_size=20_000)

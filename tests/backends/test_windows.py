@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from ridgeline.arch.cache_groups import CacheGroup, cache_groups
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.cache.kvcache import NOWHERE, KVCache
@@ -19,6 +17,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput
 from ridgeline.decoding.search import new_search
+from ridgeline.model.shape.cache_groups import CacheGroup, cache_groups
+from ridgeline.model.shape.model import ModelArch
 from tests.core.harness import POLICIES, finish
 from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, PLAIN, changed, checkpoint, new_setup

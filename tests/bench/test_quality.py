@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.backends.reference.runner import ReferenceRunner
@@ -28,9 +27,10 @@ from ridgeline.bench.quality import (
     measure,
 )
 from ridgeline.engine_setup.options import Options
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics import costs
-from tests.models.vocabularies import byte_level
+from ridgeline.model.cost import costs
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
+from tests.model.files.vocabularies import byte_level
 from tests.tiny import ARCHS, PLAIN, Arrays, checkpoint, new_setup, plain_logits, random_arrays
 
 Rows = NDArray[np.float64]

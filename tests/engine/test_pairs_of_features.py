@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from ridgeline import LLM, SamplingParams, StructuredOutputsParams
 from tests.api.test_llm import model
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 
 __all__ = ["model"]  # a fixture
 

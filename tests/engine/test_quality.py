@@ -14,7 +14,7 @@ import pytest
 from ridgeline.bench.quality import WeightsFormat, measure, windows
 from ridgeline.bench.texts import texts
 from ridgeline.engine_setup.options import Options
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.real_models import real_model
 
 DEFAULT, ROWS = WeightsFormat("auto", "auto", "auto"), WeightsFormat("auto", "int8-row", "auto")

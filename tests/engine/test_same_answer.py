@@ -17,7 +17,7 @@ import ridgeline.api.llm
 from ridgeline import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from tests.engine.conftest import BACKENDS, skip_without_torch
 from tests.real_models import real_model
 

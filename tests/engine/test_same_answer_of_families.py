@@ -20,7 +20,7 @@ from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.core.step import Event
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from tests.engine.conftest import skip_without_torch
 from tests.engine.tiny_families import write_family
 from tests.parity.tiny_configs import CONFIGS, NEWER, VOCAB

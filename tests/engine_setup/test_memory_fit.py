@@ -14,8 +14,8 @@ from ridgeline.backends.interface import Setup
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from tests.api.test_llm import GREEDY, model
 from tests.tiny import PLAIN, RECURRENT, changed, checkpoint
 

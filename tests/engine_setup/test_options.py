@@ -9,7 +9,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import gate
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
@@ -21,8 +20,9 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics import costs
+from ridgeline.model.cost import costs
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import usable_cpus
 from tests.tiny import ENCODERS, LATENT, PLAIN, RECURRENT, changed, checkpoint
 

@@ -30,8 +30,8 @@ from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields
 from tests.faults.silence import PROGRAM, Silence
 from tests.fleet.test_router import routing
+from tests.model.cost.published import PUBLISHED
 from tests.own_home import own_home
-from tests.physics.published import PUBLISHED
 from tests.server.conftest import write_coder
 from tests.server.forms import FORM, FORMS, form, pressed_nothing
 from tests.server.serving import JSON

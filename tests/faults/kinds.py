@@ -28,10 +28,10 @@ from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import replay_command, serve_again
 from ridgeline.engine_setup.options import Options
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.hub.find import NotPulledError, find_model
-from ridgeline.hub.places import Stores
-from ridgeline.models.identity import contents
-from ridgeline.models.identity.contents import Contents
+from ridgeline.model.files.identity import contents
+from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.hub.find import NotPulledError, find_model
+from ridgeline.model.hub.places import Stores
 from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
 from tests.api.test_llm import HELLO, write_model
@@ -39,8 +39,8 @@ from tests.faults import damage
 from tests.foresight.runs import recorded
 from tests.foresight.step_time.test_monitor import heard, known, served
 from tests.kv_disk import test_segments
-from tests.models import tiny
-from tests.models.encoders import write_encoder
+from tests.model.files import tiny
+from tests.model.files.encoders import write_encoder
 from tests.tiny import PLAIN, checkpoint
 
 _SMALL: dict[str, Any] = {"backend": "reference", "kv_cache_memory": "1MiB", "max_model_len": 64}

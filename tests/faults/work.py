@@ -26,7 +26,7 @@ from tests.faults import clients
 from tests.faults.engine import some_body
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process, send
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.server.conftest import write_coder
 from tests.server.test_openapi import (
     OPERATIONS,

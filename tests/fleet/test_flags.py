@@ -18,7 +18,7 @@ from tests.fleet.test_joined import joined, key_file, names, url_of  # noqa: F40
 from tests.fleet.test_replicas import WISH, answered, are_all_ready, fleet, streamed, table
 from tests.fleet.test_router import ASK, Routed
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.waiting import PATIENCE_S, eventually
 
 BOSS, ANNA = {"authorization": "Bearer boss"}, {"authorization": "Bearer anna"}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fleet.test_router import Routed, routing
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.waiting import connected
 
 HELLO = [{"role": "user", "content": "Hello"}]

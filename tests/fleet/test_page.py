@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.support.select import Select
 
 from tests.fleet.test_router import routing
-from tests.models.encoders import write_encoder
+from tests.model.files.encoders import write_encoder
 from tests.server.page.browsing import ask, find, keep, says, sees
 
 REFUSED = """

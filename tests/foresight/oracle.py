@@ -9,7 +9,7 @@ from functools import partial
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.simulator.forecast import PredictedTimes, forecast
 from ridgeline.foresight.simulator.run import Clock, ClockHooks, new_replica, serve
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 from tests.foresight.overload import SETTINGS, TRUTH, Noise, Noisy, Promising, Speed, Wish
 
 NUM_LOOKED_AT = 500  # promises, of which so few may break

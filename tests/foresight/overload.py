@@ -37,7 +37,7 @@ from ridgeline.foresight.simulator.run import Clock, new_replica
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 # Of a model of 135M weights on two cores: 450 tokens/s alone, 2,700 of prompts.
 TRUTH = StepTime(

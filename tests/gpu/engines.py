@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.arch.cache_groups import cache_groups
 from ridgeline.backends import cuda, reference
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.core.cache.kvcache import KVCache
@@ -17,7 +16,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.shape.cache_groups import cache_groups
 from tests.engine.tiny_families import write_family
 
 NOWHERE = BackendContext(lambda: Path("/nonexistent"))

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.cuda.layer_spec import missing
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.shape.model import Experts
 from tests.engine.tiny_families import write_family
 from tests.gpu.engines import IDS, runners
 from tests.parity.tiny_configs import CONFIGS, NEWER

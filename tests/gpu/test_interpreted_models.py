@@ -15,7 +15,7 @@ from ridgeline.backends.cuda.model.weights import load
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.core.params import SamplingParams
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.gpu.engines import IDS, answers, engine_over, runners
 from tests.gpu.kernels.interpreted import MARKS
 

@@ -22,7 +22,7 @@ from ridgeline.backends.cuda.packed import Packed, pack
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.cuda.sizes import packed_bits, weights_bytes
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.tensors import Checkpoint, Tensor
 from tests.gpu.engines import IDS, NOWHERE
 
 ARCH = SMALL_ARCHS["latents and experts"]  # of which one has a shared network too

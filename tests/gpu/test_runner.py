@@ -15,7 +15,6 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 
 import torch
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.loading import (
@@ -36,6 +35,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import Load, SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Sampling, Step, Work
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import DeviceLost
 from tests.gpu.engines import NOWHERE, runners
 from tests.tiny import PLAIN, RECURRENT, checkpoint, new_setup

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.parity.tiny import NUM_TOKENS, Answer
 from tests.parity.tiny_configs import VOCAB
 

@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.models.gguf_dense import ARCHITECTURES as LAYER_NORMED
-from tests.models.gguf_dense import converted
+from tests.model.files.gguf_dense import ARCHITECTURES as LAYER_NORMED
+from tests.model.files.gguf_dense import converted
 from tests.parity.tiny import torch
 from tests.parity.tiny_configs import VOCAB
 

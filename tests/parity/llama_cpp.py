@@ -17,7 +17,7 @@ import llama_cpp
 import numpy as np
 from conversion.base import ModelBase, ModelType, get_model_architecture
 
-from ridgeline.models.gguf.file import _TENSOR_TYPES
+from ridgeline.model.files.gguf.file import _TENSOR_TYPES
 from tests.parity.gguf_files import add_vocabulary
 from tests.parity.tiny_configs import VOCAB
 

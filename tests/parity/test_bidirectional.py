@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import save_file
 
 from ridgeline import LLM
-from ridgeline.models.families import model_from_config
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics import costs
+from ridgeline.model.cost import costs
+from ridgeline.model.files.families import model_from_config
+from ridgeline.model.files.tensors import Tensor
 from tests.parity import tiny
 from tests.parity.gguf_files import LAYER_NAMES, NAMES_OF
 from tests.parity.test_encoders import POOLS, embedded, random_model, sizes, states_of

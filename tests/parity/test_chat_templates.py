@@ -14,8 +14,8 @@ import jinja2
 import pytest
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.hub.find import find_model
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.hub.find import find_model
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests.parity import tiny

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ridgeline.models.checkpoint import load_checkpoint
-from tests.models.quantizers import mxfp4_values
+from ridgeline.model.files.checkpoint import load_checkpoint
+from tests.model.files.quantizers import mxfp4_values
 from tests.parity import tiny, tiny_configs
 from tests.parity.compare import TOLERANCE, check
 

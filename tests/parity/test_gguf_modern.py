@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.models.gguf_converted import converted
-from tests.models.test_gguf_modern import NAMES
+from tests.model.files.gguf_converted import converted
+from tests.model.files.test_gguf_modern import NAMES
 from tests.parity import tiny
 from tests.parity.compare import check
 from tests.parity.gguf_files import write_file

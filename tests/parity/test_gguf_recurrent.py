@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import ModelFileError
 from tests.parity import tiny, tiny_configs
 from tests.parity.compare import check
 from tests.parity.gguf_files import add_vocabulary

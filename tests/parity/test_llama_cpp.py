@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("conversion", reason="make test-parity-full has llama.cpp's converter")
 from gguf import GGMLQuantizationType
 
-from ridgeline.models.tensors import Tensor
+from ridgeline.model.files.tensors import Tensor
 from tests.parity import llama_cpp, tiny, verdicts
 
 # Tiny models that the converter takes as they are: of the rest it wants other keys or sizes.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.models.families import model_from_config
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics import costs
-from tests.models.test_published import CONFIGS
+from ridgeline.model.cost import costs
+from ridgeline.model.files.families import model_from_config
+from ridgeline.model.files.tensors import Tensor
+from tests.model.files.test_published import CONFIGS
 from tests.parity.tiny import torch, transformers
 
 # Files name the tensors of experts and of halves otherwise than transformers holds them; and one

@@ -17,7 +17,7 @@ import pytest
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.text.template.chat import ChatTemplate
-from tests.models.vocabularies import byte_level, ours
+from tests.model.files.vocabularies import byte_level, ours
 
 rendered = pytest.importorskip("transformers.utils.chat_template_utils").render_jinja_template
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.models.counting import shape_of_config
-from ridgeline.physics.shapes import weight_params
+from ridgeline.model.cost.shapes import weight_params
+from ridgeline.model.files.counting import shape_of_config
 
 NOT_HERE = "transformers and torch are not installed: make test-parity has them"
 torch = pytest.importorskip("torch", reason=NOT_HERE)

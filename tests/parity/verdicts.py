@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.models.families import arch_from_config, family_of
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.families import arch_from_config, family_of
+from ridgeline.model.files.tensors import ModelFileError
 from tests.parity import pooled, tiny
 from tests.parity.flips import Flip, flips
 from tests.parity.tiny import torch, transformers

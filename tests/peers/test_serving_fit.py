@@ -11,11 +11,11 @@ import pytest
 from peers.static_batch import batch_seconds
 
 from peers import serving_fit, serving_points
-from ridgeline.models.counting import shape_of_config
-from ridgeline.physics.device_time import Efficiency, device_time
-from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.model.cost.device_time import Efficiency, device_time
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner.catalogue import devices
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 COLUMNS = (
     "silicon_data_source", "backend", "model_path", "system", "precision", "mode", "isl", "osl",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.physics.hardware import parse_devices, parse_prices
+from ridgeline.model.cost.hardware import parse_devices, parse_prices
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices, find_devices, prices_of
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 TODAY = date(2026, 11, 24)
@@ -68,7 +68,7 @@ def test_gb_on_labels_are_not_what_programs_have() -> None:
 
 def test_what_no_log_shows_of_a_gpu_is_estimated_within_1_percent() -> None:
     text, slices = (
-        (files("ridgeline.physics") / "data" / name).read_text(encoding="utf-8")
+        (files("ridgeline.model.cost") / "data" / name).read_text(encoding="utf-8")
         for name in ("devices.csv", "mig.csv")
     )
     rows = list(csv.DictReader(io.StringIO(text)))

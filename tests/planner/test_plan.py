@@ -17,21 +17,21 @@ import pytest
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.model_weights import load_weights
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
-from ridgeline.hub.places import Stores
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.counting import shape_of_config, shape_of_gguf
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics.shapes import weight_params
+from ridgeline.model.cost.shapes import weight_params
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.hub.places import Stores
 from ridgeline.planner import plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.in_words import sentence
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.pictures import memory_svg
 from ridgeline.system.report import gib
-from tests.models import quantizers
-from tests.models.test_quantized import FORMATS, model
-from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
+from tests.model.files import quantizers
+from tests.model.files.test_quantized import FORMATS, model
+from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.tiny import ARCHS, BY_LAYER, LATENT, changed, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

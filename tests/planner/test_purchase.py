@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ridgeline.physics.ownership import PC, SERVER, Owned
+from ridgeline.model.cost.ownership import PC, SERVER, Owned
 from ridgeline.planner import Plan, plan
 from ridgeline.planner.capacity.option import CapacityOption
 from ridgeline.planner.catalogue import devices, offers
 from ridgeline.planner.documents import as_csv
 from ridgeline.planner.purchase_picture import choices_svg
 from tests.cli.test_main import ridgeline
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]
 LARGE = PUBLISHED["llama-3.1-70b"]["config"]

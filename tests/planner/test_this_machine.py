@@ -11,7 +11,7 @@ from ridgeline.api.calibration.known import known
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.step_time.roof import MEMORY_SHARE, KeptRoof
-from ridgeline.physics.costs import Features, weight_params
+from ridgeline.model.cost.costs import Features, weight_params
 from ridgeline.planner.catalogue import this_machine
 from ridgeline.system.machine import processor_name, usable_cpus
 from tests.planner.capacity.test_search import planned

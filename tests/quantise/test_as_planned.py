@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ridgeline.arch.model import Experts, ModelArch
-from ridgeline.models.counting import shape_of_config
-from ridgeline.models.families import GGUF_FAMILIES, TABLES, Family
-from ridgeline.models.families.binding import names_in_file
-from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.files.counting import shape_of_config
+from ridgeline.model.files.families import GGUF_FAMILIES, TABLES, Family
+from ridgeline.model.files.families.binding import names_in_file
+from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.model import Experts, ModelArch
 from ridgeline.planner.plan import plan
 from ridgeline.quantise.job import QuantiseOptions, quantise_file
 from ridgeline.quantise.source import read_source
 from ridgeline.quantise.targets import TARGETS, mix_of_file, types_of
 from tests.engine.tiny_families import family_and_arch, tiny_config, write_model
-from tests.models.vocabularies import byte_level
+from tests.model.files.vocabularies import byte_level
 from tests.parity.tiny_configs import CONFIGS, NEWER
 
 WIDE = {

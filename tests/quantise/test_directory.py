@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.quantise.job import QuantiseOptions, quantise_file
 from ridgeline.quantise.source import additions, read_source
 from ridgeline.text.of_checkpoint import tokenizer_of
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
-from tests.models.tiny import CONFIG, Raw, hf_weights
-from tests.models.vocabularies import byte_level, metaspace_first, sentencepiece, wordpiece
+from tests.model.files.tiny import CONFIG, Raw, hf_weights
+from tests.model.files.vocabularies import byte_level, metaspace_first, sentencepiece, wordpiece
 
 WIDE = CONFIG | {
     "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": 1,

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.quantise.gptq import quantise_directory
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions
 from ridgeline.quantise.source import additions, read_directory
 from tests.lora import llama_shapes, merged, random_pairs, write_peft
-from tests.models.tiny import CONFIG, Raw, hf_weights
-from tests.models.vocabularies import byte_level
+from tests.model.files.tiny import CONFIG, Raw, hf_weights
+from tests.model.files.vocabularies import byte_level
 
 WINDOWS = [tuple(np.random.default_rng(i).integers(5, 40, 64)) for i in range(8)]
 PHI = CONFIG | {"architectures": ["Phi3ForCausalLM"], "num_key_value_heads": 4}

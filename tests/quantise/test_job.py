@@ -13,15 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.tensors import Checkpoint, ModelFileError
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.tensors import Checkpoint, ModelFileError
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
 from ridgeline.quantise.source import additions, read_source
 from ridgeline.quantise.targets import TARGETS, main_type
 from tests.lora import merged, random_pairs, write_gguf_adapter, write_peft
-from tests.models.tiny import (
+from tests.model.files.tiny import (
     CONFIG,
     Raw,
     converted,

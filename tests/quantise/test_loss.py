@@ -14,9 +14,9 @@ import pytest
 
 from ridgeline.bench.quality import REFERENCE, measure
 from ridgeline.engine_setup.options import Options
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.quantise.job import QuantisedFile
-from tests.models.tiny import gguf_weights
+from tests.model.files.tiny import gguf_weights
 from tests.quantise.test_job import WIDE, WINDOWS, model, quantised
 
 OTHERS = [tuple(np.random.default_rng(100 + i).integers(5, 40, 64)) for i in range(2)]

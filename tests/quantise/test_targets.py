@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics.formats.gguf_mixes import Mix
+from ridgeline.model.cost.formats.gguf_mixes import Mix
+from ridgeline.model.files.tensors import Tensor
 from ridgeline.quantise.targets import types_of
 
 PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -16,7 +16,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.lora import Loras
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.server.serving import Served, hold, serving
 from tests.waiting import PATIENCE_S, eventually
 

@@ -267,7 +267,7 @@ def test_a_user_that_nobody_knows_needs_nothing_but_ridgelines_directory(tmp_pat
     code = (
         "import os\n"
         "from ridgeline.engine_setup.locate import stores\n"
-        "from ridgeline.hub.fetch.index import read_settings\n"
+        "from ridgeline.model.hub.fetch.index import read_settings\n"
         "os.setuid(54321)\n"
         "print(stores().home)\n"
         "read_settings({})"

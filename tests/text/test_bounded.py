@@ -15,13 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.models.gguf.tokenizer import tokenizer_json
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.gguf.tokenizer import tokenizer_json
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.text.bounded import Apart, is_bounded
 from ridgeline.text.tokenizers.spellings import Spellings
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked
-from tests.models.vocabularies import VOCABULARIES, any_spec, byte_level, mixed, ours, vocabulary
+from tests.model.files.vocabularies import (
+    VOCABULARIES,
+    any_spec,
+    byte_level,
+    mixed,
+    ours,
+    vocabulary,
+)
 from tests.text.bombs import cost_of
 
 Spec = dict[str, Any]

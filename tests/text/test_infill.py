@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ridgeline.text.infill import File, FimTokens, find_fim_tokens, infill_prompt
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
-from tests.models.vocabularies import byte_level, mixed, sentencepiece, vocabulary
+from tests.model.files.vocabularies import byte_level, mixed, sentencepiece, vocabulary
 
 QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"]
 QWEN += ["<|repo_name|>", "<|file_sep|>"]

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from ridgeline.backends.interface import KeptAdapter
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.engine_setup.options import Options, parse_bytes
-from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
+from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
 
 _EXTRA_BYTES = 256 << 20  # for those that come later, unless --lora-memory says it
 _RANK = 64  # of these, unless --max-lora-rank says it

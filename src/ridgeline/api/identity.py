@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.api.text_processor import TextProcessor
-from ridgeline.arch.model import ModelArch
 from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import digest_of_sources
 
 # Of the package: all that stands between a request and its answer.
 _ROOMS = (
-    *("arch", "core", "decoding", "physics", "models", "backends", "engine_setup", "text", "api"),
+    *("model/shape", "model/cost", "model/files"),
+    *("core", "decoding", "backends", "engine_setup", "text", "api"),
     "server",
 )
 _LIBRARIES = {

@@ -59,9 +59,9 @@ from ridgeline.engine_setup.remarks.differences import start_lines
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.counts import Counts
 from ridgeline.foresight.trace.writer import TraceWriter
-from ridgeline.models.adapters import Base
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.summary import summarise
+from ridgeline.model.files.adapters import Base
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.summary import summarise
 from ridgeline.system.machine import give_back, memory_in_use
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 

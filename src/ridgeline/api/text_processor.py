@@ -25,7 +25,7 @@ from ridgeline.decoding.messages.tool_grammar import message_grammar
 from ridgeline.decoding.messages.tools import ToolFormat, ToolUse, format_named
 from ridgeline.decoding.search import with_recommended
 from ridgeline.decoding.text import TextStream
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import give_back, memory_in_use
 from ridgeline.text.grammar.export import tokenizer_config
 from ridgeline.text.infill import File, InfillPrompt, find_fim_tokens, infill_prompt

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.core.step import Work
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 

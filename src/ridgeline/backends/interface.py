@@ -10,12 +10,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup
-from ridgeline.arch.model import ModelArch
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import CacheGroup
+from ridgeline.model.shape.model import ModelArch
 
 
 @dataclass(frozen=True, slots=True)

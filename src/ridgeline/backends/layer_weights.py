@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Experts, Mlp, ModelArch
+from ridgeline.model.shape.model import Experts, Mlp, ModelArch
 
 Floats = NDArray[np.float32]
 

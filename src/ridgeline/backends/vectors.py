@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.models.tensors import Checkpoint, Dense
+from ridgeline.model.files.tensors import Checkpoint, Dense
 
 _NOT_FINITE = "the vector is not finite"
 _FLAT = 20.0  # from here on tanh is 1 in float64

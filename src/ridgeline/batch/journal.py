@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ridgeline.models.tensors import naming
+from ridgeline.model.files.tensors import naming
 
 _FORM = 1  # of the file
 

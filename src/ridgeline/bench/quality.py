@@ -31,8 +31,8 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.terminal import table_of_numbers
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.of_checkpoint import tokenizer_of
 
 Tokens = Sequence[int]

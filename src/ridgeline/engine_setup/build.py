@@ -23,7 +23,7 @@ from ridgeline.engine_setup.home import default_home, sweep, why_unwritable
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 
 if TYPE_CHECKING:
     from ridgeline.kv_disk.tier import Tier

@@ -17,8 +17,8 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import available_bytes
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 

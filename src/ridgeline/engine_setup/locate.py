@@ -7,8 +7,8 @@ from functools import cache
 
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.progress import bytes_bar, say
-from ridgeline.hub.find import LocalModel, NotPulledError, find_model, home_expanded
-from ridgeline.hub.places import Stores
+from ridgeline.model.hub.find import LocalModel, NotPulledError, find_model, home_expanded
+from ridgeline.model.hub.places import Stores
 from ridgeline.system.machine import available_bytes, users_home
 
 
@@ -33,7 +33,7 @@ def locate(model: str, *, verify: bool = False) -> LocalModel:
         located = None
     if located is None:
         # Imported here: what a download needs is a tenth of a start that downloads nothing.
-        from ridgeline.hub.pull import pull
+        from ridgeline.model.hub.pull import pull
 
         done_bytes = 0
 

@@ -9,8 +9,8 @@ from ridgeline.backends.states import STATE_BYTES
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options, parse_bytes
 from ridgeline.engine_setup.speculative import SpeculativeConfig, parse_speculative
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.kv_plan import fit_kv_cache
+from ridgeline.model.cost.kv_plan import fit_kv_cache
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import limits_addresses
 from ridgeline.system.report import gib
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
-from ridgeline.arch.cache_groups import cache_groups, one_group
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.backends.interface import Setup
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
@@ -18,8 +16,10 @@ from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.speculative import SpeculativeConfig
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.kv_plan import KEPT_PART
+from ridgeline.model.cost.kv_plan import KEPT_PART
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import cache_groups, one_group
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import available_bytes, usable_cpus
 
 _USUAL_SEQS, _USUAL_STEP = 256, 2048  # sequences that run at once, tokens in a step

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ridgeline.api.calibration.kept import kept_roof
 from ridgeline.backends import cuda
 from ridgeline.engine_setup.home import default_home
-from ridgeline.physics.hardware import (
+from ridgeline.model.cost.hardware import (
     Device,
     Offer,
     Price,
@@ -232,7 +232,7 @@ def _date(price: Price) -> date:
 
 @cache
 def _table(name: str) -> str:
-    return (files("ridgeline.physics") / "data" / name).read_text(encoding="utf-8")
+    return (files("ridgeline.model.cost") / "data" / name).read_text(encoding="utf-8")
 
 
 def _no_such(name: str, found: list[Device]) -> str:

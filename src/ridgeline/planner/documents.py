@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgeline.physics.shapes import active_params, weight_params
+from ridgeline.model.cost.shapes import active_params, weight_params
 from ridgeline.planner.capacity.in_words import name_of, span_ms
 from ridgeline.planner.capacity.load import PERCENTILES
 from ridgeline.planner.catalogue import devices, offers

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ridgeline.physics.format_bytes import format_named
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.format_bytes import format_named
+from ridgeline.model.cost.hardware import Device
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
 from ridgeline.planner.catalogue import HERE, find_devices
 from ridgeline.planner.memory.flags import AUTO, MINE, PlanFlags

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ridgeline.physics.hardware import Device, parse_own_devices
+from ridgeline.model.cost.hardware import Device, parse_own_devices
 from ridgeline.planner.memory.flags import MINE, PlanFlags
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.engine_setup.locate import stores
-from ridgeline.physics.hardware import Device
-from ridgeline.physics.shapes import active_params, mtp_params, weight_params
+from ridgeline.model.cost.hardware import Device
+from ridgeline.model.cost.shapes import active_params, mtp_params, weight_params
 from ridgeline.planner.capacity.candidate import Alive
 from ridgeline.planner.capacity.in_words import verdict
 from ridgeline.planner.capacity.load import BOUGHT_WITHIN, LoadFlags, OfferedLoad, Slo, load_of

@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.quantized.parts import packed
-from ridgeline.models.tensors import ModelFileError, Tensor, naming
+from ridgeline.model.files.quantized.parts import packed
+from ridgeline.model.files.tensors import ModelFileError, Tensor, naming
 from ridgeline.quantise.grids import Form, Whole, fit_symmetric
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, Report, Requantiser
 from ridgeline.quantise.source import SourceFile

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.gguf.blocks import BLOCK, SUPER, k_rows, simple_rows
+from ridgeline.model.files.gguf.blocks import BLOCK, SUPER, k_rows, simple_rows
 from ridgeline.quantise.search import affine, symmetric
 
 Floats = NDArray[np.float32]

@@ -9,10 +9,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.facts import Facts
-from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number, string, strings
-from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.gguf.write import GGUFOut, TensorRoom, number, string, strings
+from ridgeline.model.files.tensors import ModelFileError, Tensor
 from ridgeline.system.machine import write_whole
 
 Floats = NDArray[np.float32]

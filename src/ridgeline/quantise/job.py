@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.reference import run_observed
-from ridgeline.models.gguf.blocks import BLOCK, SUPER
-from ridgeline.models.gguf.file import BLOCK_SIZES
-from ridgeline.models.gguf.write import GGUFOut, TensorRoom, number
-from ridgeline.models.tensors import ModelFileError, Tensor
+from ridgeline.model.files.gguf.blocks import BLOCK, SUPER
+from ridgeline.model.files.gguf.file import BLOCK_SIZES
+from ridgeline.model.files.gguf.write import GGUFOut, TensorRoom, number
+from ridgeline.model.files.tensors import ModelFileError, Tensor
 from ridgeline.quantise.feedback import quantised, shares_of, weight_of
 from ridgeline.quantise.grids import FORMS, Form
 from ridgeline.quantise.source import Added, SourceFile

@@ -10,17 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.adapters import AdapterWeights, Base, read_adapter
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.conversion import as_gguf
-from ridgeline.models.conversion.row_numbers import numbered, numbers_of
-from ridgeline.models.directory.folder import Folder
-from ridgeline.models.families import model_from_config, model_from_gguf
-from ridgeline.models.gguf.file import stored_keys
-from ridgeline.models.gguf.parts import part_paths, read_gguf_parts
-from ridgeline.models.gguf.write import stored
-from ridgeline.models.safetensors_dir import read_weights
-from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor
+from ridgeline.model.files.adapters import AdapterWeights, Base, read_adapter
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.conversion import as_gguf
+from ridgeline.model.files.conversion.row_numbers import numbered, numbers_of
+from ridgeline.model.files.directory.folder import Folder
+from ridgeline.model.files.families import model_from_config, model_from_gguf
+from ridgeline.model.files.gguf.file import stored_keys
+from ridgeline.model.files.gguf.parts import part_paths, read_gguf_parts
+from ridgeline.model.files.gguf.write import stored
+from ridgeline.model.files.safetensors_dir import read_weights
+from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor
 from ridgeline.quantise.text_keys import text_keys
 
 Floats = NDArray[np.float32]

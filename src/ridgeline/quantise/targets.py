@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.arch.model import ModelArch
-from ridgeline.models.tensors import Tensor
-from ridgeline.physics.formats.gguf_mixes import MIXES, Mix, Role
-from ridgeline.physics.formats.mixed_modules import mix_of
-from ridgeline.physics.layers import shape_of_arch
+from ridgeline.model.cost.formats.gguf_mixes import MIXES, Mix, Role
+from ridgeline.model.cost.formats.mixed_modules import mix_of
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.model import ModelArch
 
 # The mixes that are written -> the number that the file says it with.
 TARGETS = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "q8_0": 7, "q4_0": 2}

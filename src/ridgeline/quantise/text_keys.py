@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.checkpoint import eos_ids_of
-from ridgeline.models.facts import Facts
-from ridgeline.models.tensors import Checkpoint, ModelFileError
+from ridgeline.model.files.checkpoint import eos_ids_of
+from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.tensors import Checkpoint, ModelFileError
 from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.gguf_keys import gguf_vocabulary
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, read_spec

@@ -21,7 +21,7 @@ from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
 from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.engine_setup.locate import stores
-from ridgeline.models.summary import Summary
+from ridgeline.model.files.summary import Summary
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
 from ridgeline.planner.needs import Needs, needs_of

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.gguf.pre_tokenizers import SPLITS
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.gguf.pre_tokenizers import SPLITS
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.text.child import BUSY_TIMES, Child, Overdue
 
 _PROGRAM = Path(__file__).parent / "tokenizers" / "process.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.infill import FIM_SPELLINGS
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 

@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, FORMATS, KINDS
 from ridgeline.backends.cpu.layout.pack import pack, padded
 from ridgeline.backends.cpu.layout.quantise import hadamard
-from ridgeline.models.tensors import Tensor
+from ridgeline.model.files.tensors import Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.machine import TARGETS, Array, Machine, at, build, prefetched, same_bits
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.arch.latent import Latent
-from ridgeline.arch.model import Attention, Layer, Mlp
-from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.layout.latent import num_groups
 from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.backends.cpu.layout.shapes import TOKENS
-from ridgeline.models.families import arch_from_config
-from ridgeline.physics.costs import kv_bytes_per_token
+from ridgeline.model.cost.costs import kv_bytes_per_token
+from ridgeline.model.files.families import arch_from_config
+from ridgeline.model.shape.latent import Latent
+from ridgeline.model.shape.model import Attention, Layer, Mlp
+from ridgeline.model.shape.rope import Rope
 from tests.backends.cpu.test_runner import NUM_BLOCKS, Make, error, make, reference
 from tests.backends.cpu.test_runner import TOKENS as TEXT
-from tests.models.test_published import CONFIGS
+from tests.model.files.test_published import CONFIGS
 from tests.tiny import PLAIN, checkpoint
 
 __all__ = ["make"]  # a fixture

@@ -16,7 +16,7 @@ from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from ridgeline.models.adapters import AdapterWeights, LowRank
+from ridgeline.model.files.adapters import AdapterWeights, LowRank
 from tests.kept_kernels import KERNELS
 from tests.lora import merged_arrays, random_adapter
 from tests.tiny import ARCHS, PLAIN, checkpoint, new_setup, random_arrays

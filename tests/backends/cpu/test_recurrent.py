@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.backends.cpu.emit import ir as values
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.recurrent import emit_recurrent, softplus
@@ -17,6 +16,7 @@ from ridgeline.backends.cpu.layout.recurrent import places, recurrence, vector_s
 from ridgeline.backends.cpu.slots import segments
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Work
+from ridgeline.model.shape.recurrent import Conv, Delta, Ssm
 from tests.backends.cpu import recurrent_twin as twin
 from tests.backends.cpu.machine import TARGETS, Array, at, build, same_bits
 from tests.recurrent import MIXERS

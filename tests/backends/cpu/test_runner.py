@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.rope import Rope
 from tests.kept_kernels import KERNELS
 from tests.tiny import ARCHS, BY_LAYER, LATENT, PLAIN, changed, checkpoint, new_setup, random_arrays
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.pack import pack
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.tensors import Checkpoint, Tensor
 from tests.backends.cpu import twins
 from tests.backends.cpu.test_runner import FORMATS, TOKENS, WIDE, Make, error, make, reference
 from tests.tiny import changed, checkpoint, random_arrays

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
-from ridgeline.models.quantized.floats import microscaled
-from ridgeline.models.safetensors_dir import load_directory
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.quantized.floats import microscaled
+from ridgeline.model.files.safetensors_dir import load_directory
+from ridgeline.model.files.tensors import Checkpoint, Tensor
+from ridgeline.model.shape.model import Experts
 from tests.backends.cpu.machine import same_bits
 from tests.backends.cpu.test_runner import TOKENS, WIDE, Make, error, make, reference
-from tests.models.quantizers import mxfp4_values, write_safetensors
-from tests.models.test_quantized import FORMATS, SIZES, model
+from tests.model.files.quantizers import mxfp4_values, write_safetensors
+from tests.model.files.test_quantized import FORMATS, SIZES, model
 from tests.tiny import checkpoint
 
 __all__ = ["make"]  # a fixture

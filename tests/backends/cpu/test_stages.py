@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.arch.cache_groups import cache_groups
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import load_runner
 from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, cut, merged, piece_of
@@ -32,6 +31,7 @@ from ridgeline.backends.cpu.stages.wire import Link, bare, key_of, read_written,
 from ridgeline.backends.interface import BackendContext
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import StepOutput, Work, sampled_from
+from ridgeline.model.shape.cache_groups import cache_groups
 from ridgeline.system.machine import DeviceLost
 from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.backends.cpu.test_runner import FORMATS, MODELS, TOKENS, Make, make, step, work

@@ -25,11 +25,11 @@ import ridgeline
 from ridgeline.backends.cpu.layout import model_weights as weights
 from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.weight_cache import PackedArray
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.identity.contents import Contents
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.identity.contents import Contents
+from ridgeline.model.files.tensors import Checkpoint, Tensor
 from ridgeline.system.machine import write_whole
-from tests.models.tiny import (
+from tests.model.files.tiny import (
     CONFIG,
     gguf_metadata,
     gguf_weights,

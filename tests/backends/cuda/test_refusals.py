@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda import device
 from ridgeline.backends.cuda.layer_spec import HeadSpec, head_spec, missing
+from ridgeline.model.shape.model import Experts, ModelArch
 from tests.tiny import ARCHS, ENCODERS, LATENT, PLAIN, RECURRENT, changed, new_setup
 
 EXPERTS = Experts(4, 2, 64)

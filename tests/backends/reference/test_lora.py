@@ -7,10 +7,10 @@ import gc
 import numpy as np
 import pytest
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
+from ridgeline.model.shape.model import Experts
 from tests.lora import merged_arrays, random_adapter
 from tests.tiny import ARCHS, PLAIN, checkpoint, new_setup, random_arrays
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, TokenLogprobs, Work
-from ridgeline.physics import costs
+from ridgeline.model.cost import costs
+from ridgeline.model.shape.model import ModelArch
 from tests.tiny import (
     ARCHS,
     BY_LAYER,

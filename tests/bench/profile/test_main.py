@@ -31,8 +31,8 @@ from ridgeline.bench.profile.main import Phase, attainable_ops_per_s, measure_ph
 from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
 from ridgeline.core.records import StepRecord
 from tests.bench.test_offline import EMPTY
-from tests.models.tiny import CONFIG, hf_weights
-from tests.models.vocabularies import byte_level
+from tests.model.files.tiny import CONFIG, hf_weights
+from tests.model.files.vocabularies import byte_level
 from tests.tiny import ARCHS, checkpoint, new_setup
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from ridgeline.cli.commands.doctor import facts, foreseen
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ONE_STREAM
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.api.test_llm import write_model
 from tests.foresight.simulator.test_run import TIMES
 from tests.foresight.step_time.test_monitor import known as measured

@@ -19,7 +19,7 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from tests.api.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 

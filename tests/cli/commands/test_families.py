@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
-from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES
+from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.hub.short_names import SHORT_NAMES
+from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.system.report import decimal_size
 from tests.api.test_llm import write_model
 from tests.real_models import real_model

@@ -18,7 +18,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.planner.memory.known_estimator import published_formula
 from ridgeline.planner.memory.model_spec import subject_of
 from tests.cli.test_main import RIDGELINE, ridgeline
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 from tests.waiting import PATIENCE_S, connected, started
 
 

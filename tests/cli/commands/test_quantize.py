@@ -12,11 +12,11 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.commands.quantize import quantize
 from ridgeline.cli.flags import UsageError
-from ridgeline.models.gguf.file import read_gguf
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.gguf.file import read_gguf
+from ridgeline.model.files.tensors import ModelFileError
 from tests.lora import random_pairs, write_gguf_adapter
-from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, write_gguf
-from tests.models.vocabularies import byte_level
+from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, write_gguf
+from tests.model.files.vocabularies import byte_level
 from tests.real_models import real_model
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

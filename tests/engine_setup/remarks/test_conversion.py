@@ -15,12 +15,12 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.remarks.conversion import conversion_line
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.tensors import Checkpoint, Tensor
 from tests.api.test_llm import VOCAB, write_model
-from tests.models import quantizers
-from tests.models.quantizers import write_safetensors
-from tests.models.test_quantized import Make, model
-from tests.models.tiny import CONFIG
+from tests.model.files import quantizers
+from tests.model.files.quantizers import write_safetensors
+from tests.model.files.test_quantized import Make, model
+from tests.model.files.tiny import CONFIG
 from tests.tiny import PLAIN, changed, checkpoint
 
 BENCH = "; `ridgeline bench quality m` measures what it costs"

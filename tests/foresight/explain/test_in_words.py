@@ -20,7 +20,7 @@ from ridgeline.foresight.explain.what_would_help import would_help
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, TimeModel, simulate
 from ridgeline.foresight.step_time.reach import Reach
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 from tests.foresight.explain.test_explain import ENGINE, REQUEST, explained, step
 from tests.foresight.runs import recorded
 from tests.foresight.simulator.test_run import SETTINGS, TIMES

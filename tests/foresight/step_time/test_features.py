@@ -22,8 +22,8 @@ from ridgeline.foresight.step_time.features import (
     windows_of,
 )
 from ridgeline.foresight.typed import typed
-from ridgeline.physics import costs
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost import costs
+from ridgeline.model.cost.costs import Features
 from tests.core.harness import Oracle, finish, make_engine, make_scheduler
 from tests.tiny import ARCHS, PLAIN
 

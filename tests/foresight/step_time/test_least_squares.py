@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.least_squares import _non_negative, cross_validated, fit
 from ridgeline.foresight.step_time.sampler import After, Measured
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 KNOTS = (1, 2, 3, 4, 6, 7, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 TRUE = StepTime(

@@ -34,7 +34,7 @@ from ridgeline.foresight.step_time.calibration import (
 from ridgeline.foresight.step_time.features import StepTime, of_record
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 from tests.foresight.simulator.test_run import SETTINGS
 from tests.foresight.simulator.test_run import TIMES as TRUE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 
 @pytest.mark.parametrize("floor_s", [0.01, 0.03])

@@ -11,15 +11,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu")
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import device
 from ridgeline.backends.cuda.ranks.share import Share, check
 from ridgeline.backends.cuda.sizes import weights_bytes
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Step
-from ridgeline.physics.format_bytes import FORMATS, Storage
-from ridgeline.physics.layers import shape_of_arch
+from ridgeline.model.cost.format_bytes import FORMATS, Storage
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.planner.memory.ledger import weights_by_group
 from tests.gpu.engines import BLOCK, IDS, answers, engine_over
 from tests.gpu.ranks.threads import ThreadRanks, tiny_model

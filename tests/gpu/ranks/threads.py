@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from ridgeline.arch.cache_groups import cache_groups
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.loading import load_rank
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.interface import Setup
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import cache_groups
 from tests.engine.tiny_families import write_family
 from tests.gpu.engines import BLOCK, LONGEST, NOWHERE
 

@@ -17,8 +17,7 @@ from peers.kept_aside import misses
 from peers.static_batch import batch_seconds, decode_counts, prefill_counts
 
 from peers import fit_device_time
-from ridgeline.models.counting import shape_of_config
-from ridgeline.physics.device_time import (
+from ridgeline.model.cost.device_time import (
     DeviceTime,
     device_time,
     efficiency_of,
@@ -26,10 +25,11 @@ from ridgeline.physics.device_time import (
     parse_efficiencies,
     reached_ops_per_s,
 )
-from ridgeline.physics.format_bytes import storage_of_dtype
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner.capacity.latency_model import efficiencies
 from ridgeline.planner.catalogue import devices
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 ROOT = Path(__file__).parents[3]
 KNOWN = json.loads((ROOT / "tests" / "data" / "known_speed.json").read_text())

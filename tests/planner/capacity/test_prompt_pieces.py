@@ -23,7 +23,7 @@ from ridgeline.planner.capacity.latency_model import clock_of
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import subject_of
 from ridgeline.planner.memory.placement import place
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 
 TOKENS_PER_S = (2, 4, 6, 8, 10, 15, 20)  # service levels; FastGen's is 4
 NUM_REQUESTS = 80

@@ -19,8 +19,8 @@ from ridgeline.api.calibration.known import assume
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
-from ridgeline.physics.format_bytes import storage_of_dtype
-from ridgeline.physics.layers import shape_of_arch
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.cost.layers import shape_of_arch
 from ridgeline.planner import Plan, PlanFlags, plan
 from ridgeline.planner.capacity.candidate import Candidate, bounds_of
 from ridgeline.planner.capacity.in_words import per_second
@@ -32,7 +32,7 @@ from ridgeline.planner.documents import as_csv, as_markdown
 from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.plan import plan_for
 from tests.foresight.simulator.test_run import SETTINGS
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
 from tests.planner.capacity.test_latency_model import times_of
 from tests.tiny import ARCHS, checkpoint
 

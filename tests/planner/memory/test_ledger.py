@@ -11,13 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.models.counting import shape_of_config
-from ridgeline.physics.format_bytes import (
+from ridgeline.model.cost.format_bytes import (
     Storage,
     storage_of_config,
     storage_of_dtype,
 )
-from ridgeline.physics.shapes import ModelShape
+from ridgeline.model.cost.shapes import ModelShape
+from ridgeline.model.files.counting import shape_of_config
 from ridgeline.planner import plan
 from ridgeline.planner.memory.ledger import (
     ENGINES,
@@ -30,8 +30,8 @@ from ridgeline.planner.memory.ledger import (
     split_layers,
 )
 from ridgeline.planner.memory.what_fits import max_concurrency, max_context
-from tests.physics.published import PUBLISHED
-from tests.physics.stored import stored_bytes
+from tests.model.cost.published import PUBLISHED
+from tests.model.cost.stored import stored_bytes
 
 NAMES = sorted(PUBLISHED)
 FEW = settings(max_examples=60, deadline=None)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from ridgeline.arch.cache_groups import cache_groups
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends import cuda
 from ridgeline.backends.interface import Setup
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.families import arch_from_config
-from ridgeline.physics.format_bytes import storage_of_dtype
-from ridgeline.physics.hardware import Device
-from ridgeline.physics.layers import shape_of_arch
+from ridgeline.model.cost.format_bytes import storage_of_dtype
+from ridgeline.model.cost.hardware import Device
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.families import arch_from_config
+from ridgeline.model.shape.cache_groups import cache_groups
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.planner import Plan, PlanFlags, plan
 from ridgeline.planner.catalogue import devices
 from ridgeline.planner.memory.model_spec import ModelSpec
@@ -24,8 +24,8 @@ from ridgeline.planner.memory.own_engine import computes_on
 from ridgeline.planner.memory.placement import engine_on
 from ridgeline.planner.plan import plan_for
 from tests.engine.tiny_families import write_family
-from tests.models.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
-from tests.physics.published import PUBLISHED
+from tests.model.cost.published import PUBLISHED
+from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.tiny import ARCHS, ENCODERS, changed, checkpoint
 
 LLAMA = PUBLISHED["llama-3.1-8b"]["config"]

@@ -12,11 +12,11 @@ from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import resolve
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.planner import plan
 from tests.core.harness import make_request
-from tests.models import quantizers
-from tests.models.tiny import CONFIG, hf_weights
+from tests.model.files import quantizers
+from tests.model.files.tiny import CONFIG, hf_weights
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

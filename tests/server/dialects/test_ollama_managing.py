@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.server.aliases import Alias, Aliases
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.server.serving import Served, serving
 
 HELLO = [{"role": "user", "content": "Hello"}]

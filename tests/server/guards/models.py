@@ -14,8 +14,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ridgeline.server import guards
-from tests.models.tiny import CONFIG, hf_weights
-from tests.models.vocabularies import byte_level
+from tests.model.files.tiny import CONFIG, hf_weights
+from tests.model.files.vocabularies import byte_level
 
 _TASK = (
     "Task: Check if there is unsafe content in '\" + role + \"' messages in conversations.\\n\\n"

@@ -14,7 +14,7 @@ from ridgeline import LLM
 from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
-from tests.models.encoders import write_encoder
+from tests.model.files.encoders import write_encoder
 from tests.server.rules.test_file import DEFAULT
 from tests.server.serving import serving
 

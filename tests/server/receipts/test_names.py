@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.server.receipts.asked import APIS, Verifier, checked, file_of, statement_of
 from tests.server.serving import Served, serving
 

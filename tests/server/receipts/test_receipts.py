@@ -25,7 +25,7 @@ from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from tests.lora import llama_shapes, random_pairs, write_peft
-from tests.models.tiny import CONFIG
+from tests.model.files.tiny import CONFIG
 from tests.server.receipts.asked import (
     APIS,
     CHAT,

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ridgeline.hub.short_names import packaged
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.hub.short_names import packaged
 from ridgeline.text.grammar.export import export_tokenizer, tokenizer_config
 from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests import tiny
 from tests.api.test_llm import model, write_model
-from tests.models.test_checkpoint import with_text
-from tests.models.vocabularies import ENCODERS
+from tests.model.files.test_checkpoint import with_text
+from tests.model.files.vocabularies import ENCODERS
 from tests.real_models import CACHE, real_model
 
 __all__ = ["model"]  # a fixture

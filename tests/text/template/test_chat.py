@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
-from tests.models.vocabularies import VOCABULARIES, byte_level, mixed, ours, vocabulary
+from tests.model.files.vocabularies import VOCABULARIES, byte_level, mixed, ours, vocabulary
 
 CHATML = (
     "{% for message in messages %}{{ '<|end|>' + message['role'] + '\n' + message['content'] }}"

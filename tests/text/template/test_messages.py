@@ -17,7 +17,7 @@ import pytest
 from ridgeline.text.template.chat import ChatTemplate
 from ridgeline.text.template.messages import familiar
 from ridgeline.text.template.parts import is_text, readable
-from tests.models.vocabularies import byte_level, ours
+from tests.model.files.vocabularies import byte_level, ours
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 SAID: dict[str, Any] = {"role": "assistant", "content": "Yes"}

@@ -20,7 +20,7 @@ import tokenizers
 from ridgeline.text.grammar.export import export_tokenizer
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests import tiny
-from tests.models.vocabularies import CORPUS, MORE_VECTORS, SPECS, VOCABULARIES, vocabulary
+from tests.model.files.vocabularies import CORPUS, MORE_VECTORS, SPECS, VOCABULARIES, vocabulary
 
 NUM_TEXTS = 2_500  # of each; trained and shared vocabularies alone make it more than 20,000
 FILES = {path.stem: path for path in sorted(MORE_VECTORS.glob("*.json"))}

@@ -20,9 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from tests.models.vocabularies import (
+from tests.model.files.vocabularies import (
     VOCABULARIES,
     any_spec,
     byte_level,

@@ -23,7 +23,7 @@ from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
 from ridgeline.foresight.step_time.features import of_items, windows_of
 from ridgeline.foresight.step_time.refit import fitted
 from ridgeline.foresight.step_time.sampler import Measured, Samples, Watcher
-from ridgeline.physics import costs
+from ridgeline.model.cost import costs
 
 _MOST_PER_BIN = 1024  # steps to fit to; fewer are kept
 _SHARE = 0.25  # of the time that is left, which one shape may take

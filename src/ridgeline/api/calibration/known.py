@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.api.calibration.kept import calibration_path, kept_calibration, kept_roof
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS
 from ridgeline.engine_setup.resolve import EngineConfig
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime, windows_of
 from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE, KeptRoof
-from ridgeline.physics import costs
+from ridgeline.model.cost import costs
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import processor_name
 from ridgeline.version import __version__
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.compile import host_target
 from ridgeline.backends.cpu.emit.threads import MOST_THREADS
 from ridgeline.backends.cpu.layout.model_weights import footprint as _footprint
@@ -25,8 +24,9 @@ from ridgeline.backends.cpu.runner import load_runner
 from ridgeline.backends.cpu.stages.split import check_stages
 from ridgeline.backends.interface import BackendContext, BackendRunner, Footprint, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.format_bytes import own_kv_dtype
+from ridgeline.model.cost.format_bytes import own_kv_dtype
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 
 if TYPE_CHECKING:
     from ridgeline.backends.cpu.measure.roofs import Rates, Roof, measure_read, measure_roof

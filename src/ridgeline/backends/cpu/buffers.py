@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.emit.threads import SYNC_BYTES
 from ridgeline.backends.cpu.layout.arguments import ARGUMENTS, EXACT_AT, MATRIX, SHARE_BYTES
 from ridgeline.backends.cpu.layout.arrays import address, aligned
@@ -19,6 +18,7 @@ from ridgeline.backends.cpu.layout.cache_layout import part_bytes, put_places
 from ridgeline.backends.cpu.layout.model_weights import Weights, logits_stride, scores_stride
 from ridgeline.backends.cpu.layout.shapes import PRUNED_ROWS, TOKENS, Sizes
 from ridgeline.backends.interface import Setup
+from ridgeline.model.shape.model import ModelArch
 
 _WORD = {name: i for i, name in enumerate(ARGUMENTS)}
 # See ``emit.argmax``.

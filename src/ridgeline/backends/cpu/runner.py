@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cpu.batch import Batch, arrange
 from ridgeline.backends.cpu.buffers import NOTHING_YET, Buffers, HiddenRows
 from ridgeline.backends.cpu.emit.argmax import DRAWN, GREEDY, BoundPruning
@@ -42,8 +41,9 @@ from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.system.machine import give_back
 
 _BATCHED = (

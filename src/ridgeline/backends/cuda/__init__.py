@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import cards, device, gate, sizes
 from ridgeline.backends.cuda.device import CONTEXT_BYTES, KEPT_SHARE, describe
 from ridgeline.backends.cuda.layer_spec import missing, runs_ahead
@@ -20,8 +19,9 @@ from ridgeline.backends.cuda.ranks import share
 from ridgeline.backends.cuda.sizes import FORMATS, footprint, weight_bits
 from ridgeline.backends.interface import BackendContext, BackendRunner, Setup
 from ridgeline.core.scheduling.policies import SplitFuse
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.costs import linear_flops, weight_bytes
+from ridgeline.model.cost.costs import linear_flops, weight_bytes
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.report import gib
 
 __all__ = [

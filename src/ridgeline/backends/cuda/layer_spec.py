@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.arch.cache_groups import CacheGroup
-from ridgeline.arch.model import Attention, Layer, ModelArch
-from ridgeline.arch.recurrent import Ssm
+from ridgeline.model.shape.cache_groups import CacheGroup
+from ridgeline.model.shape.model import Attention, Layer, ModelArch
+from ridgeline.model.shape.recurrent import Ssm
 
 MAX_HEAD_DIM = 512
 MANY_CHANNELS = 256  # channels of a value above which programs have few rows

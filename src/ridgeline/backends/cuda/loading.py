@@ -24,7 +24,7 @@ from ridgeline.backends.vectors import behind_pooling
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Sampling, Step, Work
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 
 _PROBED_GRAPHS = (1, 64, 512)  # sizes, from which the others' memory is estimated
 _PLAIN = SamplingParams(temperature=0.8, top_p=0.9, seed=0)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import one_group
 from ridgeline.backends.cuda import twins
 from ridgeline.backends.cuda.device import rest_of_device
 from ridgeline.backends.cuda.layer_spec import runs_ahead
@@ -42,7 +41,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.scheduling.speculate import max_draws
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.adapters import AdapterWeights
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.shape.cache_groups import one_group
 from ridgeline.system.machine import DeviceLost
 
 Floats = NDArray[np.float32]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ridgeline.arch.cache_groups import one_group
-from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import values_per_token
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.core.scheduling.speculate import max_draws
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.costs import state_bytes_per_seq
+from ridgeline.model.cost.costs import state_bytes_per_seq
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import one_group
+from ridgeline.model.shape.model import Experts, ModelArch
 
 FORMATS = ("bf16", "f32", "int8", "int4")
 MOST_SLOTS = 4096  # partial results of attention in a step

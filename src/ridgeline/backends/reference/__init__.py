@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.arch.cache_groups import one_group
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.interface import BackendContext, Footprint, Setup
 from ridgeline.backends.reference.observed import Observe
 from ridgeline.backends.reference.runner import ReferenceRunner
@@ -16,8 +14,10 @@ from ridgeline.backends.reference.tiles import POSITIONS, SCORES
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.speculate import max_draws
-from ridgeline.models.tensors import Checkpoint
-from ridgeline.physics.costs import state_bytes_per_seq, weight_bytes
+from ridgeline.model.cost.costs import state_bytes_per_seq, weight_bytes
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import one_group
+from ridgeline.model.shape.model import ModelArch
 
 
 def check(setup: Setup, arch: ModelArch) -> Setup:

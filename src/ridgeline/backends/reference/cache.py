@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, places, spans
-from ridgeline.arch.model import ModelArch
+from ridgeline.model.shape.cache_groups import CacheGroup, places, spans
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]

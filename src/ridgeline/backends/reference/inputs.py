@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.reference.parts import linear, rms_norm
-from ridgeline.models.tensors import Tensor
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 

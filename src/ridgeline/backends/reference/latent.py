@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Attention
 from ridgeline.backends.reference.parts import linear, rms_norm, rotate
+from ridgeline.model.shape.model import Attention
 
 Floats = NDArray[np.float32]
 

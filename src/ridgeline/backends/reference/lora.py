@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.reference.parts import linear
 from ridgeline.core.step import Work
-from ridgeline.models.adapters import AdapterWeights
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 

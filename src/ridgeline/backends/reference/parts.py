@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Attention, Experts, Mlp, ModelArch
 from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, Norm
+from ridgeline.model.shape.model import Attention, Experts, Mlp, ModelArch
 
 Floats = NDArray[np.float32]
 

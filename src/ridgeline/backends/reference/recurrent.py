@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.backends.reference.parts import linear, rms_norm, scaled, sigmoid, silu
+from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
 
 Floats = NDArray[np.float32]
 State = dict[str, Floats]  # of one sequence in one layer: arch.recurrent names the parts

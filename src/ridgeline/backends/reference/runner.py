@@ -20,8 +20,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import one_group
-from ridgeline.arch.model import Attention, Experts
 from ridgeline.backends.inputs import FirstInputs
 from ridgeline.backends.interface import CacheMemory, Counters, Held, Setup, Traffic
 from ridgeline.backends.layer_weights import LayerWeights, Norm, load_layer
@@ -55,9 +53,11 @@ from ridgeline.backends.vectors import behind_pooling, pooled
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.rope.tables import query_scales, rope_tables
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import one_group
+from ridgeline.model.shape.model import Attention, Experts
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]

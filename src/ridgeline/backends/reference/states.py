@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.reference.recurrent import Floats, Recurrence, State
 from ridgeline.core.step import Work
+from ridgeline.model.shape.model import ModelArch
 
 
 class RecurrentStates:

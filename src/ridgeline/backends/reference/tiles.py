@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Attention
 from ridgeline.core.step import Work
+from ridgeline.model.shape.model import Attention
 
 Ints = NDArray[np.intp]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ridgeline.bench.gpu.parts import Finding
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.hardware import Device
 
 # Shares of the floor that whole steps should reach: what is wanted first, and in the end.
 _DECODE = {1: (0.60, 0.79), 64: (0.60, 0.77), 256: (0.60, 0.75)}

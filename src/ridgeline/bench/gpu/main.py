@@ -17,7 +17,7 @@ from ridgeline.bench.gpu.parts import NO_DEVICE, PARTS, Finding, measure
 from ridgeline.bench.gpu.table import table
 from ridgeline.bench.out_file import check_place
 from ridgeline.engine_setup.home import default_home
-from ridgeline.models.tensors import naming
+from ridgeline.model.files.tensors import naming
 from ridgeline.planner.catalogue import cards_here
 
 SECONDS = 570.0  # for all parts: machines are often lent for ten minutes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ridgeline.bench.gpu.decisions import decisions, is_wrong, share_of_floor
 from ridgeline.bench.gpu.parts import Finding
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.hardware import Device
 
 MOST_CHARACTERS = 11_000  # what a terminal's record of a run usually keeps whole
 _MOST_WRONG = 25

@@ -13,8 +13,8 @@ from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import engine_record
 from ridgeline.planner.capacity.latency_model import LatencyModel

@@ -39,7 +39,7 @@ from ridgeline.foresight.simulator.fleet.serving import Evict
 from ridgeline.foresight.simulator.run import SimRequest
 from ridgeline.foresight.simulator.workload import Planned, Workload, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import ONE_STREAM, Calibration
-from ridgeline.models.tensors import naming
+from ridgeline.model.files.tensors import naming
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.capacity.candidate import bounds_of
 from ridgeline.planner.on_device import DeviceReplica

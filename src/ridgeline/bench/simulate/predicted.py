@@ -20,7 +20,7 @@ from ridgeline.foresight.simulator.fleet.way import Ended
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.simulator.workload import Planned
 from ridgeline.foresight.step_time.features import StepTime
-from ridgeline.physics.device_time import DeviceTime
+from ridgeline.model.cost.device_time import DeviceTime
 
 CROWDED = 0.85  # of what can be served: above it, waiting depends on the smallest error
 

@@ -28,7 +28,7 @@ from ridgeline.engine_setup.locate import stores
 from ridgeline.engine_setup.progress import count_bar
 from ridgeline.engine_setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
-from ridgeline.hub.short_names import SHORT_NAMES
+from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.planner.needs import needs_of_file
 from ridgeline.system.machine import (
     available_bytes,

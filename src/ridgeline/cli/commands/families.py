@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.models.families import GGUF_FAMILIES, HF_FAMILIES, Family
+from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, Family
 
 _NORMS = {
     "behind": "post-norm",

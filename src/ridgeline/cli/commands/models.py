@@ -20,13 +20,13 @@ from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say
 from ridgeline.engine_setup.resolve import resolve
 from ridgeline.engine_setup.terminal import console, table_of
-from ridgeline.hub.names import parse_hub_name
-from ridgeline.hub.places import Place, Stores
-from ridgeline.hub.quantisations import tag_of
-from ridgeline.hub.short_names import ALIASES, SHORT_NAMES
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.summary import summarise
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.summary import summarise
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.hub.names import parse_hub_name
+from ridgeline.model.hub.places import Place, Stores
+from ridgeline.model.hub.quantisations import tag_of
+from ridgeline.model.hub.short_names import ALIASES, SHORT_NAMES
 from ridgeline.planner.memory.placement import DEFAULT_CONTEXT
 from ridgeline.planner.needs import Needs, needs_of_file
 from ridgeline.system.report import decimal_size

@@ -14,7 +14,7 @@ from ridgeline.cli.flags import UsageError
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import console, table_of
-from ridgeline.models.gguf.parts import part_paths
+from ridgeline.model.files.gguf.parts import part_paths
 from ridgeline.quantise import gptq
 from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
 from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, quantise_file

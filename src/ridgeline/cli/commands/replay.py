@@ -35,7 +35,7 @@ from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.reach import Reach, in_words, reach_of, reach_of_run
 from ridgeline.foresight.trace.reader import Json, read_whole, request_of, step_of
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import write_text
 
 _SHOWN = 60  # characters of a decision

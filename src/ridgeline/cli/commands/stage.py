@@ -27,7 +27,7 @@ def stage(
     from ridgeline.engine_setup.build import packed_folder
     from ridgeline.engine_setup.home import default_home
     from ridgeline.engine_setup.locate import locate
-    from ridgeline.models.checkpoint import load_checkpoint
+    from ridgeline.model.files.checkpoint import load_checkpoint
     from ridgeline.system.machine import usable_cpus
 
     host, _, port = join.rpartition(":")

@@ -13,8 +13,8 @@ from ridgeline.engine_setup.build import packed_folder
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.progress import say
-from ridgeline.hub.find import find_model
-from ridgeline.models.checkpoint import load_checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.hub.find import find_model
 from ridgeline.system.machine import available_bytes
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ridgeline.backends import BACKENDS
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 
 # What becomes of types, where --dtype leaves it to the engine.
 _AGAIN = "8 bits, quantised again"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.engine_setup.remarks.conversion import conversion_line
 from ridgeline.engine_setup.resolve import EngineConfig
-from ridgeline.models.gguf.pre_tokenizers import names_no_pre_tokenizer
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.gguf.pre_tokenizers import names_no_pre_tokenizer
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 
 _FOUR_BITS = ("Q4_", "Q2_", "Q3_", "IQ", "MXFP4")  # and those that have fewer
 

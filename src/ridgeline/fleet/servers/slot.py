@@ -17,9 +17,9 @@ from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options, guard_options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.models.adapters import Base
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import Base
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
 from ridgeline.system.machine import available_bytes, usable_cpus

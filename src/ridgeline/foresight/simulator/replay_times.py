@@ -24,7 +24,7 @@ from ridgeline.foresight.simulator.replay import (
 from ridgeline.foresight.simulator.run import Clock, SimRequest, new_replica
 from ridgeline.foresight.simulator.scheduler import engine_of
 from ridgeline.foresight.step_time.features import Windows
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 Json = Mapping[str, Any]
 

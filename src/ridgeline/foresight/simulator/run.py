@@ -29,7 +29,7 @@ from ridgeline.core.step import Event, Step, StepOutput, Work
 from ridgeline.foresight.simulator.drafts import Drafts, SimDrafter
 from ridgeline.foresight.simulator.scheduler import new_scheduler
 from ridgeline.foresight.step_time.features import Windows, of_step
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 _END = -1  # the token that ends an answer, where the settings name none
 _WORD = 1 << 32  # and more: the tokens of an answer; no prompt has them, so no cache finds them

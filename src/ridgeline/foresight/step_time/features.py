@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, sampled_from
-from ridgeline.physics.costs import Features, visible_pairs
+from ridgeline.model.cost.costs import Features, visible_pairs
+from ridgeline.model.shape.model import ModelArch
 
 Windows = tuple[tuple[int, float], ...]  # a window, and the share of layers that have it
 

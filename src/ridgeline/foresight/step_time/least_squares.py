@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ridgeline.foresight.step_time.features import SHORTEST_S, StepTime, Windows, of_items
 from ridgeline.foresight.step_time.sampler import After, Measured
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 _MOST = 1 << 13  # tokens; more are in no step
 _KNEES = 2  # docs/adr/0054-pieces-that-suit-the-device.md

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ridgeline.core.records import Record, StepRecord
 from ridgeline.foresight.step_time.features import of_record
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 # A step counts for the nearest knot, so up to half way to the next power of two: 1.5 times. What is
 # foreseen may go half as far beyond what was measured.

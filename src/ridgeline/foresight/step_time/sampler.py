@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.step_time.features import Windows, of_record
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 
 _PER_BIN = 64
 _NUM_SIZES = 12  # powers of two of tokens: 1, 2 to 3, ... 2048 and more

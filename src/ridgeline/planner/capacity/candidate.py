@@ -9,9 +9,9 @@ from ridgeline.core.records import EngineRecord
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.foresight.step_time.prompt_pieces import least_prompt_tokens
-from ridgeline.physics.costs import Features
-from ridgeline.physics.hardware import Price
-from ridgeline.physics.ownership import Owned
+from ridgeline.model.cost.costs import Features
+from ridgeline.model.cost.hardware import Price
+from ridgeline.model.cost.ownership import Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import OfferedLoad
 from ridgeline.planner.capacity.steady_state import Bounds, knee, queue_s

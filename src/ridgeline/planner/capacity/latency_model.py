@@ -17,7 +17,7 @@ from ridgeline.engine_setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ASSUMED_FACTORS
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE
-from ridgeline.physics.device_time import (
+from ridgeline.model.cost.device_time import (
     DeviceTime,
     Efficiency,
     device_time,
@@ -145,5 +145,5 @@ def _by_roof(subject: ModelSpec, placement: Placement) -> LatencyModel:
 @cache
 def efficiencies() -> tuple[Efficiency, ...]:
     """Return the constants of all generations."""
-    text = (files("ridgeline.physics") / "data" / "efficiency.csv").read_text(encoding="utf-8")
+    text = (files("ridgeline.model.cost") / "data" / "efficiency.csv").read_text(encoding="utf-8")
     return parse_efficiencies(text)

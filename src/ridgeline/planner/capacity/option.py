@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet.way import Ended
-from ridgeline.physics.ownership import Bill, Owned
+from ridgeline.model.cost.ownership import Bill, Owned
 from ridgeline.planner.capacity.latency_model import LatencyModel
 from ridgeline.planner.capacity.load import PERCENTILES, Slo
 from ridgeline.planner.capacity.spot import Spot

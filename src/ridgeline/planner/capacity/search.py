@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
-from ridgeline.physics.device_time import DeviceTime
-from ridgeline.physics.hardware import Device, Price
-from ridgeline.physics.ownership import Owned
+from ridgeline.model.cost.device_time import DeviceTime
+from ridgeline.model.cost.hardware import Device, Price
+from ridgeline.model.cost.ownership import Owned
 from ridgeline.planner.capacity.candidate import Alive, Candidate, bounds_of
 from ridgeline.planner.capacity.latency_model import LatencyModel, clock_of
 from ridgeline.planner.capacity.load import PERCENTILES, LoadFlags, OfferedLoad, Slo

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ridgeline.foresight.simulator.run import TimeModel
 from ridgeline.foresight.step_time.features import in_the_mean, of_items
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 from ridgeline.planner.capacity.load import OfferedLoad
 
 _ROUNDS = 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ridgeline.api.adapters import read_adapters, room_for
-from ridgeline.models.adapters import Base
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import Base
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.ledger import ASSUMED, FROM_FILE
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ridgeline.models.tensors import ModelFileError, Tensor, refuse_pointer
+from ridgeline.model.files.tensors import ModelFileError, Tensor, refuse_pointer
 
 _MOST_HEADER_BYTES = 64 << 20
 _BEGINNING_BYTES = 64  # that tell a pointer of git-lfs

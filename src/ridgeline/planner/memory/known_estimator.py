@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.physics.shapes import ModelShape, weight_params
+from ridgeline.model.cost.shapes import ModelShape, weight_params
 from ridgeline.planner.memory.model_spec import ModelSpec
 
 

@@ -14,9 +14,9 @@ from functools import lru_cache, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from ridgeline.physics.format_bytes import Storage
-from ridgeline.physics.kv_plan import KEPT_PART
-from ridgeline.physics.shapes import GROUPS, LayerCache, Matrix, ModelShape, check_ranks
+from ridgeline.model.cost.format_bytes import Storage
+from ridgeline.model.cost.kv_plan import KEPT_PART
+from ridgeline.model.cost.shapes import GROUPS, LayerCache, Matrix, ModelShape, check_ranks
 
 _GIB = 1 << 30
 _P = ParamSpec("_P")

@@ -14,22 +14,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ridgeline.arch.model import Experts, ModelArch
-from ridgeline.arch.recurrent import Delta
-from ridgeline.hub.find import NotPulledError, find_model, home_expanded
-from ridgeline.hub.library import hub_names
-from ridgeline.hub.places import Stores
-from ridgeline.hub.short_names import packaged
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.counting import shape_of_config, shape_of_gguf
-from ridgeline.models.families import GGUF_FAMILIES, arch_from_config
-from ridgeline.models.gguf.parts import read_gguf_parts
-from ridgeline.models.quantized import without_quantization
-from ridgeline.models.summary import summarise
-from ridgeline.models.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
-from ridgeline.physics.format_bytes import FORMATS, Format, Storage, storage_of_config
-from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import GROUPS, ModelShape
+from ridgeline.model.cost.format_bytes import FORMATS, Format, Storage, storage_of_config
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.cost.shapes import GROUPS, ModelShape
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.counting import shape_of_config, shape_of_gguf
+from ridgeline.model.files.families import GGUF_FAMILIES, arch_from_config
+from ridgeline.model.files.gguf.parts import read_gguf_parts
+from ridgeline.model.files.quantized import without_quantization
+from ridgeline.model.files.summary import summarise
+from ridgeline.model.files.tensors import Checkpoint, ModelFileError, Tensor, refuse_pointer
+from ridgeline.model.hub.find import NotPulledError, find_model, home_expanded
+from ridgeline.model.hub.library import hub_names
+from ridgeline.model.hub.places import Stores
+from ridgeline.model.hub.short_names import packaged
+from ridgeline.model.shape.model import Experts, ModelArch
+from ridgeline.model.shape.recurrent import Delta
 from ridgeline.planner.memory.adapter_room import NO_ADAPTERS, AdapterRoom
 from ridgeline.planner.memory.file_sizes import (
     bits_per_weight,
@@ -118,7 +118,7 @@ def subject_of(model: str | Path | Mapping[str, Any], stores: Stores) -> ModelSp
 
 def _of_the_hub(model: str) -> ModelSpec:
     """Return a model that is not here, from its outline. Raises ValueError if that is not there."""
-    from ridgeline.hub.outline import outline  # here: a plan of a file needs no network
+    from ridgeline.model.hub.outline import outline  # here: a plan of a file needs no network
 
     names = () if packaged(model) else hub_names(model)
     if not names:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.arch.cache_groups import cache_groups
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends import BACKENDS, cuda
 from ridgeline.backends.interface import Footprint, Setup
-from ridgeline.physics.format_bytes import FORMATS, Format, Storage
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.format_bytes import FORMATS, Format, Storage
+from ridgeline.model.cost.hardware import Device
+from ridgeline.model.shape.cache_groups import cache_groups
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     COMPUTED,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import get_args
 
 from ridgeline.engine_setup.options import Dtype, KvCacheDtype
-from ridgeline.physics.format_bytes import (
+from ridgeline.model.cost.format_bytes import (
     BY_WIDTH,
     FORMATS,
     Storage,
@@ -17,8 +17,8 @@ from ridgeline.physics.format_bytes import (
     own_kv_dtype,
     storage_of_dtype,
 )
-from ridgeline.physics.formats.module_names import Modules
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.formats.module_names import Modules
+from ridgeline.model.cost.hardware import Device
 from ridgeline.planner.memory.flags import AUTO, PlanFlags
 from ridgeline.planner.memory.ledger import (
     ENGINES,

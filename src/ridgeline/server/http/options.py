@@ -12,7 +12,7 @@ from ridgeline.api.text_processor import REASONING_PARSERS
 from ridgeline.decoding.messages.tools import format_named
 from ridgeline.decoding.search import with_recommended
 from ridgeline.engine_setup.options import flag_field, parse_bytes
-from ridgeline.models import RECOMMENDED
+from ridgeline.model.files import RECOMMENDED
 
 _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -20,8 +20,8 @@ from starlette.responses import Response
 
 from ridgeline.engine_setup.locate import stores
 from ridgeline.foresight.simulator.workload import parse_length
-from ridgeline.physics.format_bytes import FORMATS, KV_BYTES
-from ridgeline.physics.hardware import Device
+from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
+from ridgeline.model.cost.hardware import Device
 from ridgeline.planner import LoadFlags, Plan, PlanFlags
 from ridgeline.planner.catalogue import devices, this_machine
 from ridgeline.planner.documents import as_csv, as_markdown

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.gguf.tokenizer import tokenizer_json
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.gguf.tokenizer import tokenizer_json
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import check_room, write_text
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked

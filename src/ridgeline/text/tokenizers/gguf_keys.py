@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from ridgeline.models.gguf.pre_tokenizers import SPLITS, TAKE_WHOLE_WORDS
-from ridgeline.models.gguf.tokenizer import TokenType, tokenizer_json
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.gguf.pre_tokenizers import SPLITS, TAKE_WHOLE_WORDS
+from ridgeline.model.files.gguf.tokenizer import TokenType, tokenizer_json
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.text.tokenizers.tokenizer import Tokenizer
 from ridgeline.text.tokenizers.vocabulary import checked
 

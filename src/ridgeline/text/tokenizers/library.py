@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.tensors import ModelFileError
 
 # Texts come one at a time: for one the library would start its threads, and complain of each fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from os.path import commonprefix
 
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.tensors import ModelFileError
 
 _MOST_CHARS = 256  # of one; real ones have some 30
 

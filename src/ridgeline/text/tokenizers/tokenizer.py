@@ -25,8 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.gguf.tokenizer import tokenizer_json
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.gguf.tokenizer import tokenizer_json
+from ridgeline.model.files.tensors import ModelFileError
 from ridgeline.text.bounded import Apart, is_bounded
 from ridgeline.text.tokenizers.spellings import Spellings
 from ridgeline.text.tokenizers.vocabulary import checked, ids_behind, reader

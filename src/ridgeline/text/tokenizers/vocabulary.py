@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ridgeline.models.tensors import ModelFileError
+from ridgeline.model.files.tensors import ModelFileError
 
 _MAX_IDS = 1 << 21
 _MODELS = ("BPE", "WordPiece", "Unigram")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     Function,
@@ -20,6 +19,7 @@ from ridgeline.backends.cpu.emit.ir import (
 )
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.feed_forward import choice_bytes, route_stride
+from ridgeline.model.shape.model import Experts
 
 _TAKEN = -1e30  # below every product; its exponential is 0
 

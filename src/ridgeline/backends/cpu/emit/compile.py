@@ -171,7 +171,7 @@ def _initialise() -> None:
 def kernel_sources() -> list[Path]:
     """Return the files that say what kernels compute, those of a model's facts among them."""
     backend = Path(__file__).parents[1]
-    folders = (backend / "emit", backend / "layout", backend.parents[1] / "arch")
+    folders = (backend / "emit", backend / "layout", backend.parents[1] / "model" / "shape")
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
     return [*files, backend.parent / "sampler" / "rule.py"]
 

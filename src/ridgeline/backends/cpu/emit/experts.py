@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.choice import choose_limited, take_one_by_one
@@ -20,6 +19,7 @@ from ridgeline.backends.cpu.emit.kernel import Kernel, Words
 from ridgeline.backends.cpu.emit.rows import COPY, FLOATS
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, is_limited, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE
+from ridgeline.model.shape.model import Experts
 
 ROUTE = Kernel("route", ("x", "router", "bias", "size", "out", "choice"))
 _ADD_WEIGHTED = Kernel("add_weighted", ("x", "y", "weight", "size"))

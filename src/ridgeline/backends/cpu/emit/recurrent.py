@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ridgeline.arch.recurrent import Conv, Delta, Ssm
 from ridgeline.backends.cpu.emit.ir import (
     F32,
     I32,
@@ -32,6 +31,7 @@ from ridgeline.backends.cpu.emit.ir import (
 from ridgeline.backends.cpu.emit.kernel import Kernel
 from ridgeline.backends.cpu.emit.rows import FLOATS
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, has_conv_bias
+from ridgeline.model.shape.recurrent import Conv, Delta, Ssm
 
 CONV_CHANNELS = 16  # that ``convolve`` takes
 SEGMENT_BYTES = 16

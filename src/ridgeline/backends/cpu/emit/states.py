@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.emit import row_parts
 from ridgeline.backends.cpu.emit.args import StepEmitter
 from ridgeline.backends.cpu.emit.feed_forward import share_of_matmul, whole_matmul
@@ -24,6 +23,7 @@ from ridgeline.backends.cpu.emit.recurrent import (
 )
 from ridgeline.backends.cpu.emit.rows import COPY
 from ridgeline.backends.cpu.layout.recurrent import RATES, Recurrence
+from ridgeline.model.shape.recurrent import Delta, Ssm
 
 
 def share_of_projections(

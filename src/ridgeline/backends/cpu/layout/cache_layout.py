@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import CacheGroup, places, spans
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout.arguments import LAYER
 from ridgeline.backends.cpu.layout.shapes import Sizes
+from ridgeline.model.shape.cache_groups import CacheGroup, places, spans
+from ridgeline.model.shape.model import ModelArch
 
 
 def part_bytes(sizes: Sizes, groups: Sequence[CacheGroup]) -> int:

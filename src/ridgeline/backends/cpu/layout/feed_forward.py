@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.arch.model import Experts, Mlp
+from ridgeline.model.shape.model import Experts, Mlp
 
 
 @dataclass(frozen=True, slots=True)

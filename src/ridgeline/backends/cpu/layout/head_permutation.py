@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.arch.model import Layer, ModelArch
 from ridgeline.backends.cpu.layout.latent import latent_places
 from ridgeline.backends.cpu.layout.pack import Index
 from ridgeline.backends.cpu.layout.shapes import Heads, Sizes
+from ridgeline.model.shape.model import Layer, ModelArch
 
 
 def head_permutation(

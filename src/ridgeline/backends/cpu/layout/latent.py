@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.layout.pack import Index, padded, to_lanes
+from ridgeline.model.shape.model import Attention
 
 _MOST_TOGETHER = 4  # query heads that stand in a group
 Floats = NDArray[np.floating]

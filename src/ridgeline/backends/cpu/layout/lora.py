@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout.arguments import ADAPTER
 from ridgeline.backends.cpu.layout.arrays import address, aligned
 from ridgeline.backends.cpu.layout.head_permutation import head_permutation
 from ridgeline.backends.cpu.layout.pack import Index, padded
 from ridgeline.backends.cpu.layout.shapes import RANK_STEP, Sizes
-from ridgeline.models.adapters import AdapterWeights
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.shape.model import ModelArch
 
 Floats = NDArray[np.float32]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.arch.recurrent import Delta, Ssm
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward
 from ridgeline.backends.cpu.layout.formats import TILE
 from ridgeline.backends.cpu.layout.head_permutation import rotating_pairs
@@ -13,6 +11,8 @@ from ridgeline.backends.cpu.layout.latent import latent_heads, num_groups
 from ridgeline.backends.cpu.layout.pack import LANES, padded, to_lanes
 from ridgeline.backends.cpu.layout.recurrent import Recurrence, recurrence
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Heads, Inputs, LayerKind, Sizes
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.model.shape.recurrent import Delta, Ssm
 
 # What products take, of dtypes that are not blocks of 32 weights.
 _ACTIVATIONS = {"f32": "floats", "bf16": "bf16", "int8-row": "rows"}

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.cache_groups import one_group
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.layout import weight_cache
 from ridgeline.backends.cpu.layout.arguments import LAYER, MATRIX
 from ridgeline.backends.cpu.layout.arrays import address, aligned, aligned_copy
@@ -43,7 +41,9 @@ from ridgeline.backends.cpu.layout.weight_cache import PackedArray
 from ridgeline.backends.interface import Footprint, Setup
 from ridgeline.backends.relative_bias import biases_by_distance
 from ridgeline.backends.sampler.step_output import PROMPT_ROWS
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import one_group
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import available_bytes
 
 Floats = NDArray[np.float32]

@@ -27,8 +27,8 @@ from ridgeline.backends.cpu.layout.quantise import (
     to_four_bits,
     to_row_bytes,
 )
-from ridgeline.models.gguf.blocks import k_numbers
-from ridgeline.models.tensors import Tensor
+from ridgeline.model.files.gguf.blocks import k_numbers
+from ridgeline.model.files.tensors import Tensor
 
 Index = NDArray[np.intp]
 LANES = 16  # of a kernel's vectors of floats

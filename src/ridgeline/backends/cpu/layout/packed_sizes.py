@@ -21,7 +21,7 @@ from ridgeline.backends.cpu.layout.pack import packed_kind, padded
 from ridgeline.backends.cpu.layout.recurrent import TENSORS, places
 from ridgeline.backends.cpu.layout.recurrent import vector_sizes as recurrent_sizes
 from ridgeline.backends.cpu.layout.shapes import LayerKind
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.tensors import Checkpoint, Tensor
 
 _PARTS = {
     "q": "attention", "q_gate": "attention", "k": "attention", "v": "attention", "o": "attention",

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.backends.cpu.layout.formats import MAX_ROTATED, TILE
-from ridgeline.models.encodings import ENCODINGS, MXFP4_LEVELS, NF4_LEVELS, parts
-from ridgeline.models.gguf.blocks import nibbles, simple_numbers
-from ridgeline.models.tensors import Tensor
+from ridgeline.model.files.encodings import ENCODINGS, MXFP4_LEVELS, NF4_LEVELS, parts
+from ridgeline.model.files.gguf.blocks import nibbles, simple_numbers
+from ridgeline.model.files.tensors import Tensor
 
 Bytes = NDArray[np.uint8]
 # Of IQ4_NL and IQ4_XS.

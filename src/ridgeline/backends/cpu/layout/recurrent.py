@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.backends.cpu.layout.pack import Index, padded, to_lanes
+from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
 
 Floats = NDArray[np.float32]
 RATES = 4  # floats that a head has beside its matrices: see ``vectors``

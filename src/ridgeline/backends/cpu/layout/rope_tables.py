@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
-from ridgeline.arch.rope import Rope
 from ridgeline.backends.cpu.layout.shapes import Sizes
-from ridgeline.models.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.shape.model import ModelArch
+from ridgeline.model.shape.rope import Rope
 
 Floats = NDArray[np.float32]
 

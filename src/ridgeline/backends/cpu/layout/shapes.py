@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ridgeline.arch.model import Attention
 from ridgeline.backends.cpu.layout import row_split, tile_rows
 from ridgeline.backends.cpu.layout.feed_forward import FeedForward, choice_bytes, route_stride
 from ridgeline.backends.cpu.layout.formats import ACT_SCALES_BYTES, TILE, VALUE_BYTES
@@ -17,6 +16,7 @@ from ridgeline.backends.cpu.layout.latent import LatentHeads
 from ridgeline.backends.cpu.layout.recurrent import Recurrence
 from ridgeline.backends.cpu.layout.row_split import OUTPUT_SPLIT_ROWS, ROW_BLOCK
 from ridgeline.backends.cpu.layout.sampling_table import scratch_bytes
+from ridgeline.model.shape.model import Attention
 
 TOKENS = 16  # per record
 PRUNED_ROWS = 3  # most rows whose likeliest tokens a proxy finds: more are arithmetic

@@ -32,7 +32,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.system.machine import DiskFull, usable_cpus, write_whole
 
 _ELSEWHERE = "set RIDGELINE_HOME to a directory elsewhere"  # what to do about a full disk
@@ -119,10 +119,10 @@ def sources() -> list[Path]:
 
     Those of gguf stand for its version: importing either takes a tenth of a start.
     """
-    package = Path(__file__).parents[3]
-    folders = (package / "arch", package / "models", Path(__file__).parent)
+    model = Path(__file__).parents[3] / "model"
+    folders = (model / "shape", model / "files", Path(__file__).parent)
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-    files += [package / "physics" / name for name in ("layers.py", "shapes.py")]
+    files += [model / "cost" / name for name in ("layers.py", "shapes.py")]
     spec = find_spec("gguf")
     if spec is not None and spec.origin is not None:
         files += [Path(spec.origin).with_name(name) for name in ("constants.py", "quants.py")]

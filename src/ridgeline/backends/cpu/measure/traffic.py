@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cpu.layout.model_weights import Weights
 from ridgeline.backends.cpu.layout.shapes import TOKENS, Sizes
 from ridgeline.backends.interface import Traffic
 from ridgeline.core.records import StepRecord
-from ridgeline.physics.costs import (
+from ridgeline.model.cost.costs import (
     attention_flops,
     head_flops,
     kv_read_bytes,
     layer_attention_flops,
     linear_flops,
 )
+from ridgeline.model.shape.model import Experts, ModelArch
 
 _FORMS = {"floats": "f32", "bf16": "bf16"}  # of activations; all others are bytes
 

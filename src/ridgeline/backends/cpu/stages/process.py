@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ridgeline.arch.cache_groups import CacheGroup
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.parts import TokenSpan, piece_of
@@ -25,8 +24,9 @@ from ridgeline.backends.cpu.stages.wire import KNOWN_STEPS, Link, key_of, read_w
 from ridgeline.backends.interface import BackendContext, Setup
 from ridgeline.backends.written_steps import Receiver
 from ridgeline.core.step import Step
-from ridgeline.models.checkpoint import load_checkpoint
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.checkpoint import load_checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import CacheGroup
 
 _WAIT_S = 1.0  # between two tries to reach an engine
 

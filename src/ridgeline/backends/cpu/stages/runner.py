@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cpu.buffers import HiddenRows
 from ridgeline.backends.cpu.runner import CpuRunner, load_runner
 from ridgeline.backends.cpu.stages.ahead import Drawn, PartAhead
@@ -37,8 +36,9 @@ from ridgeline.backends.interface import (
 from ridgeline.backends.written_steps import Sender
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput, Work
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 from ridgeline.system.machine import DeviceLost
 
 _PARTS_PER_STAGE = 8  # more keep stages busy for longer, and read weights more often

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from itertools import accumulate
 
-from ridgeline.arch.cache_groups import CacheGroup, one_group
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.interface import Setup
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.cache_groups import CacheGroup, one_group
+from ridgeline.model.shape.model import ModelArch
 
 
 def check_stages(arch: ModelArch, setup: Setup) -> None:

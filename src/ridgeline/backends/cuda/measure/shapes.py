@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.arch.latent import Latent
-from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.arch.recurrent import Conv, Delta, Ssm
-from ridgeline.arch.rope import Rope
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.model.weights import build
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.runner import CudaRunner
 from ridgeline.backends.interface import Setup
+from ridgeline.model.shape.latent import Latent
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
+from ridgeline.model.shape.recurrent import Conv, Delta, Ssm
+from ridgeline.model.shape.rope import Rope
 
 BLOCK_SIZE = 16
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.backends.cuda.model.experts import meet
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.step.plan import AdapterPlan
-from ridgeline.models.adapters import MATRICES, AdapterWeights
+from ridgeline.model.files.adapters import MATRICES, AdapterWeights
 
 Adapt = Callable[..., Tensor]  # see ``AdaptedRows.add``, without the layer
 RANK_STEP = 16  # what the matrix unit multiplies at a time

@@ -10,9 +10,9 @@ import math
 
 import torch
 
-from ridgeline.arch.cache_groups import CacheGroup, places, spans
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.layer_spec import values_per_token
+from ridgeline.model.shape.cache_groups import CacheGroup, places, spans
+from ridgeline.model.shape.model import ModelArch
 
 
 class Cache:

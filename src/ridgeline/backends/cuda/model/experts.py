@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Experts
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.layer_weights import FeedForwardWeights
+from ridgeline.model.shape.model import Experts
 
 _TILES = ((32, 16), (128, 64))  # up to this many pairs of an expert, rows of a tile
 _MOST_ROWS = 128

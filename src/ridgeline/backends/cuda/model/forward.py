@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Attention, Experts, ModelArch
 from ridgeline.backends.cuda.layer_spec import head_spec
 from ridgeline.backends.cuda.model.adapters import Adapt, AdaptedRows, adaptation, not_adapted
 from ridgeline.backends.cuda.model.cache import Cache
@@ -27,7 +26,8 @@ from ridgeline.backends.cuda.step.batch import Kind
 from ridgeline.backends.cuda.step.plan import AttentionPlan, StatePlan
 from ridgeline.backends.cuda.step.states import States
 from ridgeline.backends.layer_weights import AttentionWeights, LayerWeights, Norm
-from ridgeline.models.rope.tables import query_scales, rope_tables
+from ridgeline.model.files.rope.tables import query_scales, rope_tables
+from ridgeline.model.shape.model import Attention, Experts, ModelArch
 
 
 @dataclass(frozen=True, slots=True)

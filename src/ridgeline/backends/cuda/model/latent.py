@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Attention
 from ridgeline.backends.cuda.layer_spec import HeadSpec
 from ridgeline.backends.cuda.model.experts import Meetings, meet_heads
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.plan import AttentionPlan
+from ridgeline.model.shape.model import Attention
 
 
 class Places(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from ridgeline.arch.recurrent import Conv, Delta, Recurrent, Ssm
 from ridgeline.backends.cuda.ranks.group import Ranks
 from ridgeline.backends.cuda.step.plan import StatePlan
+from ridgeline.model.shape.recurrent import Conv, Delta, Recurrent, Ssm
 
 _UNIT_EPS = 1e-6  # added to the square of a head's length
 F32 = torch.float32

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda.model.latent import by_head
 from ridgeline.backends.cuda.packed import Packed, from_gguf, pack, stack
 from ridgeline.backends.cuda.ranks.share import Share
 from ridgeline.backends.cuda.sizes import packed_bits
 from ridgeline.backends.layer_weights import FeedForwardWeights, LayerWeights, Norm, load_layer
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import Experts, ModelArch
 
 _BF16 = torch.bfloat16
 _OF_INPUTS = ("inputs", "inputs_proj", "inputs_norm")

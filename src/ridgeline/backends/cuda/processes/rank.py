@@ -54,7 +54,7 @@ def _serve(pipe: Connection, start: Start) -> None:
     from ridgeline.backends.cuda.loading import load_rank
     from ridgeline.backends.cuda.ranks.group import Ranks, connect
     from ridgeline.backends.written_steps import Receiver
-    from ridgeline.models.checkpoint import load_checkpoint
+    from ridgeline.model.files.checkpoint import load_checkpoint
 
     count = start.setup.tensor_parallel_size
     progress = map_progress(start.folder, count)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.loading import keep_kernels, load_rank
 from ridgeline.backends.cuda.processes.watch import Loaded, NewAdapter, OldAdapter, Processes
 from ridgeline.backends.cuda.ranks.group import Ranks, connect
@@ -32,8 +31,9 @@ from ridgeline.backends.interface import (
 from ridgeline.backends.written_steps import Sender
 from ridgeline.core.records import StepRecord
 from ridgeline.core.step import Step, StepOutput
-from ridgeline.models.adapters import AdapterWeights
-from ridgeline.models.tensors import Checkpoint
+from ridgeline.model.files.adapters import AdapterWeights
+from ridgeline.model.files.tensors import Checkpoint
+from ridgeline.model.shape.model import ModelArch
 
 
 class RanksRunner:

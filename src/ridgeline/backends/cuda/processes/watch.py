@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.backends.interface import Held, Setup
-from ridgeline.models.adapters import AdapterWeights
+from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.system.machine import DeviceLost
 
 STEP_TIMEOUT_S = 60.0

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.arch.model import Attention, Experts, Layer, Mlp, ModelArch
-from ridgeline.physics.layers import shape_of_arch
-from ridgeline.physics.shapes import check_ranks
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.cost.shapes import check_ranks
+from ridgeline.model.shape.model import Attention, Experts, Layer, Mlp, ModelArch
 
 _OF_HEADS = ("q", "q_gate", "sinks", "q_b", "k_b", "v_b")
 _OF_KV_HEADS = ("k", "v")

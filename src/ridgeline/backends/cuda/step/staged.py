@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda.sizes import MOST_SLOTS, attention_room
 from ridgeline.backends.cuda.step.batch import (
     FOLD,
@@ -27,6 +26,7 @@ from ridgeline.backends.cuda.step.states import ITEM as ITEM_OF_STATES
 from ridgeline.backends.cuda.tiles import PROGRAMS_PER_PROCESSOR, SPLIT, rows_of
 from ridgeline.backends.interface import Setup
 from ridgeline.core.step import Work
+from ridgeline.model.shape.model import ModelArch
 
 _MOST_CHANGES = 4096  # entries of tables that travel with a step; more of them go in a copy of all
 _TWINS = 2  # processors of a CPU: twins need none

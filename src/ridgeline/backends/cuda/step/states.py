@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.core.step import Work
+from ridgeline.model.shape.model import ModelArch
 
 ITEM = 5  # words: first token, tokens, slot that is read (-1: zeros), first cut, cuts
 CUT = 4  # words: first token of its item, tokens up to here, slot that is read, slot to write

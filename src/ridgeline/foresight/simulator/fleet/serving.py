@@ -28,7 +28,7 @@ from ridgeline.foresight.simulator.run import (
     sessions_of,
 )
 from ridgeline.foresight.step_time.features import Windows
-from ridgeline.physics.costs import Features
+from ridgeline.model.cost.costs import Features
 from ridgeline.routing.prompt import PromptKeys
 from ridgeline.routing.where import Where
 

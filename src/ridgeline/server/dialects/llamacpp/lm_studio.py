@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.models.summary import Summary
+from ridgeline.model.files.summary import Summary
 
 
 def listed(name: str, summary: Summary, max_model_len: int | None) -> dict[str, Any]:

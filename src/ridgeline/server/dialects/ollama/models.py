@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.models.summary import Summary
+from ridgeline.model.files.summary import Summary
 from ridgeline.server.dialects.ollama.response import time_of
 
 VERSION = "0.12.11"  # of Ollama's API that is served here: clients require a lowest one

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.arch.model import Experts, ModelArch
 from ridgeline.backends.cuda.measure.part import Part
 from ridgeline.backends.cuda.measure.shapes import models
 from ridgeline.backends.cuda.model.adapters import LoadedAdapter, load_adapter
 from ridgeline.backends.cuda.step.plan import AdapterPlan
-from ridgeline.models.adapters import MATRICES, AdapterWeights, LowRank
+from ridgeline.model.files.adapters import MATRICES, AdapterWeights, LowRank
+from ridgeline.model.shape.model import Experts, ModelArch
 
 RANKS = {7: 8, 9: 40, 4: 64}  # by number
 _LESS = 9, "k"

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ridgeline.arch.model import ModelArch
 from ridgeline.backends.cuda import device as devices
 from ridgeline.backends.cuda.loading import load_runner
 from ridgeline.backends.cuda.measure.inputs.adapters import adaptable, random_adapter
@@ -34,7 +33,8 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
-from ridgeline.models.tensors import Checkpoint, Tensor
+from ridgeline.model.files.tensors import Checkpoint, Tensor
+from ridgeline.model.shape.model import ModelArch
 
 _LONGEST, _NUM_BLOCKS, _NUM_SEQS, _NUM_STATES = 512, 400, 8, 12
 _ERROR = {"f32": 1e-3, "bf16": 5e-2, "int4": 5e-2}  # of logits

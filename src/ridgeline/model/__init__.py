@@ -1,0 +1,1 @@
+"""A model: its shape, what it costs, its files, and where they are."""

@@ -1,0 +1,266 @@
+"""From any config.json to a ``ModelShape``: also of models that do not run.
+
+It reads the tables that the engine reads, and rows of families that are only counted. A key that
+changes no size may say anything; one that was not read and that by its name says a size is refused
+by name, so that no count is of another model than the one in the file. It opens no file.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from ridgeline.model.cost.layers import shape_of_arch
+from ridgeline.model.cost.shapes import Matrix, ModelShape
+from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.families import arch_from_gguf, model_of
+from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.model.files.families.hf_names import HARMLESS, ONLY
+from ridgeline.model.files.families.known import (
+    GGUF_FAMILIES,
+    TABLES,
+    architecture,
+    config_to_count,
+    family_of_gguf,
+)
+from ridgeline.model.files.families.layer_configs import (
+    GUESSING,
+    NO_LIMIT,
+    layers_from_config,
+)
+from ridgeline.model.files.families.table import Family, const
+from ridgeline.model.files.families.tables.counted import HAS_GATES
+from ridgeline.model.files.families.understood import insist
+from ridgeline.model.files.tensors import Tensor
+
+_MOST_LETTERS = 80  # of a family's name
+_TOWERS = ("vision_config", "audio_config")
+_OF_TOWERS = (
+    "image_token_index", "mm_tokens_per_image", "vision_soft_tokens", "audio_soft_tokens_per_image",
+    "vision_soft_tokens_per_image",
+)  # fmt: skip
+# Fields of parts whose weights are not counted here, and that keep nothing of a sequence.
+_NOT_COUNTED = (
+    "laurel_rank", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "altup_num_inputs",
+    "altup_active_idx", "activation_sparsity_pattern",
+)  # fmt: skip
+_WEIGHTS_ALONE = (*_TOWERS, *_OF_TOWERS, *_NOT_COUNTED)
+# Facts that change no size, but for the same names of a layer.
+_ARITHMETIC = frozenset((
+    "activation", "embed_scale", "gate_scale", "in_scale", "jitter", "key_scale", "logit_scale",
+    "logit_softcap", "norm_eps", "norm_first", "normalised", "out_scale", "part_scales",
+    "residual_scale", "router", "scale", "slopes", "softcap",
+))  # fmt: skip
+_OF_CHOICE = ("ffn.num_groups", "ffn.groups_met", "scales.ffn")
+_GATES = "gated_mlp"  # our own key, for families without a row
+_OF_INDEXER = "index_topk"  # of families whose attention reads this number of tokens
+_SIZES_OF_SOME = {"decoder_sparse_step", *ONLY}  # which the engine reads of some families alone
+# What is read of rope alone: whatever it says, no size depends on it.
+_OF_ROPE = (
+    "alpha", "llama_4_scaling_beta", "original_max_position_embeddings", "partial_rotary_factor",
+    "rope_parameters", "rope_scaling", "rope_theta", "rotary_dim",
+)  # fmt: skip
+# Words in the names of keys that say how much of something there is.
+_SIZE = re.compile(
+    r"(?:^|_)(?:num|n|dim|dims|size|width|rank|layers?|heads?|experts?|intermediate|hidden|kv|cache|"
+    r"bias|conv|state|ssm|mamba\d?|shared|window|embd|embeds|lora|mtp|nextn|adapter|vision|audio|"
+    r"qk_norm|qk_layernorm|image|video|speech|encoder|decoder|tower|index|memory|block|blocks|"
+    r"latent|ffn|d|inner|rmsnorm|expansion|expand|query|norm_type)(?:_|$)"
+)
+# Keys with such names that change no byte of weights or cache, as all known families use them.
+_NO_SIZE = re.compile(
+    r"(?:.*_(?:token_id|token_ids|token_index|dropout|pdrop|eps|epsilon|coef|alpha|theta|act|scale|"
+    r"multipliers?|limit|scalar|prob|method|func|factor|implementation|loss|map|scaling|norm_eps)"
+    r"|rope_.*|output_.*|initializer_.*|num_beams?.*|num_labels"
+    r"|cross_attention.*|original_max_position_embeddings|initial_context_length|n_group|topk_group"
+    r"|ep_size|num_hidden_layers_.*|router_.*|seq_aux|aux_.*|time_step_.*|mamba_dt_.*"
+    r"|mamba_ssm_dtype|mamba_chunk_size|chunk_size|use_mamba_kernels|use_mambapy|layernorm_.*"
+    r"|residual_in_fp32|rescale_.*|num_logits_to_keep|calc_logits_.*|_.*|transformers_.*"
+    r"|pruned_heads|num_assistant_tokens|hidden_act|hidden_activation|hidden_dropout.*|special_.*"
+    r"|summary_.*|no_rope_.*|rotary_(?:dim|pct|ndims|emb_base)|first_k_dense_layers"
+    r"|attn_config_alibi.*|apply_query_key_layer_scaling|scale_attn_by_inverse_layer_idx|num_kv_heads|n_ctx"
+    r"|attn_temperature_tuning|floor_scale|for_llm_compressor)"
+)
+
+
+def shape_of_config(values: Mapping[str, Any], where: str = "config.json") -> ModelShape:
+    """Return the shape that a config.json describes.
+
+    Weights that it mentions and that are not counted stand in ``not_counted``.
+
+    Args:
+        values: as parsed.
+        where: what to call it in messages.
+
+    Raises:
+        ModelFileError: a key is missing, out of range, or says a size that is not understood.
+    """
+    half = next((key for key in ("text_config", "llm_config") if values.get(key)), "")
+    outer = {key: values[key] for key in _WEIGHTS_ALONE if key in values} if half else {}
+    whole = values
+    if half:
+        if not isinstance(values[half], Mapping):
+            Facts(values, where).fail(f"{half} is not an object")
+        text = {key: value for key, value in values[half].items() if value is not None}
+        shared = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
+        values = {
+            **TABLES.text_defaults.get(str(text.get("model_type")), {}),
+            **shared,
+            **text,
+            **outer,
+        }
+        if "vision_config" not in outer and len(values) < 4:
+            Facts(values, where).fail(
+                f"{half} does not say the model's sizes: give the config of the text model"
+            )
+    values, family, is_known = config_to_count(values, whole)
+    said = values.get("model_type") or architecture(whole) or "unknown"
+    if type(said) is not str:
+        Facts(values, where).fail(f"model_type is {reprlib.repr(said)}, not a string")
+    name = said[:_MOST_LETTERS]
+    assumptions: tuple[str, ...] = ()
+    if not is_known:
+        has_gates = _has_gates(values, name, where)
+        family = replace(family, facts={**family.facts, "ffn.gated": const(has_gates)})
+        assumptions = (
+            f"model_type {name!r} is not known here: taken for a Llama with the sizes of the "
+            f"config{'' if has_gates else ', and MLPs without gates'}",
+        )
+    shape = _counted(values, family, name, where)
+    counted = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    left = [key for key in _NOT_COUNTED if values.get(key)]
+    if "layer.input_size" in family.facts:
+        left = [key for key in left if key not in counted]
+    return replace(
+        shape,
+        not_counted=tuple(left),
+        towers=tuple(key for key in _TOWERS if values.get(key)),
+        assumptions=(*assumptions, *shape.assumptions),
+    )
+
+
+def _has_gates(values: Mapping[str, Any], name: str, where: str) -> bool:
+    """Return whether MLPs of a family without a row have gates: never a guess.
+
+    Raises ModelFileError if neither the table nor the config says it.
+    """
+    facts = Facts(values, where)
+    if name in HAS_GATES and facts.get(_GATES) is None:
+        return HAS_GATES[name]
+    if facts.get(_GATES) is None:
+        facts.integer("num_hidden_layers")  # what has none is no config of a model
+        facts.fail(
+            f"model_type {name!r} is not known here, and whether its MLPs have gates stands in no "
+            f'config: add "{_GATES}": true if they multiply two projections, as Llama\'s do '
+            f"(gate_proj and up_proj), else false; nothing is guessed"
+        )
+    return facts.flag(_GATES, True)
+
+
+def _counted(values: Mapping[str, Any], family: Family, name: str, where: str) -> ModelShape:
+    values = {key: value for key, value in values.items() if key not in _OF_ROPE}
+    unsaid = {key: v for key, v in family.defaults.items() if key != "partial_rotary_factor"}
+    context = values.get("max_position_embeddings") or unsaid.get("max_position_embeddings") or 0
+    values = {**unsaid, **values, "max_position_embeddings": context or NO_LIMIT}
+    config, of_sizes = Facts(values, where), _of_sizes(family)
+    context = config.integer("max_position_embeddings") if context else 0
+    rows = (context + family.spare_positions) * family.num_segments
+    if "positions" in family.outer:
+        facts = {**of_sizes.facts, "position_rows": const(rows)}
+        outer = {part: name for part, name in family.outer.items() if part != "positions"}
+        of_sizes = replace(of_sizes, facts=facts, outer=outer)
+    layers, _ = layers_from_config(config, of_sizes)
+    arch = model_of(config, of_sizes, layers, {}, max_position=context)
+    shape = shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
+    if _OF_INDEXER in family.unused:
+        shape = _with_indexer(shape, config)
+    _refuse_other_sizes(config, family, HARMLESS - _SIZES_OF_SOME)
+    return shape
+
+
+def _with_indexer(shape: ModelShape, config: Facts) -> ModelShape:
+    """Return a model with what chooses the tokens that its attention reads, and the keys of that.
+
+    Each rank has all of it. In some models several layers share a choice.
+    """
+    heads, dim = config.integer("index_n_heads"), config.integer("index_head_dim")
+    q_rank, hidden = config.integer("q_lora_rank"), shape.hidden_size
+    kinds = config.values.get("indexer_types") or []
+    matrices = (
+        Matrix("self_attn.indexer.wq_b", "attention", heads * dim, q_rank),
+        Matrix("self_attn.indexer.wk", "attention", dim, hidden),
+        Matrix("self_attn.indexer.k_norm", "norms", 2 * dim, linear=False),
+        Matrix("self_attn.indexer.weights_proj", "attention", heads, hidden),
+    )
+    layers = tuple(
+        replace(
+            layer,
+            matrices=(*layer.matrices, *matrices),
+            cache=replace(layer.cache, values_per_head=layer.cache.values_per_head + dim),
+        )
+        if kind != "shared"
+        else layer
+        for layer, kind in zip_longest(shape.layers, kinds[: len(shape.layers)])
+    )
+    said = (
+        "an indexer's keys are counted in the type of the cache, where some engines keep 8 bits",
+        f"attention is timed as if it read every token: the choice of {_OF_INDEXER} is not",
+    )
+    return replace(shape, layers=layers, assumptions=said)
+
+
+def shape_of_gguf(metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str) -> ModelShape:
+    """Return the shape that a GGUF file of a family that runs describes, whether it runs or not.
+
+    Raises:
+        ModelFileError: a value is missing, out of range, or says a size that is not understood.
+    """
+    name = Facts(metadata, where).text("general.architecture")
+    if name not in GGUF_FAMILIES:
+        Facts(metadata, where).fail(
+            f"architecture {reprlib.repr(name)} is not understood: give the model's config.json"
+        )
+    meta, family = family_of_gguf(metadata, raw, where)
+    arch = arch_from_gguf(meta, _of_sizes(family), raw)
+    _refuse_other_sizes(meta, family, HARMLESS_IN_GGUF)
+    return shape_of_arch(arch, name, fused_qkv=family.fused_qkv)
+
+
+def _refuse_other_sizes(facts: Facts, family: Family, harmless: Set[str]) -> None:
+    """Raise ModelFileError for a key that was not read and that by its name says a size."""
+    facts.seen.update(facts.prefix + key for one in family.facts.values() for key in one.keys)
+    unread = {
+        key.removeprefix(facts.prefix): value
+        for key, value in facts.values.items()
+        if key.startswith(facts.prefix) and key not in facts.seen and _says_size(key)
+    }
+    insist(facts, {key: value for key, value in family.must.items() if key in unread})
+    known = harmless | {*family.unused, *family.must, *_WEIGHTS_ALONE, *GUESSING}
+    for key, value in unread.items():
+        if value not in (None, False, 0, "", [], {}) and key not in known:
+            facts.fail(
+                f"{facts.prefix}{key} is {reprlib.repr(value)}, which may change the model's size "
+                f"and is not understood; nothing is guessed"
+            )
+
+
+def _of_sizes(family: Family) -> Family:
+    """Return what a family says of sizes: no more of it is read."""
+    facts = {
+        name: reader
+        for name, reader in family.facts.items()
+        if name.startswith("layer.")
+        or (name.rpartition(".")[2] not in _ARITHMETIC and name not in _OF_CHOICE)
+    }
+    if family.plain_head_norms:  # which no file has
+        facts.pop("mixer.qk_norm", None)
+    return replace(family, facts=facts | {"norm_eps": const(1.0)})
+
+
+def _says_size(key: str) -> bool:
+    key = key.replace(".", "_")
+    return bool(_SIZE.search(key)) and not _NO_SIZE.fullmatch(key)

@@ -1,0 +1,290 @@
+"""Model families: from names in files to canonical names and structural facts.
+
+A row of a table says all that a family's name implies (``tables``); everything else is read from
+the file. A key that may change what the model computes and is not read ends in a message
+(``understood``). This package opens no file and decodes no matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.families.binding import bind, halves_order
+from ridgeline.model.files.families.gguf import HARMLESS as HARMLESS_IN_GGUF
+from ridgeline.model.files.families.headless import named_by_what_it_has, under_own_names
+from ridgeline.model.files.families.hf_names import HARMLESS as HARMLESS_IN_HF
+from ridgeline.model.files.families.hf_names import OF_OTHER_HALVES, ONLY
+from ridgeline.model.files.families.known import (
+    CHANGING_IN_GGUF,
+    CHANGING_IN_HF,
+    GGUF_FAMILIES,
+    HF_FAMILIES,
+    TABLES,
+    architecture,
+    family_of,
+    family_of_gguf,
+    in_usual_names,
+    refuse_unknown,
+)
+from ridgeline.model.files.families.layer_configs import (
+    NO_LIMIT,
+    context_end,
+    layers_from_config,
+    layers_from_gguf,
+    num_guessing,
+)
+from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.families.ties import tied_as_stored
+from ridgeline.model.files.families.understood import all_understood, insist, refuse, unsaid
+from ridgeline.model.files.rope.scaling import rope_of_no_layer
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.model import Layer, ModelArch
+
+__all__ = [
+    "GGUF_FAMILIES",
+    "HF_FAMILIES",
+    "ONLY",
+    "TABLES",
+    "TEXT_HALVES",
+    "Family",
+    "arch_from_config",
+    "arch_from_gguf",
+    "architecture",
+    "family_of",
+    "family_of_gguf",
+    "halves_order",
+    "model_from_config",
+    "model_from_gguf",
+    "model_of",
+]
+
+_GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_POOLINGS = ("", "mean", "cls", "last")  # GGUF's numbers
+_ACTIVATION = "sbert_ce_default_activation_function"
+_OF_PAIRS = "sentence_transformers"  # newer files have it in this object
+# Of models that also see: their text half stands below one of these.
+TEXT_HALVES = ("language_model.model.", "model.language_model.")
+_OF_BOTH_HALVES = ("tie_word_embeddings", "quantization_config")
+_MOST_PARTS, _MOST_LETTERS = 4, 60  # of tensors that are not read, in a line
+Note = Callable[[str], None]  # is told a line
+_OTHER_HALVES = ("vision_model.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                 "model.multi_modal_projector.", "model.visual.", "model.audio_tower.",
+                 "model.embed_audio.", "model.embed_vision.")  # fmt: skip
+
+
+def model_from_config(
+    values: Mapping[str, Any],
+    raw: Mapping[str, Tensor],
+    where: str,
+    spare: Set[str] = frozenset(),
+    note: Note = unsaid,
+) -> tuple[ModelArch, dict[str, Tensor]]:
+    """Return the architecture and the canonical tensors of a Hugging Face directory.
+
+    Args:
+        values: config.json.
+        raw: tensors under the file's names.
+        where: the directory, for messages.
+        spare: names of tensors that may be left over.
+        note: is told what is not gone by, a line each.
+
+    Raises:
+        ModelFileError: something is missing, out of range, misshapen or not supported.
+    """
+    family = family_of(values)
+    if family is not None:
+        values = named_by_what_it_has(values, raw, family)
+        raw = under_own_names(raw, family)
+    arch = arch_from_config(values, raw, where, note)
+    family = family_of(values)
+    assert family is not None
+    dropped: list[str] = []
+    if _has_other_halves(values):
+        dropped = [name for name in raw if name.startswith(_OTHER_HALVES)]
+        raw = _text_tensors(raw)
+    arch, raw = tied_as_stored(arch, values, raw, family, note)
+    buffers = (".rotary_emb.inv_freq", *family.buffers)
+    ignored = [name for name in raw if name.endswith(buffers)]
+    if arch.tied_embeddings:  # the same once more
+        ignored.append(family.outer.get("head", ""))
+    prefixes = tuple(family.prefix.format(arch.num_layers + i) for i in range(arch.num_guessing))
+    unread = [name for name in raw if name.startswith((*family.others, *prefixes))]
+    unread += [name for name in _keys_of_others(arch, family) if name in raw]
+    if not arch.has_head and (bias := family.outer.get("head_bias", "")) in raw:
+        unread.append(bias)
+    ignored += unread
+    _note_dropped([*dropped, *unread], note)
+    return arch, bind(Facts(values, where), arch, raw, family, {*ignored, *spare})
+
+
+def _note_dropped(names: list[str], note: Note) -> None:
+    """Say in a line which tensors are not read, by the first parts of their names."""
+    if names:
+        parts = dict.fromkeys(".".join(name.split(".")[:2])[:_MOST_LETTERS] for name in names)
+        shown = ", ".join(list(parts)[:_MOST_PARTS]) + (", ..." if len(parts) > _MOST_PARTS else "")
+        note(f"tensors of parts that do not run here are not read: {len(names)}, of {shown}")
+
+
+def arch_from_config(
+    values: Mapping[str, Any], raw: Mapping[str, Tensor], where: str, note: Note = unsaid
+) -> ModelArch:
+    """Return the architecture alone; of the tensors only that of learnt positions is looked at.
+
+    ``note`` is told what is not gone by.
+
+    Raises:
+        ModelFileError: something is missing, out of range or not supported.
+    """
+    family = family_of(values)
+    if type(of_pairs := values.get(_OF_PAIRS)) is dict:
+        values = {**values, _ACTIVATION: of_pairs.get("activation_fn"), _OF_PAIRS: None}
+    if family is None:
+        own_code = bool(values.get("auto_map"))
+        refuse_unknown(Facts(values, where), architecture(values), HF_FAMILIES, own_code=own_code)
+    if _has_other_halves(values):
+        values, raw = _text_half(values, where, note), _text_tensors(raw)
+    values = {**family.defaults, **in_usual_names(values, family)}
+    config = Facts(values, where, tensors=raw.keys())
+    refuse(config, (*family.refuse, "quantization_config"))
+    insist(config, family.must)
+    layers, max_position = layers_from_config(config, family)
+    arch = model_of(config, family, layers, raw, max_position=max_position)
+    # What the family reads of parts that this model lacks changes nothing.
+    config.seen.update(key for reader in family.facts.values() for key in reader.keys)
+    insist(config, {key: ONLY[key] for key in ONLY if key not in config.seen})
+    all_understood(config, HARMLESS_IN_HF | {*family.unused}, CHANGING_IN_HF, note)
+    if line := rope_of_no_layer(config):
+        note(line)
+    return arch
+
+
+def model_from_gguf(
+    metadata: Mapping[str, Any], raw: Mapping[str, Tensor], where: str, note: Note = unsaid
+) -> tuple[ModelArch, dict[str, Tensor]]:
+    """Return the architecture and the canonical tensors of a GGUF file.
+
+    Args:
+        metadata: the file's keys and values.
+        raw: tensors under the file's names.
+        where: the file, for messages.
+        note: is told what is not gone by, a line each.
+
+    Raises:
+        ModelFileError: something is missing, out of range, misshapen or not supported.
+    """
+    meta, family = family_of_gguf(metadata, raw, where)
+    refuse(meta, family.refuse)
+    insist(meta, family.must)
+    arch = arch_from_gguf(meta, family, raw)
+    insist(meta, {"attention.causal": not arch.is_encoder})
+    all_understood(meta, HARMLESS_IN_GGUF | {*family.unused}, CHANGING_IN_GGUF, note)
+    guessing = tuple(f"blk.{arch.num_layers + i}." for i in range(arch.num_guessing))
+    spare = {name for name in raw if guessing and name.startswith(guessing)}
+    ignored = {*_GGUF_ROPE_TENSORS, *_keys_of_others(arch, family), *spare}
+    return arch, bind(meta, arch, raw, family, ignored)
+
+
+def arch_from_gguf(meta: Facts, family: Family, raw: Mapping[str, Tensor]) -> ModelArch:
+    """Return the architecture that a GGUF file's metadata describes, and some of its tensors.
+
+    Raises ModelFileError: something is missing or out of range.
+    """
+    if "token_embd.weight" not in raw:
+        meta.fail("tensor 'token_embd.weight' is missing")
+    pooling: dict[str, Any] = {}
+    if meta.get("pooling_type") is not None:
+        number = meta.integer("pooling_type", low=0)
+        if number >= len(_POOLINGS):
+            meta.fail(f"{meta.prefix}pooling_type is {number}: supported are 0 to 3, no ranks")
+        pooling = {"pooling": _POOLINGS[number]}
+    return model_of(
+        meta,
+        family,
+        layers_from_gguf(meta, family, raw),
+        raw,
+        max_position=context_end(
+            meta,
+            family,
+            min(meta.integer("context_length"), 1 << 62 if family.has_attention else NO_LIMIT),
+        ),
+        vocab_size=raw["token_embd.weight"].shape[0],
+        tied_embeddings="output.weight" not in raw,
+        **pooling,
+    )
+
+
+def _keys_of_others(arch: ModelArch, family: Family) -> list[str]:
+    """Return names of tensors that stand in files of layers that read others' keys and values."""
+    parts = ("k", "v", "k_bias", "v_bias", "k_norm")
+    names = [family.layer[part] for part in parts if part in family.layer]
+    shared = [
+        i
+        for i, layer in enumerate(arch.layers)
+        if layer.attention is not None and layer.attention.kv_of is not None
+    ]
+    return [family.prefix.format(i) + name for i in shared for name in names]
+
+
+def _has_other_halves(values: Mapping[str, Any]) -> bool:
+    return type(values.get("text_config")) is dict
+
+
+def _text_half(values: Mapping[str, Any], where: str, note: Note) -> dict[str, Any]:
+    """Return the config of a model's text half, under the whole model's name.
+
+    What both say counts as the half says it.
+    """
+    of_all = {key: values[key] for key in _OF_BOTH_HALVES if key in values}
+    outside = {key: value for key, value in values.items() if key != "text_config"}
+    known = HARMLESS_IN_HF | {*of_all, *OF_OTHER_HALVES}
+    all_understood(Facts(outside, where), known, CHANGING_IN_HF, note)
+    of_text = {key: value for key, value in values["text_config"].items() if value is not None}
+    defaults = TABLES.text_defaults.get(str(of_text.get("model_type")), {})
+    named = {"architectures": [architecture(values)]}
+    return {**defaults, **of_all, **of_text, **named}
+
+
+def _text_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model's text half, under the names of a model of text alone."""
+    tensors = {}
+    for name, tensor in raw.items():
+        if name.startswith(_OTHER_HALVES):
+            continue
+        for prefix in TEXT_HALVES:
+            if name.startswith(prefix):
+                name = "model." + name.removeprefix(prefix)
+        tensors[name.removeprefix("language_model.")] = tensor
+    return tensors
+
+
+def model_of(
+    facts: Facts,
+    family: Family,
+    layers: tuple[Layer, ...],
+    raw: Mapping[str, Tensor],
+    **known: Any,
+) -> ModelArch:
+    """Return the model of these layers; ``known`` is what its family does not read of ``facts``."""
+    known |= {"num_guessing": num_guessing(facts)}
+    if "positions" in family.outer:
+        in_file = family.outer["positions"]
+        if in_file not in raw:
+            facts.fail(f"tensor {in_file!r} is missing")
+        num_rows = raw[in_file].shape[0]
+        known |= {"position_rows": num_rows * family.num_segments}
+        known |= {"num_segments": family.num_segments}
+    fields = family.read(facts) | known
+    if not fields.get("has_head", True):
+        fields["head_bias"] = False
+    if "positions" in family.outer:
+        longest = num_rows - fields.get("position_offset", 0)
+        fields["max_position"] = min(fields["max_position"], longest)
+    chunk = family.read(facts, "chunk").get("size", 0)
+    arch = ModelArch(layers=layers, chunk=chunk, **fields)
+    if "layer.input_size" in family.facts:
+        num_rows = facts.get("vocab_size_per_layer_input")
+        if arch.input_size and num_rows not in (None, arch.vocab_size):
+            facts.fail("vocab_size_per_layer_input differs from vocab_size, which is not supported")
+    return arch

@@ -1,0 +1,311 @@
+"""A file's tensors become the canonical ones of an architecture, their shapes checked.
+
+What a family stores otherwise is put right here: turned, stacked, offset, or sorted by head first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.model.files.facts import Facts
+from ridgeline.model.files.families.head_order import expert_halves, row_order
+from ridgeline.model.files.families.split_layers import number_in_file
+from ridgeline.model.files.families.table import Family
+from ridgeline.model.files.rope.portable_math import log
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.model import Attention, ModelArch
+
+# Numbers of plain types, as what has no meaning but a size.
+_ITEMS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.uint32),
+    "F16": np.dtype(np.uint16),
+    "BF16": np.dtype(np.uint16),
+}
+_BEFORE = "../"  # begins what stands in the layer before
+
+
+def bind(
+    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family, ignored: Set[str]
+) -> dict[str, Tensor]:
+    """Return the canonical tensors, shapes checked; refuse what is missing or left over."""
+    shapes = arch.matrix_shapes()
+    has_one_type = facts.values.get("tokenizer.ggml.token_type_count") == 1  # so of DistilBERT
+    if "types" in family.outer and (family.outer["types"] in raw or not has_one_type):
+        raw = _with_types(facts, raw, family)
+    if "embed_norm" in family.outer:
+        raw = _with_normed_rows(facts, arch, raw, family)
+    raw = _with_turned_keys(arch, raw, family)
+    if family.plain_norms or family.plain_head_norms:
+        raw = _with_plain_norms(arch, raw, family)
+    tensors: dict[str, Tensor] = {}
+    used = set[str]()
+    for in_file, parts in names_in_file(arch, family, raw).items():
+        num_rows = sum(shapes[part][0] for part in parts)
+        wanted = (num_rows, *shapes[parts[0]][1:])
+        tensor, names = _found(facts, raw, in_file, wanted, family)
+        used.update(names)
+        if halves := expert_halves(arch, family, parts, tensor):
+            tensors |= zip(parts, halves, strict=True)
+            continue
+        order = row_order(arch, family, parts)
+        if order is not None:
+            tensor = tensor.reordered(order)
+        begin = 0
+        for part in parts:
+            end = begin + shapes[part][0]
+            whole = len(parts) == 1
+            tensors[part] = tensor if whole else tensor.rows(slice(begin, end), f"{in_file}/{part}")
+            begin = end
+
+    left_over = sorted(raw.keys() - used - ignored)
+    if left_over:
+        facts.fail(f"tensor {left_over[0]!r} is not part of this architecture as supported")
+    if family.interleaved:
+        _rotate_halves(arch, tensors)
+    for name in tensors if family.decays else ():
+        if name.endswith(".a_log"):
+            tensors[name] = _logarithm(facts, tensors[name])
+    if family.norm_offset:
+        for name in tensors:
+            if name.endswith("norm"):
+                tensors[name] = _raised(tensors[name], family.norm_offset)
+    for name in tensors:
+        if name.endswith(family.lacks_root):
+            tensors[name] = _divided(tensors[name], arch.hidden_size**0.5)
+    return {name: tensors[name] for name in shapes}
+
+
+def names_in_file(arch: ModelArch, family: Family, raw: Container[str]) -> dict[str, list[str]]:
+    """Return the names of a file's tensors, each with those of the canonical ones that it holds.
+
+    ``raw`` has the names of a file that is there: it may have a tensor under its other name.
+    """
+    stacked: dict[str, list[str]] = {}
+    for name in arch.matrix_shapes():
+        if name in family.outer:
+            in_file = family.outer[name].format(arch.num_layers - 1)
+        else:
+            _, index, part = name.split(".")
+            number = number_in_file(arch, family, int(index), part)
+            in_file = family.layer[part]
+            if in_file.startswith(_BEFORE):
+                number, in_file = number - 1, in_file.removeprefix(_BEFORE)
+            prefix, instead = family.prefix.format(number), family.instead.get(part, "")
+            in_file = prefix + (instead if prefix + instead in raw else in_file)
+        stacked.setdefault(in_file, []).append(name)
+    return stacked
+
+
+def _with_types(facts: Facts, raw: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Return the tensors with positions for each segment of a text, one below the other.
+
+    What a type of tokens adds is added to them: the tokens of a segment are all of one type.
+    Without learnt positions it is added to the embedding.
+    """
+    added_to = "positions" if "positions" in family.outer else "embed"
+    names = [family.outer[name] for name in (added_to, "types")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    positions, types = (np.atleast_2d(raw[name].to_f32()) for name in names)
+    if len(types) < family.num_segments or types.shape[1:] != positions.shape[1:]:
+        facts.fail(f"tensor {names[1]!r} has shape {types.shape}, wanted a row for each segment")
+    values = np.concatenate([positions + row for row in types[: family.num_segments]])
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
+def _with_turned_keys(
+    arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> Mapping[str, Tensor]:
+    """Return the tensors with each "k_b" as ``[heads * nope, rank]``.
+
+    Files that do not have it in one tensor with "v_b" have it as ``[heads, rank, nope]``. It is
+    decoded and turned each time it is asked for.
+    """
+    found = dict(raw)
+    for i, layer in enumerate(arch.layers):
+        name = family.prefix.format(i) + family.instead.get("k_b", "")
+        tensor = raw.get(name)
+        if layer.attention is None or layer.attention.latent is None or tensor is None:
+            continue
+        if len(tensor.shape) == 3:
+            heads, rank, nope = tensor.shape
+            make = partial(_turned, tensor)
+            shape = (heads * nope, rank)
+            found[name] = Tensor.converted(name, "F32", shape, tensor.nbytes, make)
+    return found
+
+
+def _with_plain_norms(
+    arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return the tensors with weights of 1 for norms over the residual stream, or over heads."""
+    sizes = {family.outer["norm"]: arch.hidden_size} if family.plain_norms else {}
+    for i, layer in enumerate(arch.layers):
+        prefix, mixer = family.prefix.format(i), layer.attention
+        if family.plain_norms:
+            names = layer.norm_names
+            sizes |= {prefix + family.layer[norm]: arch.hidden_size for norm in names}
+        elif mixer is not None and mixer.qk_norm:
+            names = ("q_norm", "k_norm")
+            sizes |= {prefix + family.layer[norm]: mixer.head_dim for norm in names}
+    ones = {size: np.ones((size, 1), np.float32).view(np.uint8) for size in sizes.values()}
+    made = {name: Tensor(name, "F32", (size,), ones[size]) for name, size in sizes.items()}
+    return {**raw, **made}
+
+
+def _turned(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of f32 rows of matrices ``[count, out, in]``, each of them turned."""
+    values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
+    return values.reshape(-1, tensor.shape[1]).view(np.uint8)
+
+
+def _with_normed_rows(
+    facts: Facts, arch: ModelArch, raw: Mapping[str, Tensor], family: Family
+) -> dict[str, Tensor]:
+    """Return the tensors with an embedding whose rows are normed: each is what its token adds."""
+    names = [family.outer[name] for name in ("embed", "embed_norm")]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} is missing")
+    rows, weight = (raw[name].to_f32() for name in names)
+    if rows.shape[1:] != weight.shape:
+        facts.fail(f"tensor {names[1]!r} has shape {weight.shape}, wanted {rows.shape[1:]}")
+    centred = rows - rows.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    squares = np.square(centred, dtype=np.float64).mean(axis=1, keepdims=True)
+    values = (centred / np.sqrt(squares + arch.norm_eps) * weight).astype(np.float32)
+    made = Tensor(names[0], "F32", values.shape, values.view(np.uint8))
+    return {name: tensor for name, tensor in raw.items() if name != names[1]} | {names[0]: made}
+
+
+def _found(
+    facts: Facts,
+    raw: Mapping[str, Tensor],
+    in_file: str,
+    wanted: tuple[int, ...],
+    family: Family,
+) -> tuple[Tensor, list[str]]:
+    """Return a tensor of this shape, and the names of what it is made of: of each expert one."""
+    names = [in_file]
+    if "{e}" in in_file:
+        begin, end = in_file.split("{e}")
+        indices = [name[len(begin) : -len(end)] for name in raw if name.startswith(begin)]
+        count = len({index for index in indices if index.isdigit()})
+        names = [f"{begin}{e}{end}" for e in range(count)] or [f"{begin}0{end}"]
+    for name in names:
+        if name not in raw:
+            facts.fail(f"tensor {name!r} of shape {wanted} is missing")
+    parts = [raw[name] for name in names]
+    tensor = parts[0]
+    # A quantised matrix has its outputs first, as usual.
+    is_turned = family.transposed and tensor.make is None
+    if is_turned and len(wanted) == 2 and in_file not in family.outer.values():
+        tensor = _transposed(tensor)
+    elif len(parts) > 1:
+        tensor = Tensor.stacked(in_file, parts)
+    elif wanted == (1, *tensor.shape):
+        tensor = replace(tensor, shape=wanted, stored=tensor.stored.reshape(1, -1))
+    elif len(tensor.shape) > len(wanted):
+        tensor = _stack_of_experts(tensor, family)
+    elif wanted == (1, *tensor.shape):
+        tensor = replace(tensor, shape=wanted)
+    if tensor.shape != wanted:
+        facts.fail(f"tensor {in_file!r} has shape {tensor.shape}, wanted {wanted}")
+    return tensor, names
+
+
+def _stack_of_experts(tensor: Tensor, family: Family) -> Tensor:
+    """Return the rows of all experts, one below the other; or all their biases."""
+    if len(tensor.shape) == 2:
+        count = tensor.shape[0] * tensor.shape[1]
+        return replace(tensor, shape=(count,), stored=tensor.stored.reshape(count, -1))
+    if family.gates_by_turns and tensor.dtype in ("F32", "F16", "BF16"):
+        values = np.ascontiguousarray(tensor.to_f32().swapaxes(1, 2))
+        tensor = Tensor(tensor.name, "F32", values.shape, values.view(np.uint8))
+    if family.experts_turned and tensor.dtype in _ITEMS:
+        return _turned_experts(tensor)
+    num, rows, width = tensor.shape
+    stored = tensor.stored.reshape(num * rows, -1)
+    return replace(tensor, shape=(num * rows, width), stored=stored)
+
+
+def _turned_experts(tensor: Tensor) -> Tensor:
+    """Return matrices ``[in, out]`` of experts as one below the other ``[out, in]``.
+
+    Each is turned whenever it is asked for: all together would not fit into memory.
+    """
+    num, rows, width = tensor.shape
+    size, room = rows * width * _ITEMS[tensor.dtype].itemsize, tensor.stored.reshape(num, -1)
+    parts = [
+        Tensor.converted(
+            f"{tensor.name}/{e}",
+            tensor.dtype,
+            (width, rows),
+            size,
+            partial(_turned_bytes, room[e], _ITEMS[tensor.dtype], (rows, width)),
+        )
+        for e in range(num)
+    ]
+    return Tensor.stacked(tensor.name, parts)
+
+
+def _turned_bytes(
+    stored: NDArray[np.uint8], item: np.dtype[Any], shape: tuple[int, int]
+) -> NDArray[np.uint8]:
+    turned = np.ascontiguousarray(stored.view(item).reshape(shape).T)
+    return turned.view(np.uint8).reshape(shape[1], -1)
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    values = np.ascontiguousarray(matrix.to_f32().T)
+    return Tensor(matrix.name, "F32", values.shape, values.view(np.uint8))
+
+
+def _logarithm(facts: Facts, decay: Tensor) -> Tensor:
+    """Return the "a_log" that minus the exponential of is a tensor."""
+    values = decay.to_f32()
+    if not (values < 0).all():  # also where one is no number
+        facts.fail(f"tensor {decay.name!r} has values that are not below 0: states would grow")
+    logs = np.array([log(-float(value)) for value in values], np.float32)
+    return Tensor(decay.name, "F32", logs.shape, logs.reshape(-1, 1).view(np.uint8))
+
+
+def _raised(norm: Tensor, offset: float) -> Tensor:
+    values = norm.to_f32() + np.float32(offset)
+    return Tensor(norm.name, "F32", norm.shape, values.reshape(-1, 1).view(np.uint8))
+
+
+def _divided(vector: Tensor, divisor: float) -> Tensor:
+    values = vector.to_f32() / np.float32(divisor)
+    return Tensor(vector.name, "F32", vector.shape, values.reshape(-1, 1).view(np.uint8))
+
+
+def _rotate_halves(arch: ModelArch, tensors: dict[str, Tensor]) -> None:
+    """Reorder rows of q and k in place so that rope pairs channel ``i`` with ``i + dim / 2``.
+
+    Rows are whole blocks, so they move while quantised; scores do not depend on channel order.
+    """
+    for i, layer in enumerate(arch.layers):
+        attention = layer.attention
+        if attention is None or attention.rope is None or attention.latent is not None:
+            continue
+        for name in (f"layers.{i}.{part}" for part in ("q", "k", "q_bias", "k_bias")):
+            if name in tensors:
+                order = halves_order(attention, tensors[name].shape[0])
+                tensors[name] = tensors[name].reordered(order)
+
+
+def halves_order(mixer: Attention, num_rows: int) -> NDArray[np.intp]:
+    """Return which of a file's rows of q or k, stored for neighbours that turn, stands where."""
+    order = np.arange(mixer.head_dim)
+    dim = mixer.rope.dim if mixer.rope else 0
+    order[:dim] = order[:dim].reshape(-1, 2).T.reshape(-1)
+    heads = np.arange(0, num_rows, mixer.head_dim)
+    return np.asarray((heads[:, None] + order).reshape(-1))

@@ -1,0 +1,113 @@
+"""Every key of a file is read, or refused, or changes no answer by all that is known of it.
+
+Trainers, tools that merge models, and people write keys of their own into config.json. What a key
+of a stranger does can only be told from the tables of families and from its name.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from ridgeline.model.files.facts import Facts
+
+_MOST_NAMES = 20  # of keys, in a line
+# Words in the names of keys that change what a model computes, in all families that are known.
+_FACTORS = frozenset((
+    "factor", "mult", "multiplier", "multipliers", "ratio", "scale", "scales", "scaling",
+    "temperature",
+))  # fmt: skip
+_COMPUTES = _FACTORS | {
+    "act", "activation", "alibi", "attention", "attn", "bias", "biases", "bidirectional", "causal",
+    "clip", "conv", "embed", "embedding", "embeddings", "eps", "epsilon", "expert", "experts",
+    "gate", "gated", "glu", "head", "heads", "layer", "layers", "logit", "logits", "mamba", "moe",
+    "ntk", "parallel", "position", "positional", "positions", "qk", "residual", "rope", "rotary",
+    "routed", "router", "scalar", "scaled", "sink", "sinks", "sliding", "softcap", "sparse", "ssm",
+    "theta", "window", "windows", "yarn",
+}  # fmt: skip
+_COMPUTES_TOO = re.compile(
+    ".*(?:norm|norms|normed|cap|capping)|quanti[sz].*|normali[sz].*"
+).fullmatch
+# Words beside those which say that a key is of training, or of how something is computed.
+_OF_TRAINING = frozenset((
+    "backend", "coef", "coeff", "drop", "dropout", "impl", "implementation", "init", "initializer",
+    "loss", "pdrop",
+))  # fmt: skip
+
+
+def unsaid(note: str) -> None:
+    """Pass a note over, where nobody reads them."""
+
+
+def refuse(facts: Facts, keys: tuple[str, ...]) -> None:
+    """Refuse keys that are set. Raises ModelFileError that names the first."""
+    for key in keys:
+        value = facts.get(key)
+        if isinstance(value, np.ndarray) or value:  # an array has no truth value of its own
+            facts.fail(f"{facts.prefix}{key} is set, which is not supported")
+
+
+def insist(facts: Facts, must: Mapping[str, Any]) -> None:
+    """Refuse another value of a key than the only one that is supported."""
+    for key, value in must.items():
+        is_off = value is True and facts.is_null(key)  # as transformers reads null
+        if is_off or facts.get(key) not in (None, value):
+            facts.fail(
+                f"{facts.prefix}{key} is {facts.get(key)!r}, which is not supported; "
+                f"supported: {value}"
+            )
+
+
+def all_understood(
+    facts: Facts, harmless: Set[str], changing: Set[str], note: Callable[[str], None]
+) -> None:
+    """Refuse a key that was not read and that changes what the model computes, by all we know.
+
+    It does if some family of models has it, or by its name, unless its value says nothing. Any
+    other is taken; ``note`` is told their names in a line.
+
+    Args:
+        facts: of which those keys count that have its prefix.
+        harmless: keys that change nothing, whatever they are called.
+        changing: keys by which some family goes.
+        note: is told of keys that are in neither.
+    """
+    taken = []
+    for key, value in facts.values.items():
+        name = key.removeprefix(facts.prefix)
+        if not key.startswith(facts.prefix) or key in facts.seen or name in harmless:
+            continue
+        if _is_neutral(name, value):
+            continue
+        if name in changing or _sounds_like_computation(name):
+            facts.fail(
+                f"{key} is {reprlib.repr(value)}, which is not supported: by its name it changes "
+                f"what the model computes; if this model was made without it, take that key out"
+            )
+        taken.append(reprlib.repr(key)[1:-1])
+    if taken:
+        shown = ", ".join(taken[:_MOST_NAMES])
+        more = f" and {len(taken) - _MOST_NAMES} more" if len(taken) > _MOST_NAMES else ""
+        note(f"keys of which nothing is known are taken to change nothing: {shown}{more}")
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a value is nothing, none of something, or once as much."""
+    if isinstance(value, np.ndarray):  # which has no truth value of its own
+        return False
+    is_one = type(value) in (int, float) and value == 1
+    return not value or (is_one and bool(_words(name) & _FACTORS))
+
+
+def _sounds_like_computation(name: str) -> bool:
+    words = _words(name)
+    return bool(words & _COMPUTES or any(map(_COMPUTES_TOO, words))) and not words & _OF_TRAINING
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a name that has them in lower case, with capitals or with dots."""
+    return frozenset(re.findall("[a-z0-9]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()))

@@ -1,0 +1,310 @@
+"""Rotary embedding of a model from its configuration: every published scaling as divisors.
+
+``Rope`` has one idea of scaling, a divisor per pair of channels; this module turns the names and
+numbers of Hugging Face configs and GGUF metadata into it, and knows nothing else of a model.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from ridgeline.model.files.facts import Facts, positive
+from ridgeline.model.files.rope.portable_math import log, power
+from ridgeline.model.files.tensors import Tensor
+from ridgeline.model.shape.rope import Rope
+
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+# Of an object that describes a scaling. Only pictures and sounds have positions in sections.
+_KEYS = frozenset((
+    "alpha", "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned",
+    "high_freq_factor", "llama_4_scaling_beta", "long_factor", "long_mscale", "low_freq_factor",
+    "max_position_embeddings", "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim",
+    "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type",
+    "short_factor", "short_mscale", "truncate", "type",
+))  # fmt: skip
+# Of those, what only some architectures go by: transformers passes over it in others' configs.
+_OF_SOME = ("alpha", "llama_4_scaling_beta", "partial_rotary_factor")
+_OF_KINDS = ("full_attention", "sliding_attention")
+_LOG_MULTIPLIER, _GROWTH = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
+STANDS_STILL = 1e30  # what GGUF files divide the frequency of such a pair by
+
+
+def refuse_keys_of_others(config: Facts, own: Collection[str]) -> None:
+    """Raise ModelFileError for a number of rope that only models of other architectures go by.
+
+    ``own`` has those that this architecture's go by.
+    """
+    objects: list[Mapping[str, Any]] = [config.values]
+    for said in objects:  # grows by what stands within
+        objects += [
+            said[key]
+            for key in ("rope_scaling", "rope_parameters", *_OF_KINDS)
+            if type(said.get(key)) is dict
+        ]
+        # A proportional rope is made of this share, of whatever family the model is.
+        goes_by = {*own, "partial_rotary_factor"} if _is_proportional(said) else own
+        for key in _OF_SOME:
+            if key not in goes_by and said.get(key) not in (None, 1.0):
+                kind = said.get("rope_type")
+                of_rope = f" with rope_type {reprlib.repr(kind)}" if kind else " without rope_type"
+                beside = of_rope if kind or said is not config.values else ""
+                config.fail(
+                    f"{key} is {reprlib.repr(said[key])}, which is not supported{beside}: no model "
+                    f"of this architecture uses it"
+                )
+
+
+def _is_proportional(said: Mapping[str, Any]) -> bool:
+    return said.get("rope_type") == "proportional"
+
+
+def rope_of_no_layer(config: Facts) -> str:
+    """Return what to say of a rope beside those of each kind of layer, which serves none; or "".
+
+    transformers 5 saves such a file of OLMo 3 if the one that it read had one rope for all.
+    """
+    stored = config.get("rope_parameters")
+    if type(stored) is not dict or not stored.keys() & {*_OF_KINDS}:
+        return ""
+    beside = sorted(map(str, stored.keys() - {*_OF_KINDS, "rope_theta", "rope_type"}))
+    said = (
+        f"rope_parameters names kinds of layers, so what is beside serves none: {', '.join(beside)}"
+    )
+    return said if beside else ""
+
+
+def rope_from_config(config: Facts, head_dim: int) -> tuple[Rope, int]:
+    """Return the rotary embedding that a config.json describes, and the context length in tokens.
+
+    Reads the older keys (``rope_theta`` and ``rope_scaling``) and the newer ``rope_parameters``.
+
+    Raises:
+        ModelFileError: a scaling that is not supported, or values out of range.
+    """
+    scaling = _scaling(config)
+    theta = scaling.number("rope_theta", 10_000.0)
+    share = scaling.number("partial_rotary_factor", 1.0)
+    dim = int(head_dim * share)
+    rotary_dim = config.integer("rotary_dim", dim)  # of MiniMax
+    if scaling.get("partial_rotary_factor") is None:
+        dim = rotary_dim
+    dim = checked_dim(scaling, dim, head_dim)
+    max_position = config.integer("max_position_embeddings")
+    original = scaling.integer("original_max_position_embeddings", max_position, low=2)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "su" or scaling.get("short_factor") is not None:
+        if kind == "default":  # transformers would turn by none of them
+            scaling.fail('short_factor is there without rope_type: add "rope_type": "longrope"')
+        kind = "longrope"  # its first published names were "su" and, in Phi-3, "yarn"
+    if kind == "dynamic" and scaling.get("alpha") and dim > 2:
+        # HunYuan's: another base, which the length of a text does not change.
+        theta *= power(scaling.number("alpha"), Fraction(dim, dim - 2))
+        kind = "default"
+    if kind == "mrope":  # of Qwen2-VL: positions in sections, which are equal for text
+        kind = "default"
+    if kind not in _KINDS:
+        scaling.fail(f"rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+    growth = 0.0
+    if scaling.get("llama_4_scaling_beta") is not None:  # of Ministral 3
+        growth = scaling.number("llama_4_scaling_beta")
+        if kind != "yarn":
+            scaling.fail(f"llama_4_scaling_beta beside rope_type {kind!r} is not supported")
+    if kind in ("default", "dynamic"):  # which is that of longer texts than the context
+        return Rope(theta, dim), max_position
+    factor = scaling.number("factor", max_position / original)
+    if kind == "linear":
+        return Rope(theta, dim, (factor,) * (dim // 2)), max_position
+    if kind == "proportional":  # frequencies of the whole head, of which the lowest are not used
+        turning, still = int(share * head_dim // 2), math.inf
+        divisors = (factor,) * turning + (still,) * (head_dim // 2 - turning)
+        return Rope(theta, head_dim, divisors), max_position
+    if kind == "llama3":
+        return Rope(theta, dim, _llama3(scaling, theta, dim, factor, original)), max_position
+    if kind == "yarn":
+        divisors = _yarn(scaling, theta, dim, factor, original)
+        attention_factor = scaling.number("attention_factor", _yarn_attention(scaling, factor))
+        rope = Rope(
+            theta, dim, divisors, attention_factor,
+            original_max_position=original, query_growth=growth,
+        )  # fmt: skip
+        # Published configs often leave the length as it was before the extension.
+        return rope, max(max_position, int(original * factor))
+    growth = max(0.0, log(factor)) / log(original)
+    magnitude = scaling.number("long_mscale", math.sqrt(1 + growth))
+    if scaling.number("short_mscale", magnitude) != magnitude:
+        scaling.fail("short_mscale and long_mscale differ, which is not supported")
+    rope = Rope(
+        theta,
+        dim,
+        scaling.numbers("short_factor", dim // 2),
+        scaling.number("attention_factor", magnitude),
+        scaling.numbers("long_factor", dim // 2),
+        original,
+    )
+    return rope, max_position
+
+
+def rope_from_gguf(meta: Facts, head_dim: int, tensors: Mapping[str, Tensor]) -> Rope:
+    """Return the rotary embedding of a GGUF file; ``meta`` has the architecture as its prefix.
+
+    Raises:
+        ModelFileError: a scaling that is not supported, or values out of range.
+    """
+    theta = meta.number("rope.freq_base", 10_000.0)
+    dim = checked_dim(meta, meta.integer("rope.dimension_count", head_dim), head_dim)
+    context = meta.integer("context_length")
+    original = meta.integer("rope.scaling.original_context_length", context, low=2)
+    attention_factor = meta.number("rope.scaling.attn_factor", 1.0)
+    if "rope_factors_short.weight" in tensors or "rope_factors_long.weight" in tensors:
+        short, long = (
+            _factors(meta, tensors, f"rope_factors_{name}.weight", dim)
+            for name in ("short", "long")
+        )
+        return Rope(theta, dim, short, attention_factor, long, original)
+
+    kind = meta.text("rope.scaling.type", "linear")
+    # An absent factor is written as 0 by some converters.
+    stored_factor = meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") or 1.0
+    factor = Facts({"rope.scaling.factor": stored_factor}, meta.where).number("rope.scaling.factor")
+    divisors: tuple[float, ...] = ()
+    if kind == "yarn":
+        divisors = _yarn(meta, theta, dim, factor, original, "rope.scaling.yarn_")
+        attention_factor *= magnitude(factor)
+        if meta.get(_LOG_MULTIPLIER):
+            attention_factor /= magnitude(factor, meta.number(_LOG_MULTIPLIER))
+    elif kind == "linear" and factor != 1.0:
+        divisors = (factor,) * (dim // 2)
+    elif kind == "longrope":
+        meta.fail("rope scaling 'longrope' needs its factors: rope_factors_long.weight is missing")
+    elif kind not in ("none", "linear"):
+        meta.fail(
+            f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, longrope"
+        )
+    if "rope_freqs.weight" in tensors:
+        fixed = _factors(meta, tensors, "rope_freqs.weight", dim)
+        divisors = tuple(a * b for a, b in zip(fixed, divisors or (1.0,) * len(fixed), strict=True))
+    growth = meta.number(_GROWTH) if meta.get(_GROWTH) else 0.0
+    if growth and kind != "yarn":
+        meta.fail(f"{meta.prefix}{_GROWTH} without yarn is not supported")
+    return Rope(
+        theta, dim, divisors, attention_factor, original_max_position=original, query_growth=growth
+    )
+
+
+def yarn_score_factor(config: Facts) -> float:
+    """Return what a config.json's YaRN multiplies scores by, beside cosine and sine.
+
+    Latent attention turns only a part of its heads, so the temperature of the whole score is no
+    part of the rotation ("mscale_all_dim"; DeepSeek-V2, 2024).
+    """
+    scaling = _scaling(config)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind == "default" or not scaling.get("mscale_all_dim"):
+        return 1.0
+    return magnitude(scaling.number("factor"), scaling.number("mscale_all_dim")) ** 2
+
+
+def latent_rope_from_gguf(meta: Facts, tensors: Mapping[str, Tensor]) -> tuple[Rope, float]:
+    """Return the rotation of a GGUF file with latent attention, and what multiplies its scores.
+
+    These files keep a tenth of "mscale_all_dim"; as in llama.cpp, cosine and sine stay as they are.
+    """
+    rope = rope_from_gguf(meta, meta.integer("rope.dimension_count"), tensors)
+    weight = 10.0 * meta.number(_LOG_MULTIPLIER) if meta.get(_LOG_MULTIPLIER) else 0.0
+    if meta.text("rope.scaling.type", "linear") != "yarn":
+        return rope, 1.0
+    rope = replace(rope, attention_factor=meta.number("rope.scaling.attn_factor", 1.0))
+    return rope, magnitude(meta.number("rope.scaling.factor"), weight) ** 2
+
+
+def _scaling(config: Facts) -> Facts:
+    """Return what a config says of rope, wherever its version of the format keeps it."""
+    scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if type(scaling) is not dict or any(type(value) is dict for value in scaling.values()):
+        config.fail("rope_scaling must be one flat object; one per kind of layer is not supported")
+    for key, value in scaling.items():
+        if key not in _KEYS and value is not None:
+            config.fail(
+                f"rope_scaling has {key} {reprlib.repr(value)}, which is not supported: it is not "
+                f"known whether it changes what the model computes"
+            )
+    outer = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    return Facts({key: config.get(key) for key in outer} | scaling, config.where)
+
+
+def checked_dim(facts: Facts, dim: int, head_dim: int) -> int:
+    """Return how many of a head's channels turn; raise ModelFileError unless they fit."""
+    if not 2 <= dim <= head_dim or dim % 2:
+        facts.fail(f"rope over {dim} of a head's {head_dim} channels; it must be even and fit")
+    return dim
+
+
+def _factors(meta: Facts, tensors: Mapping[str, Tensor], name: str, dim: int) -> tuple[float, ...]:
+    """Return the divisors that a GGUF file keeps as a tensor."""
+    if name not in tensors or tensors[name].shape != (dim // 2,):
+        shape = tensors[name].shape if name in tensors else "no such tensor"
+        meta.fail(f"tensor {name!r}: found {shape}, wanted shape {(dim // 2,)}")
+    factors = tensors[name].to_f32().tolist()
+    turning = [1.0 if value >= STANDS_STILL else value for value in factors]
+    divisors = positive(turning, f"{meta.where}: tensor {name!r}")
+    return tuple(
+        math.inf if value >= STANDS_STILL else divisor
+        for value, divisor in zip(factors, divisors, strict=True)
+    )
+
+
+def _blend(dim: int, factor: float, kept: Callable[[int], float]) -> tuple[float, ...]:
+    """Return divisors that keep a pair's frequency where ``kept(pair)`` is 1 and divide at 0."""
+    shares = (min(1.0, max(0.0, kept(pair))) for pair in range(dim // 2))
+    return tuple(1 / (share + (1 - share) / factor) for share in shares)
+
+
+def _llama3(
+    scaling: Facts, theta: float, dim: int, factor: float, original: int
+) -> tuple[float, ...]:
+    """Keep pairs that turn often within the original context, divide those that turn seldom."""
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if low > high:
+        scaling.fail(f"low_freq_factor {low} is above high_freq_factor {high}")
+
+    def kept(pair: int) -> float:
+        turns: float = original / (2 * math.pi * power(theta, Fraction(2 * pair, dim)))
+        return (turns - low) / (high - low) if high > low else float(turns >= low)
+
+    return _blend(dim, factor, kept)
+
+
+def _yarn(
+    facts: Facts, theta: float, dim: int, factor: float, original: int, prefix: str = ""
+) -> tuple[float, ...]:
+    """YaRN (Peng et al., 2023): a ramp between the pairs of two numbers of turns."""
+    if theta <= 1:
+        facts.fail(f"YaRN needs a rope base above 1, found {theta}")
+
+    def pair_with(turns: float) -> float:
+        return dim * log(original / (turns * 2 * math.pi)) / (2 * log(theta))
+
+    begin = pair_with(facts.number(prefix + "beta_fast", 32.0))
+    end = pair_with(facts.number(prefix + "beta_slow", 1.0))
+    if facts.flag(prefix + "truncate", True):
+        begin, end = math.floor(begin), math.ceil(end)
+    begin, end = max(begin, 0), min(end, dim - 1)
+    width = max(end - begin, 0.001)
+    return _blend(dim, factor, lambda pair: 1 - (pair - begin) / width)
+
+
+def _yarn_attention(scaling: Facts, factor: float) -> float:
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        weights = scaling.number("mscale"), scaling.number("mscale_all_dim")
+        return magnitude(factor, weights[0]) / magnitude(factor, weights[1])
+    return magnitude(factor)
+
+
+def magnitude(factor: float, weight: float = 1.0) -> float:
+    """YaRN's correction of the attention's temperature, applied to cosine and sine."""
+    return 1.0 + 0.1 * weight * log(factor) if factor > 1 else 1.0
