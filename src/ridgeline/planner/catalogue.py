@@ -1,6 +1,6 @@
 """The catalogue of devices and prices: the package's tables, read once, and this machine.
 
-The tables are data of ``physics``, which opens no file itself. The date of today comes in from
+The tables are data of ``model.cost``, which opens no file itself. The date of today comes in from
 outside, so that what a plan says does not change from one look to the next.
 """
 

@@ -267,11 +267,11 @@ def test_all_code_that_a_tensor_passes_is_in_the_name(layout: str, tmp_path: Pat
 def test_facts_of_physics_that_models_are_bound_by_are_in_the_name() -> None:
     """Of families that no tensor above belongs to, too."""
     ours = Path(ridgeline.__file__).parent
-    wanted, left = set[Path](), set((ours / "models").rglob("*.py"))
+    wanted, left = set[Path](), set((ours / "model" / "files").rglob("*.py"))
     while left:
         path = left.pop()
-        names = re.findall(r"^from ridgeline\.physics\.(\w+) import", path.read_text(), re.M)
-        new = {ours / "physics" / f"{name}.py" for name in names} - wanted
+        names = re.findall(r"^from ridgeline\.model\.cost\.(\w+) import", path.read_text(), re.M)
+        new = {ours / "model" / "cost" / f"{name}.py" for name in names} - wanted
         wanted |= new
         left |= new
     assert len(wanted) > 1

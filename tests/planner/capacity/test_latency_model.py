@@ -116,7 +116,7 @@ def test_a_bare_roofline_would_not_do() -> None:
 @pytest.mark.full
 def test_the_table_is_what_the_tool_makes_of_the_figures(tmp_path: Path) -> None:
     fit_device_time.main(tmp_path / "table.csv")
-    table = ROOT / "src" / "ridgeline" / "physics" / "data" / "efficiency.csv"
+    table = ROOT / "src" / "ridgeline" / "model" / "cost" / "data" / "efficiency.csv"
     for made, kept in zip(
         parse_efficiencies((tmp_path / "table.csv").read_text()),
         parse_efficiencies(table.read_text()),

@@ -5,7 +5,7 @@ that turn with its position. Only these are kept. What would make keys of a late
 into queries instead, and what would make values into the sum of latents that a query sees (the
 paper's "absorbed" form): attention is then that of many query heads and one key head, whose values
 are part of the keys. It holds no tensors and knows nothing of heads that share nothing: see
-``arch``.
+``model.shape``.
 """
 
 from __future__ import annotations
