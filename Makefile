@@ -16,7 +16,7 @@ TWO := -n 2 --dist loadfile  # files of tests, shared out among two processes
 # Three at a time, since a fifth of the time most of them wait for something. By name, not those with
 # most tests first: at the end they would wait for the longest.
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
-REST := $(THREE) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/decoding --ignore=tests/model/cost --ignore=tests/parity
+REST := $(THREE) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/model/cost --ignore=tests/parity
 # The tests start hundreds of programs, which read compiled modules instead of compiling them.
 export PYTHONDONTWRITEBYTECODE :=
 SAME_ANSWER := tests/engine/test_same_answer.py tests/engine/test_same_answer_of_families.py
@@ -109,7 +109,7 @@ lint: .venv/ready-test
 	@$(STEP) "Checking sizes" $(BIN)/python tools/size.py
 
 pure: .venv/ready-test
-	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q $(TWO) tests/core tests/decoding tests/model/cost \
+	@$(STEP) "Pure tests, every branch of core/" $(BIN)/pytest -q $(TWO) tests/core tests/model/cost \
 		--cov=src/ridgeline/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 engine: .venv/ready-test

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PURE_TESTS = ("tests/core", "tests/decoding")
+PURE_TESTS = ("tests/core",)
 PLANNER_TESTS = ("tests/planner/memory/test_ledger.py", "tests/foresight/explain/test_explain.py")
 NEEDED = (
     "src",
@@ -53,19 +53,19 @@ SCHEDULER, POLICIES, ENGINE = (
     "core/scheduling/policies.py",
     "core/engine.py",
 )
-OTHER_POLICIES = "decoding/policies.py"
+OTHER_POLICIES = "core/decoding/policies.py"
 QUEUES, FOLD, ADMISSION = (
     "core/scheduling/queues.py",
     "core/fold.py",
     "core/scheduling/admission.py",
 )
 STATES = "core/cache/states.py"
-BEAMS, CONTRASTIVE = "decoding/beams.py", "decoding/contrastive.py"
-PARAMS, TEXT = "core/params.py", "decoding/text.py"
-SPECULATE, LOOKUP = "core/scheduling/speculate.py", "decoding/drafts/lookup.py"
-DEPTH, SUFFIX = "decoding/drafts/depth.py", "decoding/drafts/suffix.py"
-JACOBI, DRAFT_MODEL = "decoding/drafts/jacobi.py", "decoding/drafts/draft_model.py"
-PACE = "decoding/drafts/pace.py"
+BEAMS, CONTRASTIVE = "core/decoding/beams.py", "core/decoding/contrastive.py"
+PARAMS, TEXT = "core/params.py", "core/decoding/text.py"
+SPECULATE, LOOKUP = "core/scheduling/speculate.py", "core/decoding/drafts/lookup.py"
+DEPTH, SUFFIX = "core/decoding/drafts/depth.py", "core/decoding/drafts/suffix.py"
+JACOBI, DRAFT_MODEL = "core/decoding/drafts/jacobi.py", "core/decoding/drafts/draft_model.py"
+PACE = "core/decoding/drafts/pace.py"
 LEDGER, EXPLAIN = "planner/memory/ledger.py", "foresight/explain/explain.py"
 WHAT_FITS = "planner/memory/what_fits.py"
 
@@ -458,7 +458,7 @@ def tests_of(mutant: Mutant) -> tuple[str, ...]:
     """Return the tests that must notice a mutant."""
     if mutant is UNBROKEN:
         return *PURE_TESTS, *PLANNER_TESTS
-    return PURE_TESTS if mutant.file.startswith(("core/", "decoding/")) else PLANNER_TESTS
+    return PURE_TESTS if mutant.file.startswith("core/") else PLANNER_TESTS
 
 
 def judge(mutant: Mutant) -> tuple[str, float]:

@@ -14,7 +14,7 @@ MOST = 4  # positional arguments of one type
 # Made here for each sequence of each step, or each step of a forecast, where keywords take time.
 HOT = {
     ("ridgeline.core.scheduling.scheduler", "Work"),
-    ("ridgeline.decoding.drafts.draft_model", "Work"),
+    ("ridgeline.core.decoding.drafts.draft_model", "Work"),
     ("ridgeline.backends.cpu.stages.wire", "Work"),
     ("ridgeline.foresight.step_time.features", "Features"),
 }

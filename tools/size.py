@@ -26,8 +26,9 @@ MAX_ROOM_FILES = 10  # at the top of a room, src/ridgeline/X; not below (docs/ad
 MAX_SHARED_NAMES = 11
 # What cannot be broken: rows of tables, and the targets of links.
 UNBREAKABLE = re.compile(r"\s*\||\[[^]]+\]: ")
-# Directories and the most lines that all their .py files may have together (docs/adr/0006).
-BUDGETS = {"src/ridgeline/core": 3_400}
+# The most lines that all .py files of the core may have together, without what reads and drafts a
+# sequence's tokens (docs/adr/0006).
+CORE, NOT_COUNTED, MAX_CORE_LINES = "src/ridgeline/core", "src/ridgeline/core/decoding", 3_400
 
 
 def lines_now(root: Path) -> dict[str, int]:
@@ -73,7 +74,7 @@ def too_long(root: Path, lines: dict[str, int]) -> list[str]:
     totals = by_directory(lines)
     limits = [(path, count, MAX_FILE_LINES) for path, count in lines.items()]
     limits += [(name, count, MAX_FUNCTION_LINES) for name, count in functions(root, lines)]
-    limits += [(directory, totals[directory], limit) for directory, limit in BUDGETS.items()]
+    limits += [(CORE, totals[CORE] - totals[NOT_COUNTED], MAX_CORE_LINES)]
     return [
         f"{name} has {count:,} lines, {count - limit:,} over its {limit:,}"
         for name, count, limit in limits
@@ -121,7 +122,8 @@ def too_wide(root: Path) -> list[str]:
 def table(now: dict[str, int], before: dict[str, int]) -> str:
     """Return a row per directory and per changed file: lines, change, budget."""
     totals, old_totals = by_directory(now), by_directory(before)
-    rows = [(d, totals[d], totals[d] - old_totals[d], BUDGETS.get(d)) for d in totals | old_totals]
+    budgets = {CORE: MAX_CORE_LINES}
+    rows = [(d, totals[d], totals[d] - old_totals[d], budgets.get(d)) for d in totals | old_totals]
     rows += [
         (path, now.get(path, 0), now.get(path, 0) - before.get(path, 0), MAX_FILE_LINES)
         for path in now | before

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.decoding.messages.message import REASONINGS, MessageForm, MessageReader
-from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.model.cost.costs import weight_params
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.families import GGUF_FAMILIES, HF_FAMILIES, arch_from_config
 from ridgeline.model.files.summary import summarise
+from ridgeline.text.messages.message import REASONINGS, MessageForm, MessageReader
+from ridgeline.text.messages.tools import Tool, ToolUse
 from tests.api.test_tools import written
 from tests.model.files.test_gemma4 import CONFIG, EXPERTS, META
 from tests.model.files.tiny import vocabulary, write_gguf

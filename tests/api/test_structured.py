@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.decoding import json_repeats
+from ridgeline.text.messages import json_repeats
 from tests.api.test_llm import assert_idle, model
 
 __all__ = ["model"]  # a fixture

@@ -14,8 +14,8 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.api.text_processor import TextProcessor
-from ridgeline.decoding.messages.message import MessageForm, MessageReader, ReasoningMarkers
-from ridgeline.decoding.messages.tools import (
+from ridgeline.text.messages.message import MessageForm, MessageReader, ReasoningMarkers
+from ridgeline.text.messages.tools import (
     FORMATS,
     MAX_UNMARKED_TOOLS,
     Tool,

@@ -12,11 +12,11 @@ import pytest
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.reference.runner import ReferenceRunner
 from ridgeline.core.cache.kvcache import NOWHERE, KVCache
+from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, Runner, SeqId, Step, StepOutput
-from ridgeline.decoding.search import new_search
 from ridgeline.model.shape.cache_groups import CacheGroup, cache_groups
 from ridgeline.model.shape.model import ModelArch
 from tests.core.harness import POLICIES, finish

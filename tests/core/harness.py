@@ -12,6 +12,8 @@ from typing import Any
 
 from ridgeline.core.cache.kvcache import KVCache, hash_block
 from ridgeline.core.cache.states import StateSlots
+from ridgeline.core.decoding.policies import POLICIES as by_name
+from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
@@ -21,8 +23,6 @@ from ridgeline.core.scheduling.policies import Load, Policy, Queue, Wish
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait, Work
-from ridgeline.decoding.policies import POLICIES as by_name
-from ridgeline.decoding.search import new_search
 from tests.fakes import Ledger, candidates, expected_tokens, extend, similarity
 
 POLICIES = tuple(by_name.values())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
@@ -15,9 +16,9 @@ from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import Event, FinishReason, SeqId, Step, StepOutput, Wait
-from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import replay
+from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,
@@ -31,7 +32,6 @@ from tests.core.harness import (
     sizes_of,
     tokens_of,
 )
-from tests.decoding.letters import Letters
 from tests.fakes import candidates
 
 PROMPT = tuple(range(10))

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.step import Event, FinishReason, SeqId
-from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import replay
+from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,
     YoungestFirst,
@@ -26,7 +27,6 @@ from tests.core.harness import (
     searched,
     tokens_of,
 )
-from tests.decoding.letters import Letters
 
 PROMPT = tuple(range(10))
 

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import pytest
 
+from ridgeline.core.decoding.policies import Static
 from ridgeline.core.fold import abort
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Load, Queue, SplitFuse, Wish
 from ridgeline.core.step import FinishReason
-from ridgeline.decoding.policies import Static
 from tests.core.harness import (
     expected,
     finish,

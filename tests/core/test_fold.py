@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.fold import abort, commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
 from ridgeline.core.step import Event, FinishReason, StepOutput
-from ridgeline.decoding.text import TextStream
+from tests.core.decoding.letters import Letters
 from tests.core.harness import make_scheduler
-from tests.decoding.letters import Letters
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

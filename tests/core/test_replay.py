@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from ridgeline.core.cache.states import CHECKPOINT_EVERY
+from ridgeline.core.decoding.policies import Orca
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load, Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.decoding.policies import Orca
-from ridgeline.decoding.text import TextStream
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.replay import Replay, replay
+from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,
     Oracle,
@@ -27,7 +28,6 @@ from tests.core.harness import (
     make_engine,
     make_scheduler,
 )
-from tests.decoding.letters import Letters
 
 Json = dict[str, Any]
 

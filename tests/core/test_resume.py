@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord
@@ -15,7 +16,7 @@ from ridgeline.core.request import Constraint
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event
-from ridgeline.decoding.text import TextStream
+from tests.core.decoding.letters import Letters
 from tests.core.harness import (
     POLICIES,
     Oracle,
@@ -24,7 +25,6 @@ from tests.core.harness import (
     make_engine,
     make_scheduler,
 )
-from tests.decoding.letters import Letters
 
 PROMPT = (1, 2, 1, 2, 1, 2, 3, 1, 2)
 # Letters are the text of tokens: 0 to 3 are the ledger's.

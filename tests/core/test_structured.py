@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 
+from ridgeline.core.decoding.search import new_search
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import TOO_FEW, FinishReason, SeqId
-from ridgeline.decoding.search import new_search
 from tests.core.harness import (
     Oracle,
     finish,

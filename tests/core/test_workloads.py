@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from ridgeline.core.decoding.policies import Orca
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import Event, SeqId
-from ridgeline.decoding.policies import Orca
 from tests.core.harness import (
     POLICIES,
     Watched,

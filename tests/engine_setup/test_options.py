@@ -13,8 +13,8 @@ from ridgeline.backends.cuda import gate
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference import footprint
 from ridgeline.bench.simulate.engines import settings_of
+from ridgeline.core.decoding.policies import POLICIES, Orca, Static
 from ridgeline.core.scheduling.policies import SplitFuse
-from ridgeline.decoding.policies import POLICIES, Orca, Static
 from ridgeline.engine_setup import resolve as resolving
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.options import Options, parse_bytes

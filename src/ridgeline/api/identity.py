@@ -22,7 +22,7 @@ from ridgeline.system.machine import digest_of_sources
 # Of the package: all that stands between a request and its answer.
 _ROOMS = (
     *("model/shape", "model/cost", "model/files"),
-    *("core", "decoding", "backends", "engine_setup", "text", "api"),
+    *("core", "backends", "engine_setup", "text", "api", "trust/text_rules"),
     "server",
 )
 _LIBRARIES = {

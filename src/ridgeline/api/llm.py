@@ -44,12 +44,12 @@ from ridgeline.api.vllm.metrics import Metric, metrics_of
 from ridgeline.api.vllm.options import INSTEAD, UseTqdm, taken, wants_progress
 from ridgeline.api.vllm.tokenizer import TokenizerView
 from ridgeline.backends.interface import BackendRunner
+from ridgeline.core.decoding.drafts.draft_model import DraftModel
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.decoding.drafts.draft_model import DraftModel
 from ridgeline.engine_setup.build import new_engine, new_runner, new_tier, packed_folder
 from ridgeline.engine_setup.drafting import SmallModel, find_small_model, new_speculation
 from ridgeline.engine_setup.locate import locate

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ridgeline.core.decoding.text import HeldEntries, TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event, SeqId
-from ridgeline.decoding.text import HeldEntries, TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import BackendContext, BackendRunner
 from ridgeline.core.cache.kvcache import KVCache
 from ridgeline.core.cache.states import new_states
+from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.records import Record
 from ridgeline.core.request import Request, Search
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.scheduling.speculate import Speculation
-from ridgeline.decoding.search import new_search
 from ridgeline.engine_setup.home import default_home, sweep, why_unwritable
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.progress import say

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ridgeline.core.cache.kvcache import KVCache
+from ridgeline.core.decoding.drafts.depth import Depth
+from ridgeline.core.decoding.drafts.draft_model import DraftModel
+from ridgeline.core.decoding.drafts.jacobi import Lookahead
+from ridgeline.core.decoding.drafts.lookup import PromptLookup
+from ridgeline.core.decoding.drafts.pace import Pace
+from ridgeline.core.decoding.drafts.suffix import SuffixLookup
 from ridgeline.core.scheduling.speculate import Drafter, Speculation
 from ridgeline.core.step import Runner
-from ridgeline.decoding.drafts.depth import Depth
-from ridgeline.decoding.drafts.draft_model import DraftModel
-from ridgeline.decoding.drafts.jacobi import Lookahead
-from ridgeline.decoding.drafts.lookup import PromptLookup
-from ridgeline.decoding.drafts.pace import Pace
-from ridgeline.decoding.drafts.suffix import SuffixLookup
 from ridgeline.engine_setup.locate import locate
 from ridgeline.engine_setup.options import Options
 from ridgeline.engine_setup.resolve import EngineConfig, resolve

@@ -10,8 +10,8 @@ from typing import TypedDict, Unpack
 
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.backends.interface import Setup
+from ridgeline.core.decoding.policies import POLICIES, Orca, Static
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
-from ridgeline.decoding.policies import POLICIES, Orca, Static
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.memory_fit import fit
 from ridgeline.engine_setup.options import Options

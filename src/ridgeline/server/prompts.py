@@ -14,12 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ridgeline.api.text_processor import NewConstraint, TextProcessor, cut
+from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
-from ridgeline.decoding.messages.message import MessageForm
-from ridgeline.decoding.messages.tools import ToolUse
-from ridgeline.decoding.search import with_recommended
 from ridgeline.server.deadlines.field import Deadline
 from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.server.dialects.openai.conversation import Rendering
@@ -31,6 +29,8 @@ from ridgeline.server.http.request_model import contradiction
 from ridgeline.server.http.turns import WorkTurns
 from ridgeline.server.observe.metrics import Metrics
 from ridgeline.text.grammar.error import NotKept
+from ridgeline.text.messages.message import MessageForm
+from ridgeline.text.messages.tools import ToolUse
 
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.book import RequestRules

@@ -19,7 +19,6 @@ from ridgeline.api.memory import ProcessMemory
 from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
-from ridgeline.decoding.messages.message import MessageForm
 from ridgeline.engine_setup.locate import stores
 from ridgeline.model.files.summary import Summary
 from ridgeline.planner import PlanFlags
@@ -57,6 +56,7 @@ from ridgeline.server.observe.trace_buffer import TraceBuffer
 from ridgeline.server.prompts import Ids, Prepared, Prompts
 from ridgeline.server.receipts.route import no_key, signer_of
 from ridgeline.server.sleeping import Naps
+from ridgeline.text.messages.message import MessageForm
 
 if TYPE_CHECKING:  # imported only where a server has them
     from ridgeline.api.receipts.signing import Signer

@@ -14,9 +14,9 @@ from ridgeline.backends.cpu.layout.packed_sizes import packed_bytes
 from ridgeline.backends.cpu.runner import CpuRunner
 from ridgeline.backends.interface import Setup
 from ridgeline.backends.reference.runner import ReferenceRunner
+from ridgeline.core.decoding.policies import Static
 from ridgeline.core.scheduling.policies import Policy, SplitFuse
 from ridgeline.core.step import Step
-from ridgeline.decoding.policies import Static
 from ridgeline.server.engine.bisect_faults import BisectingRunner
 from tests.backends.reference.test_runner import TOKENS, step, work
 from tests.backends.test_memory import all_bytes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.core.decoding.policies import Orca, Static
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request, Status
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.core.step import FinishReason, StepOutput, TokenLogprobs, TokenRules, Wait
-from ridgeline.decoding.policies import Orca, Static
 from tests.core.harness import YoungestFirst, make_request, make_scheduler, run_step, sizes_of
 
 BUDGET, BLOCKS, SEATS, POLICY = Wait.TOKEN_BUDGET, Wait.BLOCKS, Wait.MAX_NUM_SEQS, Wait.POLICY

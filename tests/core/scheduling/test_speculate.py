@@ -6,15 +6,15 @@ import random
 
 import pytest
 
+from ridgeline.core.decoding.drafts.depth import Depth
+from ridgeline.core.decoding.drafts.jacobi import Lookahead
+from ridgeline.core.decoding.drafts.suffix import SuffixLookup
 from ridgeline.core.fold import commit
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.core.scheduling.policies import Policy
 from ridgeline.core.scheduling.speculate import Speculation
 from ridgeline.core.step import FinishReason, StepOutput
-from ridgeline.decoding.drafts.depth import Depth
-from ridgeline.decoding.drafts.jacobi import Lookahead
-from ridgeline.decoding.drafts.suffix import SuffixLookup
 from tests.core.harness import (
     POLICIES,
     Oracle,

@@ -18,18 +18,18 @@ from pydantic import BaseModel
 from safetensors.numpy import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.step import Event, FinishReason, TokenLogprobs
-from ridgeline.decoding.messages.message import MessageForm
-from ridgeline.decoding.messages.tools import HERMES
-from ridgeline.decoding.text import TextStream
 from ridgeline.server.dialects.openai.response_builder import ResponseBuilder
 from ridgeline.server.dialects.responses.documented import ResponseObject
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.dialects.responses.request import chat_request
 from ridgeline.server.dialects.responses.response import ResponsesWriter
 from ridgeline.server.engine.request_stream import RequestStream
+from ridgeline.text.messages.message import MessageForm
+from ridgeline.text.messages.tools import HERMES
 from tests.api.test_llm import write_model
-from tests.decoding.test_text import Pieces
+from tests.core.decoding.test_text import Pieces
 from tests.server.dialects.openai.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
 from tests.server.serving import Served, hold, serving
 from tests.waiting import eventually

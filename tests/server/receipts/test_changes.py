@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM
-from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.foresight.record_json import params_from
+from ridgeline.text.messages.tools import Tool, ToolUse
 from tests.server.receipts.asked import REQUESTS, SMALL, Verifier, receipt_of, statement_of, stating
 from tests.server.serving import serving
 

@@ -20,10 +20,10 @@ from ridgeline import LLM
 from ridgeline.api.receipts.compare import wrong_in_file
 from ridgeline.api.receipts.reading import read
 from ridgeline.api.receipts.statement import digest_of, parts_of
-from ridgeline.decoding.messages.calls import Piece
 from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
+from ridgeline.text.messages.calls import Piece
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
 from tests.server.receipts.asked import (

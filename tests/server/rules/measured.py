@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 
 from ridgeline import LLM
-from ridgeline.decoding.guard.answer import TextRule, TextRules, screened
-from ridgeline.decoding.guard.patterns import TextPattern
 from ridgeline.engine_setup.locate import locate
 from ridgeline.server.rules.kinds import KINDS
+from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
+from ridgeline.trust.text_rules.patterns import TextPattern
 from tests.server.serving import serving
 
 _NUM, _ROUNDS, _TOKENS = 2000, 40, 60

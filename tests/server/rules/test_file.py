@@ -119,7 +119,7 @@ def test_a_section_takes_what_it_does_not_say_from_another(tmp_path: Path) -> No
     ],
 )
 def test_kinds(kind: str, text: str, other: str, tmp_path: Path) -> None:
-    from ridgeline.decoding.guard.answer import screened
+    from ridgeline.trust.text_rules.answer import screened
 
     file = tmp_path / "rules.toml"
     rule = f"[rules.a]\nkinds = ['{kind}']\naction = 'redact'"

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from ridgeline.decoding.guard.answer import TextRule, TextRules, screened
 from ridgeline.server.rules.kinds import KINDS
+from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
 from tests.server.rules.forms import FORMS, NEAR, pem
 
 AROUND = [("", ""), ("see ", " there"), ("(", ")"), ("key_", ""), ('"', '"'), ("is: ", ", ok")]

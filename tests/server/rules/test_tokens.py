@@ -190,9 +190,9 @@ def test_ten_thousand_answers_tell_no_token_of_a_match(ruled: Served) -> None:
 def test_tokens_of_thoughts_that_are_not_shown_are_searched_too() -> None:
     """They are told of, though no piece of the message has their text."""
     from ridgeline.core.step import TokenLogprobs
-    from ridgeline.decoding.guard.answer import TextRule, TextRules
-    from ridgeline.decoding.guard.patterns import TextPattern
     from ridgeline.server.rules.tokens import SearchedTokens
+    from ridgeline.trust.text_rules.answer import TextRule, TextRules
+    from ridgeline.trust.text_rules.patterns import TextPattern
 
     spelled = [b"a ", b"he", b"ron", b" fl", b"ies", b"\xc3", b"\xa9", b"n"]
 

@@ -12,7 +12,7 @@ from ridgeline.api.receipts.answers.anthropic import as_object
 from ridgeline.api.receipts.answers.places import STYLES, places_of
 from ridgeline.api.receipts.answers.shown import ShownAnswer, ShownChoice, ShownRun
 from ridgeline.api.receipts.statement import Receipt, StatedAnswer, digest_of
-from ridgeline.decoding.messages.calls import Piece
+from ridgeline.text.messages.calls import Piece
 
 _IDS = ("", "chatcmpl-", "cmpl-", "msg_", "resp_")  # how ids of answers begin
 _OF_ANSWERS = ("completion", "total")  # counts that depend on what rules have let out

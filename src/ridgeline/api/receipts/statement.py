@@ -30,13 +30,13 @@ from pydantic import (
 )
 
 from ridgeline.api.receipts.signing import PAYLOAD_TYPE
+from ridgeline.core.decoding.search import check_search
 from ridgeline.core.engine import changed
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import REASONINGS, MessageForm
-from ridgeline.decoding.messages.tools import Tool, ToolFormat, ToolUse
-from ridgeline.decoding.search import check_search
 from ridgeline.foresight.record_json import params_from
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import REASONINGS, MessageForm
+from ridgeline.text.messages.tools import Tool, ToolFormat, ToolUse
 from ridgeline.version import __version__
 
 FILTERED = "content_filter"  # how an answer ended that a rule has ended

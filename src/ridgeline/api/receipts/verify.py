@@ -24,8 +24,8 @@ from ridgeline.api.receipts.statement import (
 )
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Event
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import AnswerReader
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader
 
 _SHOWN_HEX = 12
 

@@ -20,13 +20,13 @@ from ridgeline.api.outputs import (
 from ridgeline.api.running.loop import Events, Loop
 from ridgeline.api.text_processor import TextProcessor, cut
 from ridgeline.api.vllm.params import frozen
+from ridgeline.core.decoding.search import check_search
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Adapter, Request
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.decoding.search import check_search
-from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.progress import count_bar
 
 Chunks = Generator[Chunk, None, None]

@@ -23,9 +23,9 @@ from ridgeline.backends.interface import Counters, Traffic
 from ridgeline.bench.offline import BenchShape, decode_steps
 from ridgeline.bench.out_file import check_place
 from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
+from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.decoding.text import TextStream
 from ridgeline.engine_setup.progress import count_bar, say
 from ridgeline.engine_setup.terminal import table_of_numbers
 from ridgeline.system.machine import write_text

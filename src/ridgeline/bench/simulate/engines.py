@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from ridgeline.api.calibration.known import all_known
+from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord
-from ridgeline.decoding.policies import POLICIES
 from ridgeline.engine_setup.home import default_home
 from ridgeline.engine_setup.locate import locate, stores
 from ridgeline.engine_setup.options import Options

@@ -29,8 +29,8 @@ def check_command(
     ] = None,
 ) -> None:
     """Say whether a file of rules can be used, and what it does to a text."""
-    from ridgeline.decoding.guard.answer import TextRule, TextRules, screened
     from ridgeline.server.rules.file import read_rules  # these would slow every other command
+    from ridgeline.trust.text_rules.answer import TextRule, TextRules, screened
 
     found = read_rules(file)
     if text is not None and not text:

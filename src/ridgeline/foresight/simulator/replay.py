@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+from ridgeline.core.decoding.search import new_search
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
@@ -21,7 +22,6 @@ from ridgeline.core.request import Request, Sequence
 from ridgeline.core.scheduling.policies import Load
 from ridgeline.core.scheduling.speculate import Guess, Speculation
 from ridgeline.core.step import Step, StepOutput, Work
-from ridgeline.decoding.search import new_search
 from ridgeline.foresight.record_json import params_from, to_json
 from ridgeline.foresight.simulator.scheduler import engine_of, new_scheduler
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.step import TokenLogprobs
-from ridgeline.decoding.messages.call_bounds import CALL_BOUNDS
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import AnswerReader
-from ridgeline.decoding.text import HeldEntries
+from ridgeline.text.messages.call_bounds import CALL_BOUNDS
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader
 
 if TYPE_CHECKING:  # imported only where a server has rules
     from ridgeline.server.rules.choice import RuledChoice

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ridgeline.api.text_processor import REASONING_PARSERS
-from ridgeline.decoding.messages.tools import format_named
-from ridgeline.decoding.search import with_recommended
+from ridgeline.core.decoding.search import with_recommended
 from ridgeline.engine_setup.options import flag_field, parse_bytes
 from ridgeline.model.files import RECOMMENDED
+from ridgeline.text.messages.tools import format_named
 
 _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -27,11 +27,11 @@ from ridgeline.api.receipts.statement import (
 )
 from ridgeline.core.request import Request
 from ridgeline.core.step import Event
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import AnswerReader, MessageForm
 from ridgeline.server.dialects.choice_state import ChoiceState
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader, MessageForm
 
 
 class Notary:

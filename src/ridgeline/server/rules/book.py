@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.guard.answer import (
+from ridgeline.server.http.errors import ApiError
+from ridgeline.server.http.keys import ANYONE
+from ridgeline.server.http.turns import STATE
+from ridgeline.server.rules.file import KeyRules, RulesFile, read_rules
+from ridgeline.server.rules.judges import JudgeRule
+from ridgeline.server.rules.tokens import SearchedTokens, TokenText
+from ridgeline.trust.text_rules.answer import (
     NEW,
     AnswerGuard,
     BegunText,
@@ -16,12 +22,6 @@ from ridgeline.decoding.guard.answer import (
     TextRules,
     screened,
 )
-from ridgeline.server.http.errors import ApiError
-from ridgeline.server.http.keys import ANYONE
-from ridgeline.server.http.turns import STATE
-from ridgeline.server.rules.file import KeyRules, RulesFile, read_rules
-from ridgeline.server.rules.judges import JudgeRule
-from ridgeline.server.rules.tokens import SearchedTokens, TokenText
 
 Value = TypeVar("Value")
 Count = Callable[[str, str, str], None]  # of a match: rule, where, action

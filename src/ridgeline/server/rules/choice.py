@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.step import Event, TokenLogprobs
-from ridgeline.decoding.guard.answer import AnswerGuard
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.rules.tokens import Entry, SearchedToken, SearchedTokens
+from ridgeline.text.messages.calls import Piece
+from ridgeline.trust.text_rules.answer import AnswerGuard
 
 
 class RuledChoice:

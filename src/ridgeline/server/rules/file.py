@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
-from ridgeline.decoding.guard.answer import Action, TextRule, TextRules
-from ridgeline.decoding.guard.patterns import WORD, TextPattern
 from ridgeline.server.rules.judges import JudgeAction, JudgeRule
 from ridgeline.server.rules.kinds import KINDS
+from ridgeline.trust.text_rules.answer import Action, TextRule, TextRules
+from ridgeline.trust.text_rules.patterns import WORD, TextPattern
 
 DEFAULT = "default"  # the section of keys without one of their own
 FEATURES = ("chat", "completions", "stream", "tools", "logprobs", "embeddings", "moderations")

@@ -11,9 +11,9 @@ import unicodedata
 from ipaddress import IPv6Address
 from itertools import pairwise
 
-from ridgeline.decoding.guard.folding import folded, is_seen
-from ridgeline.decoding.guard.look_alikes import LATIN
-from ridgeline.decoding.guard.patterns import TextPattern
+from ridgeline.trust.text_rules.folding import folded, is_seen
+from ridgeline.trust.text_rules.look_alikes import LATIN
+from ridgeline.trust.text_rules.patterns import TextPattern
 
 _LONG_KEY = 16_384  # characters: a token with many claims, a key of 8,192 bits
 _DASHES = r"\-\u02d7\u2010-\u2015\u2043\u2212"

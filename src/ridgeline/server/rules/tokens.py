@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.core.step import TokenLogprobs
-from ridgeline.decoding.guard.answer import TextRules
-from ridgeline.decoding.guard.patterns import Hit
-from ridgeline.decoding.guard.search import NOTHING, Begun, MatchSearch
+from ridgeline.trust.text_rules.answer import TextRules
+from ridgeline.trust.text_rules.patterns import Hit
+from ridgeline.trust.text_rules.search import NOTHING, Begun, MatchSearch
 
 Entry = TokenLogprobs | int  # a bare token has no log-probability
 

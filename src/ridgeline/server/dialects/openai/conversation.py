@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.request_model import Strict, contradiction, document, typed
+from ridgeline.text.messages.tools import Tool, ToolUse
 from ridgeline.text.template.messages import familiar
 
 _MAX_MESSAGES = 1 << 13

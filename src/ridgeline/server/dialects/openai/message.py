@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ridgeline.decoding.messages.calls import Piece
+from ridgeline.text.messages.calls import Piece
 
 _FIELDS = {"content": "content", "reasoning": "reasoning_content", "refusal": "refusal"}
 

@@ -19,10 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from ridgeline.core.decoding.search import check_search
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Text
-from ridgeline.decoding.messages.tools import ToolUse
-from ridgeline.decoding.search import check_search
 from ridgeline.server.deadlines.field import HEADER, LONGEST_MS, Deadline
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Prediction, Rendering
@@ -46,6 +45,7 @@ from ridgeline.server.dialects.openai.tools import wanted_tools
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.server.http.request_model import STRICT, Strict, contradiction, wrong
+from ridgeline.text.messages.tools import ToolUse
 
 NewText = Callable[[tuple[int, ...], SamplingParams], Text]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.api.outputs import likeliest
 from ridgeline.api.text_processor import TextProcessor
+from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
 from ridgeline.core.step import (
@@ -25,9 +26,6 @@ from ridgeline.core.step import (
     FinishReason,
     TokenLogprobs,
 )
-from ridgeline.decoding.messages.calls import Piece
-from ridgeline.decoding.messages.message import AnswerReader, MessageForm
-from ridgeline.decoding.text import HeldEntries
 from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState, means_of
 from ridgeline.server.dialects.openai.message import delta_of, message_of
@@ -35,12 +33,14 @@ from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionReq
 from ridgeline.server.dialects.openai.tools import is_named
 from ridgeline.server.dialects.timings import pace_of, timings_of
 from ridgeline.server.engine.request_stream import Refusal, RequestStream, StreamError, StreamEvent
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader, MessageForm
 
 if TYPE_CHECKING:  # imported only where a receipt is asked for, or a server has rules
-    from ridgeline.decoding.guard.answer import BegunText
     from ridgeline.server.receipts.notary import Witness
     from ridgeline.server.rules.book import RequestRules
     from ridgeline.server.rules.choice import RuledChoice
+    from ridgeline.trust.text_rules.answer import BegunText
 
 Choice = dict[str, Any]
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it

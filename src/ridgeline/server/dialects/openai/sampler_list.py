@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
-from ridgeline.decoding.search import with_recommended
 from ridgeline.server.dialects.openai.protocol import ChatRequest
 
 # What most people set comes first, then all others in the order in which they act.

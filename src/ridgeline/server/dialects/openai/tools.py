@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.decoding.messages.tools import Tool, ToolUse
 from ridgeline.server.http.request_model import bad_value
+from ridgeline.text.messages.tools import Tool, ToolUse
 
 _MODES = ("none", "auto", "required")
 
