@@ -19,7 +19,7 @@ THREE := -n 3 --dist loadfile --no-loadscope-reorder
 REST := $(THREE) --durations=15 --durations-min=5 --ignore=tests/core --ignore=tests/model/cost --ignore=tests/parity
 # The tests start hundreds of programs, which read compiled modules instead of compiling them.
 export PYTHONDONTWRITEBYTECODE :=
-SAME_ANSWER := tests/engine/test_same_answer.py tests/engine/test_same_answer_of_families.py
+SAME_ANSWER := tests/answers/test_same_answer.py tests/answers/test_same_answer_of_families.py
 PIP := -m pip --disable-pip-version-check --quiet
 
 .PHONY: help serve demo test test-full test-gpu test-gpu-full test-parity test-parity-full test-clients lint pure engine engine-full mutants some-mutants examples bench bench-peers setup clean

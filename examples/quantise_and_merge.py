@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.quality import REFERENCE, measure, windows
 from ridgeline.bench.texts import texts
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.options import Options
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 

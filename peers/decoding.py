@@ -248,7 +248,7 @@ def markdown(asked: Comparison, table: Mapping[str, Mapping[str, Any]]) -> str:
 
 def prompts_of(source: Path) -> tuple[list[tuple[int, ...]], Decode]:
     """Return every conversation as the model's token ids, and what turns ids into text."""
-    from ridgeline.api.text_processor import TextProcessor
+    from ridgeline.engine.text_processor import TextProcessor
     from ridgeline.model.files.checkpoint import load_checkpoint
 
     side = TextProcessor(load_checkpoint(source), {})

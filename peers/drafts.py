@@ -103,7 +103,7 @@ def shapes_of(kinds: Mapping[str, Sequence[Sequence[int]]], new_tokens: int) -> 
 
 def encoded(source: Path, kinds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[int, ...]]]:
     """Return the prompts as token ids of a conversation with the model."""
-    from ridgeline.api.text_processor import TextProcessor
+    from ridgeline.engine.text_processor import TextProcessor
     from ridgeline.model.files.checkpoint import load_checkpoint
 
     side = TextProcessor(load_checkpoint(source), {})

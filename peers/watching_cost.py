@@ -16,9 +16,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from ridgeline.api.calibration.kept import all_of
 from ridgeline.core.records import EngineRecord, StepRecord
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.calibration.kept import all_of
+from ridgeline.engine.setup.home import default_home
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime

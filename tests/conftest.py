@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from tests.own_home import own_home
 
 # Every run tries the same examples: they have no constants of the modules that are loaded, which

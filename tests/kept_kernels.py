@@ -17,7 +17,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from ridgeline.backends.cpu.emit.compile import Target, _kept, compile_object, kernel_sources
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.system.machine import write_whole
 
 _WEEK_S = 7 * 86_400

@@ -18,8 +18,8 @@ from ridgeline.backends.cpu.layout.model_sizes import model_sizes
 from ridgeline.bench.out_file import check_out
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.system.machine import DiskFull, free_bytes
-from tests.api.test_llm import write_model
 from tests.cli.test_main import ridgeline
+from tests.engine.test_llm import write_model
 from tests.server.serving import serving
 
 NO_SPACE = "No space left on device"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 _PROGRAM = """
 import importlib, json, mmap, os, pkgutil, platform, signal, socket, sys

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from ridgeline.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ridgeline.api.adapters import LoRARequest
-    from ridgeline.api.llm import LLM
-    from ridgeline.api.outputs import (
+    from ridgeline.core.structured import StructuredOutputsParams
+    from ridgeline.engine.adapters import LoRARequest
+    from ridgeline.engine.llm import LLM
+    from ridgeline.engine.outputs import (
         Chunk,
         CompletionOutput,
         EmbeddingRequestOutput,
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
-    from ridgeline.api.vectors import print_embeddings
-    from ridgeline.api.vllm.arguments import EngineArgs, FlexibleArgumentParser
-    from ridgeline.api.vllm.beams import BeamSearchOutput, BeamSearchParams
-    from ridgeline.api.vllm.metrics import Counter, Gauge, Histogram, Vector
-    from ridgeline.api.vllm.params import PoolingParams, SamplingParams
-    from ridgeline.api.vllm.prompts import TextPrompt, TokensPrompt
-    from ridgeline.core.structured import StructuredOutputsParams
+    from ridgeline.engine.vectors import print_embeddings
+    from ridgeline.engine.vllm.arguments import EngineArgs, FlexibleArgumentParser
+    from ridgeline.engine.vllm.beams import BeamSearchOutput, BeamSearchParams
+    from ridgeline.engine.vllm.metrics import Counter, Gauge, Histogram, Vector
+    from ridgeline.engine.vllm.params import PoolingParams, SamplingParams
+    from ridgeline.engine.vllm.prompts import TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
@@ -55,22 +55,22 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BeamSearchOutput": "ridgeline.api.vllm.beams",
-    "BeamSearchParams": "ridgeline.api.vllm.beams",
-    "Counter": "ridgeline.api.vllm.metrics",
-    "EngineArgs": "ridgeline.api.vllm.arguments",
-    "FlexibleArgumentParser": "ridgeline.api.vllm.arguments",
-    "Gauge": "ridgeline.api.vllm.metrics",
-    "Histogram": "ridgeline.api.vllm.metrics",
-    "LLM": "ridgeline.api.llm",
-    "LoRARequest": "ridgeline.api.adapters",
-    "PoolingParams": "ridgeline.api.vllm.params",
-    "SamplingParams": "ridgeline.api.vllm.params",
+    "BeamSearchOutput": "ridgeline.engine.vllm.beams",
+    "BeamSearchParams": "ridgeline.engine.vllm.beams",
+    "Counter": "ridgeline.engine.vllm.metrics",
+    "EngineArgs": "ridgeline.engine.vllm.arguments",
+    "FlexibleArgumentParser": "ridgeline.engine.vllm.arguments",
+    "Gauge": "ridgeline.engine.vllm.metrics",
+    "Histogram": "ridgeline.engine.vllm.metrics",
+    "LLM": "ridgeline.engine.llm",
+    "LoRARequest": "ridgeline.engine.adapters",
+    "PoolingParams": "ridgeline.engine.vllm.params",
+    "SamplingParams": "ridgeline.engine.vllm.params",
     "StructuredOutputsParams": "ridgeline.core.structured",
-    "TextPrompt": "ridgeline.api.vllm.prompts",
-    "TokensPrompt": "ridgeline.api.vllm.prompts",
-    "Vector": "ridgeline.api.vllm.metrics",
-    "print_embeddings": "ridgeline.api.vectors",
+    "TextPrompt": "ridgeline.engine.vllm.prompts",
+    "TokensPrompt": "ridgeline.engine.vllm.prompts",
+    "Vector": "ridgeline.engine.vllm.metrics",
+    "print_embeddings": "ridgeline.engine.vectors",
 }
 
 
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> object:
     """Import what is asked for: the program's first lines must not wait for all of it."""
     if name not in __all__:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
-    return getattr(import_module(_PLACES.get(name, "ridgeline.api.outputs")), name)
+    return getattr(import_module(_PLACES.get(name, "ridgeline.engine.outputs")), name)
 
 
 def __dir__() -> list[str]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ridgeline.api.vectors import cosine, shaped
 from ridgeline.backends.reference import ReferenceRunner
 from ridgeline.backends.vectors import pooled, tanh
 from ridgeline.core.params import POOLINGS, SamplingParams
 from ridgeline.core.step import Sampling, Step, StepOutput, Work
+from ridgeline.engine.vectors import cosine, shaped
 from tests.tiny import ARCHS, checkpoint, new_setup
 
 States = NDArray[np.float32]

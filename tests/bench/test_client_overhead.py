@@ -17,7 +17,7 @@ from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 TRUE = ClientOverhead(0.004, 0.0003)

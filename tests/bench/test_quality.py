@@ -26,7 +26,7 @@ from ridgeline.bench.quality import (
     compare,
     measure,
 )
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.model.cost import costs
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.model import ModelArch
@@ -193,7 +193,7 @@ def test_no_memory_for_a_window_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     kv_bytes = 64 * costs.kv_bytes_per_token(PLAIN, 4)
     setup = Setup("f32", "f32", 16, 1, 100, 1, 64)
     room = costs.weight_bytes(PLAIN, 4) + footprint(PLAIN, setup).step_bytes + kv_bytes
-    resolving = "ridgeline.engine_setup.resolve"
+    resolving = "ridgeline.engine.setup.resolve"
     monkeypatch.setattr(f"{resolving}.available_bytes", lambda: room * 20 // 19 + 20)
     with pytest.raises(ValueError, match=r"not 100: .*--max-model-len"):
         measure(checkpoint(PLAIN), [REFERENCE], {"text": PARTS}, Options())
@@ -257,7 +257,7 @@ def test_the_manual_is_long_enough_and_python_without_it_says_so(
         texts.manual()
 
 
-# --- a real model: its bounds are in tests/engine/test_quality.py ------------------------------
+# --- a real model: its bounds are in tests/answers/test_quality.py ------------------------------
 
 
 @pytest.mark.full

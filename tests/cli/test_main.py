@@ -20,7 +20,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.commands import repl
 from ridgeline.model.hub.short_names import SHORT_NAMES
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.waiting import PATIENCE_S, started
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

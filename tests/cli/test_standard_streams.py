@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine_setup.progress import bytes_bar, count_bar, say
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from ridgeline.engine.setup.progress import bytes_bar, count_bar, say
 from tests.cli.test_main import ridgeline
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.waiting import PATIENCE_S, connected, started
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

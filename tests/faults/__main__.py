@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ridgeline.engine_setup.home import default_home
-from tests.api.test_llm import write_model
+from ridgeline.engine.setup.home import default_home
+from tests.engine.test_llm import write_model
 from tests.faults.oracles import Unreachable
 from tests.faults.rows import LEFT_OUT, ROWS
 from tests.own_home import own_home

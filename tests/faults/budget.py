@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.system.machine import give_back, memory_of
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.faults.messages import flood
 from tests.faults.oracles import CHAT, COMPLETE
 from tests.faults.process import process

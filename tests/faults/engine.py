@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.step import Step
-from tests.api.test_llm import POISON
+from tests.engine.test_llm import POISON
 from tests.faults import clients
 from tests.faults.oracles import CHAT, COMPLETE, MARK, Watch, chunks_of, text_of, watched
 from tests.waiting import eventually

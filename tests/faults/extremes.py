@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import grpc
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.server.http.gate import UPLOADS
 from tests.faults import messages
 from tests.faults.fields import HOLE, INFER, Fields

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.api.test_llm import HELLO, POISON, VOCAB
+from tests.engine.test_llm import HELLO, POISON, VOCAB
 from tests.faults.clients import p99
 from tests.faults.oracles import CHAT, COMPLETE, LEAKS, MARK, watched
 from tests.server.http.test_http_limits import status_of, talk

@@ -20,13 +20,13 @@ import numpy as np
 import typer
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.calibration.kept import all_of, save_calibration
 from ridgeline.backends.cpu.emit.compile import _kept
 from ridgeline.backends.cpu.layout import model_weights
 from ridgeline.backends.cpu.layout.model_weights import load_weights, model_sizes
 from ridgeline.cli.commands.explain import explain_command
 from ridgeline.cli.commands.replay import replay_command, serve_again
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.calibration.kept import all_of, save_calibration
+from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.model.files.identity import contents
 from ridgeline.model.files.identity.contents import Contents
@@ -34,11 +34,11 @@ from ridgeline.model.hub.find import NotPulledError, find_model
 from ridgeline.model.hub.places import Stores
 from ridgeline.text.template.chat import ChatTemplate
 from tests import lora
-from tests.api.test_llm import HELLO, write_model
+from tests.engine.kv_disk import test_segments
+from tests.engine.test_llm import HELLO, write_model
 from tests.faults import damage
 from tests.foresight.runs import recorded
 from tests.foresight.step_time.test_monitor import heard, known, served
-from tests.kv_disk import test_segments
 from tests.model.files import tiny
 from tests.model.files.encoders import write_encoder
 from tests.tiny import PLAIN, checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.faults.rows import ROWS, Row
 from tests.faults.test_rows import check
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.faults.files import DAMAGED
 from tests.faults.oracles import Unreachable
 from tests.faults.rows import ROWS, Row

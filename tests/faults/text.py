@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.text.template.chat import ChatTemplate
-from tests.api.test_llm import HELLO, POISON, VOCAB
+from tests.engine.test_llm import HELLO, POISON, VOCAB
 from tests.faults.oracles import CHAT, COMPLETE, Watch, joined, watched
 
 NUM_SCALARS = 0x110000 - 0x800

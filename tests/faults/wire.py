@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched
 from tests.faults.process import process
 from tests.server.http.test_http_limits import talk

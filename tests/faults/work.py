@@ -20,8 +20,8 @@ from schemathesis import GenerationMode
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.server.plans.routes import PlanRequest
-from tests.api.test_llm import HELLO, POISON
 from tests.core.test_any_history import Core
+from tests.engine.test_llm import HELLO, POISON
 from tests.faults import clients
 from tests.faults.engine import some_body
 from tests.faults.oracles import CHAT, COMPLETE, Watch, check_body, watched

@@ -1,5 +1,5 @@
 """Fixtures of other tests."""
 
-from tests.api.test_llm import model  # noqa: F401
+from tests.engine.test_llm import model  # noqa: F401
 from tests.fleet.test_router import folder  # noqa: F401
 from tests.server.page.browsing import browser  # noqa: F401

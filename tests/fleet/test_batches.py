@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from openai import NotFoundError, OpenAI
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from tests.fleet.test_router import ASK, Routed, routing
 from tests.own_home import own_home
 from tests.server.batches.test_batches import begun, counts, ended, line, lines_of

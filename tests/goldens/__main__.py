@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.server.receipts.asked import TEXT, receipt_of
 from tests.server.serving import serving
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.api.receipts.reading import read
-from ridgeline.api.receipts.verify import differences, opened, other_files
+from ridgeline.trust.receipts.reading import read
+from ridgeline.trust.receipts.verify import differences, opened, other_files
 from tests.goldens.__main__ import FAMILIES, FORMATS, HERE, REQUESTS
 from tests.server.receipts.asked import SMALL
 

@@ -18,7 +18,7 @@ from ridgeline.core.scheduling.policies import SplitFuse
 from ridgeline.core.scheduling.scheduler import Scheduler
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 
 NOWHERE = BackendContext(lambda: Path("/nonexistent"))
 IDS = np.random.default_rng(3).integers(3, 90, 200).tolist()

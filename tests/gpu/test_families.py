@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the cuda backend needs torch: make test-gpu
 from ridgeline.backends.cuda.layer_spec import missing
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.shape.model import Experts
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.gpu.engines import IDS, runners
 from tests.parity.tiny_configs import CONFIGS, NEWER
 

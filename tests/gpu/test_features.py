@@ -14,7 +14,7 @@ from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.core.records import Record, RequestRecord
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.trace.reader import read_whole
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.gpu.engines import IDS
 
 FAMILIES = ["qwen3", "gemma3", "falcon-h1", pytest.param("qwen3-next", marks=pytest.mark.full)]

@@ -15,8 +15,8 @@ from ridgeline.bench.gpu import parts
 from ridgeline.bench.gpu.main import bench_gpu
 from ridgeline.cli.commands.doctor import facts
 from ridgeline.planner import plan
-from tests.api.test_llm import write_model
 from tests.backends.cuda.test_cards import install
+from tests.engine.test_llm import write_model
 
 _LONG_S = 3600.0  # a busy processor takes longer than a GPU may
 

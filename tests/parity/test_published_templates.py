@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.text.template.chat import ChatTemplate
 from tests.model.files.vocabularies import byte_level, ours
 

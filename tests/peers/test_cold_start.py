@@ -10,7 +10,7 @@ import pytest
 from peers.cold_start import from_the_start, running, table, unloaded
 
 from peers import cold_start, engines
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 
 def test_the_table_has_medians_and_the_last_over_the_first() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.api.calibration.kept import save_roof
-from ridgeline.api.calibration.known import known
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.calibration.kept import save_roof
+from ridgeline.engine.calibration.known import known
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.roof import MEMORY_SHARE, KeptRoof
 from ridgeline.model.cost.costs import Features, weight_params
 from ridgeline.planner.catalogue import this_machine

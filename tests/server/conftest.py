@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_llm import model, write_model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model, write_model  # noqa: F401  (a fixture)
 from tests.server.page.browsing import browser, page, slow  # noqa: F401  (fixtures)
 from tests.server.serving import Served, serving
 from tests.text.test_infill import QWEN

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ import pytest
 from annotated_types import MaxLen
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.server.dialects.llamacpp import infill
 from ridgeline.server.dialects.openai import conversation, protocol, samplers
 from ridgeline.server.http import http_limits, json_body

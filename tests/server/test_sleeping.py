@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.http.options import ServeOptions
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import Served, hold, serving
 from tests.waiting import eventually
 

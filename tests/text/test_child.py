@@ -16,7 +16,7 @@ import pytest
 
 from ridgeline.text import child
 from ridgeline.text.template.renderer import Renderer
-from tests.api.test_llm import HELLO, write_model
+from tests.engine.test_llm import HELLO, write_model
 from tests.server.serving import serving
 from tests.waiting import eventually, started
 

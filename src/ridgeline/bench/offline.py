@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.api.llm import LLM
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.engine_setup.progress import count_bar
-from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup.progress import count_bar
+from ridgeline.engine.setup.terminal import table_of_numbers
 
 _REPEATS = 3
 # OpenAI's default, and what llama.cpp's users run.

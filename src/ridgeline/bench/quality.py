@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from ridgeline.bench.texts import texts
-from ridgeline.engine_setup.build import new_runner
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import Report, bytes_bar, count_bar
-from ridgeline.engine_setup.resolve import resolve
-from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.engine.setup.build import new_runner
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import Report, bytes_bar, count_bar
+from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.terminal import table_of_numbers
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.text.of_checkpoint import tokenizer_of

@@ -20,12 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.api.llm import LLM
-from ridgeline.api.outputs import RequestOutput
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.engine_setup.progress import count_bar
-from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.outputs import RequestOutput
+from ridgeline.engine.setup.progress import count_bar
+from ridgeline.engine.setup.terminal import table_of_numbers
 
 # Functions of the standard library, which every reader of this has.
 _CODE: tuple[Callable[..., Any], ...] = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.options import Options, guard_options
+from ridgeline.engine.setup.options import Options, guard_options
 
 _CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}  # where the model's files say nothing
 

@@ -25,7 +25,6 @@ import typer
 from typer.core import TyperGroup
 
 from ridgeline import LLM
-from ridgeline.api.calibration.kept import save_calibration
 from ridgeline.bench.client_overhead import EDGE_HELP, read_edge
 from ridgeline.bench.load.client_flags import ClientFlags, check_base_url
 from ridgeline.bench.load.main import serve
@@ -50,10 +49,11 @@ from ridgeline.cli.flags import UsageError, flags, reason_of
 from ridgeline.cli.help import App
 from ridgeline.cli.loading import load_guard, load_model, loaded, seeded
 from ridgeline.cli.stdin import as_text, with_stdin
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import say
-from ridgeline.engine_setup.terminal import console
+from ridgeline.engine.calibration.kept import save_calibration
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import say
+from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.version import __version__

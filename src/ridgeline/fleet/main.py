@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.backends import AUTO
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import say
 from ridgeline.fleet.app import Router, new_app
 from ridgeline.fleet.batches import batches_of
 from ridgeline.fleet.catalogue import Catalogue

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.fleet.servers.adapters import NotLoaded, SharedAdapters
 from ridgeline.fleet.servers.joined import JoinedServer
 from ridgeline.fleet.servers.same import take_same

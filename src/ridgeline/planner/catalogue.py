@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ridgeline.api.calibration.kept import kept_roof
 from ridgeline.backends import cuda
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.calibration.kept import kept_roof
+from ridgeline.engine.setup.home import default_home
 from ridgeline.model.cost.hardware import (
     Device,
     Offer,

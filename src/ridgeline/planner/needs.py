@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.resolve import EngineConfig
+from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.resolve import EngineConfig
 from ridgeline.planner.memory.flags import PlanFlags
 from ridgeline.planner.memory.in_words import parts_of
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.api import identity
-from ridgeline.api.calibration.kept import try_to_keep
-from ridgeline.api.calibration.known import known
-from ridgeline.api.llm import LLM
-from ridgeline.api.text_processor import TextProcessor
+from ridgeline.engine import identity
+from ridgeline.engine.calibration.kept import try_to_keep
+from ridgeline.engine.calibration.known import known
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.foresight.promise_margin import PromiseMargin
 from ridgeline.foresight.step_time.monitor import PredictionMonitor
 from ridgeline.planner.needs import flags_of

@@ -18,9 +18,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse
 
-from ridgeline.api.adapters import Adapters, NoRoom
-from ridgeline.api.identity import with_adapter
 from ridgeline.core.request import Adapter
+from ridgeline.engine.adapters import Adapters, NoRoom
+from ridgeline.engine.identity import with_adapter
 from ridgeline.server.dialects import fields
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import check_operator

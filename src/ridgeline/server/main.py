@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.api.identity import code_digest
-from ridgeline.api.llm import LLM
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.identity import code_digest
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.progress import say
 from ridgeline.server.answering import Answering
 from ridgeline.server.engine.request_stream import ServerEnds
 from ridgeline.server.http.keys import Keys

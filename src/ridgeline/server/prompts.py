@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ridgeline.api.text_processor import NewConstraint, TextProcessor, cut
 from ridgeline.core.decoding.search import with_recommended
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Constraint
 from ridgeline.core.step import NO_RULES, TokenRules
+from ridgeline.engine.text_processor import NewConstraint, TextProcessor, cut
 from ridgeline.server.deadlines.field import Deadline
 from ridgeline.server.dialects.llamacpp.infill import InfillRequest, LlamaCppRequest
 from ridgeline.server.dialects.openai.conversation import Rendering

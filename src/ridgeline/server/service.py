@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from opentelemetry.context import Context
 
-from ridgeline.api import identity
-from ridgeline.api.memory import ProcessMemory
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import NO_ADAPTER
-from ridgeline.engine_setup.locate import stores
+from ridgeline.engine import identity
+from ridgeline.engine.memory import ProcessMemory
+from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.model.files.summary import Summary
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
@@ -59,13 +59,13 @@ from ridgeline.server.sleeping import Naps
 from ridgeline.text.messages.message import MessageForm
 
 if TYPE_CHECKING:  # imported only where a server has them
-    from ridgeline.api.receipts.signing import Signer
-    from ridgeline.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.tier import Tier
     from ridgeline.server.audit.log import AuditLog
     from ridgeline.server.audit.requests import AuditEntry
     from ridgeline.server.guards.known import Judge
     from ridgeline.server.receipts.notary import Notary
     from ridgeline.server.rules.book import RequestRules, RuleBook
+    from ridgeline.trust.receipts.signing import Signer
 
 # Of a body, and the names to show.
 NewWriter = Callable[[ResponseBuilder, Any, str, str, str], ResponseWriter]

@@ -33,8 +33,8 @@ from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import StepOutput, Work, sampled_from
 from ridgeline.model.shape.cache_groups import cache_groups
 from ridgeline.system.machine import DeviceLost
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.backends.cpu.test_runner import FORMATS, MODELS, TOKENS, Make, make, step, work
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.kept_kernels import KERNELS
 from tests.tiny import BY_LAYER, ENCODERS, PLAIN, RECURRENT, changed, checkpoint, new_setup
 from tests.waiting import PATIENCE_S, eventually, free_port

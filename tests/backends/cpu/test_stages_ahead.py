@@ -16,8 +16,8 @@ from ridgeline.backends.cpu.stages.parts import LEAST_ROWS, TokenSpan
 from ridgeline.backends.written_steps import Receiver, Sender
 from ridgeline.core.step import Step, StepOutput, Work
 from ridgeline.core.structured import StructuredOutputsParams
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.backends.cpu.test_runner import step, work
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 BLOCK, LONGEST = 16, 128
 OPTIONS: dict[str, Any] = {"threads": 2, "max_model_len": LONGEST}

@@ -12,7 +12,6 @@ from llvmlite import ir
 
 from ridgeline.backends.cpu.emit.tiles import Emulated, emit_linear_tiles
 from ridgeline.system.machine import tiles_refusal
-from tests.api.test_llm import write_model
 from tests.backends.cpu.machine import TARGETS, Machine, at, build, same_bits
 from tests.backends.cpu.test_gemm import (
     GARBAGE,
@@ -23,6 +22,7 @@ from tests.backends.cpu.test_gemm import (
     packed,
     wanted,
 )
+from tests.engine.test_llm import write_model
 from tests.tile_grants import REFUSALS, output_of
 
 UNITS = ["amx", *TARGETS]

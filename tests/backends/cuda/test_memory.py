@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.api.memory import MemoryLine, ProcessMemory
 from ridgeline.backends import cuda
 from ridgeline.backends.cuda.device import rest_of_device
-from ridgeline.engine_setup.resolve import _left_bytes
+from ridgeline.engine.memory import MemoryLine, ProcessMemory
+from ridgeline.engine.setup.resolve import _left_bytes
 from ridgeline.planner.memory.ledger import ENGINES
 from ridgeline.planner.memory.own_engine import OWN, on_gpu
 

@@ -13,8 +13,8 @@ from ridgeline.bench.claims.main import bench_claims
 from ridgeline.bench.claims.papers import CLAIMS
 from ridgeline.bench.claims.stage import LoadSizes
 from ridgeline.planner import PlanFlags
-from tests.api import test_llm
 from tests.cli.test_main import ridgeline
+from tests.engine import test_llm
 
 SVG = "{http://www.w3.org/2000/svg}"
 OF_A_GPU = LoadSizes(

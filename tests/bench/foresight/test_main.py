@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline import LLM
-from ridgeline.api.calibration.kept import all_of
-from ridgeline.api.calibration.known import assume
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.foresight.main import LOADS, compare, fresh, make_case, run, run_on
 from ridgeline.bench.foresight.picture import foresight_svg
@@ -27,7 +25,9 @@ from ridgeline.bench.foresight.table import (
 )
 from ridgeline.cli.main import app
 from ridgeline.core.records import Record, RequestRecord
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from ridgeline.engine.calibration.kept import all_of
+from ridgeline.engine.calibration.known import assume
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import serving
 
 GOLDEN = Path(__file__).with_name("foresight.svg")

@@ -8,9 +8,9 @@ from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.stats import Outcome
 from ridgeline.bench.search.foreseen import foreseen_rate
 from ridgeline.bench.search.slo import RequestSlo
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.bench.scripted import serving as serving_others
 from tests.bench.search.test_main import SHORT, bench_search, document
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import serving
 
 FIRST = [Outcome(0, 0.0, 0.0, 1.0, [0.5], prompt_tokens=60, usage_tokens=20)]

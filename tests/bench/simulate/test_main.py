@@ -12,17 +12,17 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
-from ridgeline.api.calibration.kept import calibration_path, save_calibration
-from ridgeline.api.calibration.known import assume
 from ridgeline.bench.load.stats import summarise
 from ridgeline.bench.simulate.main import PreparedRun, Scenario, Simulator
 from ridgeline.bench.simulate.predicted import SimulatedRun, asked_of_plan
 from ridgeline.cli.main import app
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.calibration.kept import calibration_path, save_calibration
+from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Planned, Workload
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.foresight.step_time.features import StepTime
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 
 TIMES = StepTime((1, 64), (0.01, 0.05), 0.001, 0, 0, 0, 0)
 ENGINE = ("--kv-cache-memory", "1MiB", "--threads", "1")

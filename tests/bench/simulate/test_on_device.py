@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ridgeline.bench.simulate.engines import EngineOnDevice
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.planner import PlanFlags, plan
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
 from tests.bench.simulate.test_main import document, home, run  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.model.cost.published import PUBLISHED
 
 LOAD = ("--prompt-tokens", "400:0.3", "--max-tokens", "40", "--num-prompts", "8")

@@ -1,3 +1,3 @@
 """The random model, for every command."""
 
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)

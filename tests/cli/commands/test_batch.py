@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.waiting import PATIENCE_S
 
 RIDGELINE = Path(sys.executable).parent / "ridgeline"

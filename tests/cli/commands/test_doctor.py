@@ -6,14 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.api.calibration.kept import save_calibration
-from ridgeline.api.calibration.known import assume, known
 from ridgeline.cli.commands.doctor import facts, foreseen
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.calibration.kept import save_calibration
+from ridgeline.engine.calibration.known import assume, known
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ONE_STREAM
 from ridgeline.model.files.checkpoint import load_checkpoint
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.foresight.simulator.test_run import TIMES
 from tests.foresight.step_time.test_monitor import known as measured
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ridgeline.api.calibration.kept import save_calibration
-from ridgeline.api.calibration.known import assume
 from ridgeline.bench.simulate.main import write_trace
 from ridgeline.cli.main import main
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.calibration.kept import save_calibration
+from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.model.files.checkpoint import load_checkpoint
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.foresight.simulator.test_run import SETTINGS, TIMES
 
 

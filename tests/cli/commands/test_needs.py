@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.system.report import decimal_size
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.real_models import real_model
 from tests.server.serving import serving
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ridgeline.api.receipts.reading import MOST_BYTES
-from ridgeline.api.receipts.signing import Signer
 from ridgeline.cli.main import app
+from ridgeline.trust.receipts.reading import MOST_BYTES
+from ridgeline.trust.receipts.signing import Signer
 from tests.server.receipts.asked import CHAT, LONG, TEXT, receipt_of, statement_of, stating, written
 from tests.server.serving import serving
 

@@ -14,7 +14,7 @@ import pytest
 from ridgeline.core.records import RequestRecord, StepRecord
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.simulator.replay_times import serve_again
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.server.serving import serving
 from tests.waiting import eventually
 

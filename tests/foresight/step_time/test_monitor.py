@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.api.calibration.kept import (
+from ridgeline.core.records import Record, RequestRecord, StepRecord
+from ridgeline.engine.calibration.kept import (
     all_of,
     calibration_path,
     read_calibration,
@@ -23,7 +24,6 @@ from ridgeline.api.calibration.kept import (
     try_to_keep,
     unreadable,
 )
-from ridgeline.core.records import Record, RequestRecord, StepRecord
 from ridgeline.foresight.simulator.run import SimRequest, simulate
 from ridgeline.foresight.step_time.calibration import (
     Calibration,

@@ -12,7 +12,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
 from ridgeline.foresight.trace.writer import TraceWriter
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.server.engine.test_async_engine import GOOD, answer_of, texts
 from tests.server.serving import serving
 from tests.waiting import PATIENCE_S

@@ -32,7 +32,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import NO_ADAPTER, Adapter
 from ridgeline.core.step import Sampling, Step, Work
 from ridgeline.system.machine import DeviceLost
-from tests.api.test_llm import model  # noqa: F401  (a fixture)
+from tests.engine.test_llm import model  # noqa: F401  (a fixture)
 from tests.gpu.engines import IDS, NOWHERE, answers, engine_over
 from tests.gpu.ranks.threads import tiny_model
 from tests.lora import random_adapter

@@ -20,7 +20,7 @@ from ridgeline.model.files.adapters import AdapterWeights
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.model.shape.cache_groups import cache_groups
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.gpu.engines import BLOCK, LONGEST, NOWHERE
 
 

@@ -13,7 +13,7 @@ from ridgeline.model.files.conversion import as_gguf
 from ridgeline.model.files.families import model_from_config, model_from_gguf
 from ridgeline.model.files.safetensors_dir import load_directory
 from ridgeline.model.files.tensors import Checkpoint, ModelFileError
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.model.files.tiny import CONFIG, Raw, as_tensors, converted, gguf_metadata, hf_weights
 
 NAMES = {

@@ -20,7 +20,7 @@ from ridgeline.model.files.families import (
     family_of,
 )
 from ridgeline.model.files.tensors import ModelFileError
-from tests.engine.tiny_families import learnt_positions, tiny_config, write_family
+from tests.answers.tiny_families import learnt_positions, tiny_config, write_family
 from tests.model.cost.published import PUBLISHED
 from tests.model.files.tiny import CONFIG
 from tests.parity.tiny_configs import CONFIGS, NEWER

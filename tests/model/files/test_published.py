@@ -22,7 +22,7 @@ from ridgeline.model.files.families import (
     model_from_config,
 )
 from ridgeline.model.files.tensors import ModelFileError, Tensor
-from tests.engine.tiny_families import learnt_positions
+from tests.answers.tiny_families import learnt_positions
 
 DATA = Path(__file__).parents[2] / "data"
 CONFIGS: dict[str, Any] = json.loads((DATA / "family_configs.json").read_text())

@@ -15,7 +15,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.model.files.gguf.file import read_gguf
 from ridgeline.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.api.calibration.kept import save_calibration
-from ridgeline.api.calibration.known import assume
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.calibration.kept import save_calibration
+from ridgeline.engine.calibration.known import assume
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.simulator.fleet.serving import serve_fleet
 from ridgeline.model.cost.format_bytes import storage_of_dtype
 from ridgeline.model.cost.layers import shape_of_arch

@@ -23,7 +23,7 @@ from ridgeline.planner.memory.model_spec import ModelSpec
 from ridgeline.planner.memory.own_engine import computes_on
 from ridgeline.planner.memory.placement import engine_on
 from ridgeline.planner.plan import plan_for
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
 from tests.model.cost.published import PUBLISHED
 from tests.model.files.tiny import CONFIG, gguf_metadata, gguf_weights, vocabulary, write_gguf
 from tests.tiny import ARCHS, ENCODERS, changed, checkpoint

@@ -10,8 +10,8 @@ import pytest
 from ridgeline.backends import BACKENDS
 from ridgeline.backends.interface import BackendContext
 from ridgeline.core.cache.kvcache import KVCache
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.planner import plan
 from tests.core.harness import make_request

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 from tests.server.dialects.openai.test_tools import TEMPLATE
 from tests.server.serving import Served, serving
 

@@ -19,7 +19,7 @@ from ridgeline.server.dialects.openai.embeddings import EmbeddingsRequest
 from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
 from ridgeline.server.dialects.responses.protocol import ResponsesRequest
 from ridgeline.server.http.request_model import Extra, Strict
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.conftest import write_coder
 from tests.server.serving import Served, serving
 

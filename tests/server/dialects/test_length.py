@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served
 
 CONTEXT = 128  # tokens of the model

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 
 ASK: dict[str, Any] = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}

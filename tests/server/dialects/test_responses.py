@@ -28,8 +28,8 @@ from ridgeline.server.dialects.responses.response import ResponsesWriter
 from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.text.messages.message import MessageForm
 from ridgeline.text.messages.tools import HERMES
-from tests.api.test_llm import write_model
 from tests.core.decoding.test_text import Pieces
+from tests.engine.test_llm import write_model
 from tests.server.dialects.openai.test_tools import END_OF_THOUGHT, SCHEMA, TEMPLATE, thinker
 from tests.server.serving import Served, hold, serving
 from tests.waiting import eventually

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.dialects.openai.test_tools import thinker
 from tests.server.serving import Served
 

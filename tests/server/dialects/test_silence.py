@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.step import Step
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import JSON, Served, hold
 from tests.waiting import PATIENCE_S, connected, eventually
 

@@ -20,7 +20,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event, Step
 from ridgeline.server.engine.request_stream import RequestStream, StreamError
 from ridgeline.system.machine import DeviceLost
-from tests.api.test_llm import POISON
+from tests.engine.test_llm import POISON
 from tests.server.serving import Served, serving
 from tests.waiting import PATIENCE_S, eventually
 

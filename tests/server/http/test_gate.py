@@ -18,7 +18,7 @@ import pytest
 from ridgeline.core.step import Step
 from ridgeline.server.dialects.openai.reply import OpenAiWriter
 from ridgeline.server.http.errors import is_triton
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import JSON, Served, serving
 from tests.waiting import PATIENCE_S, connected, eventually
 

@@ -18,7 +18,7 @@ import pytest
 from ridgeline.server.dialects.openai import reply
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.http.turns import CALLER, Turns
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.plans.test_routes import config
 from tests.server.serving import Served, serving
 from tests.waiting import PATIENCE_S, eventually

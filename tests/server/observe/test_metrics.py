@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ridgeline import __version__
 from ridgeline.core.records import Record
 from ridgeline.core.step import Step
-from tests.api.test_llm import POISON
+from tests.engine.test_llm import POISON
 from tests.server.engine.test_async_engine import post
 from tests.server.serving import Served, serving
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ridgeline.server.observe.spans import parent_of
-from tests.api.test_llm import POISON
+from tests.engine.test_llm import POISON
 from tests.server.engine.test_async_engine import post
 from tests.server.serving import Served, hold
 from tests.waiting import eventually

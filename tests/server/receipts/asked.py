@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM
-from ridgeline.api.receipts.compare import wrong_in_file
-from ridgeline.api.receipts.reading import Signed, read
-from ridgeline.api.receipts.verify import differences, notes_on, opened, other_files
+from ridgeline.trust.receipts.compare import wrong_in_file
+from ridgeline.trust.receipts.reading import Signed, read
+from ridgeline.trust.receipts.verify import differences, notes_on, opened, other_files
 from tests.server.serving import Served
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

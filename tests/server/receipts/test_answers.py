@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.api.receipts.compare import Answers, wrong_in_answer, wrong_in_file
-from ridgeline.api.receipts.reading import Signed, read
-from ridgeline.api.receipts.verify import compute
+from ridgeline.trust.receipts.compare import Answers, wrong_in_answer, wrong_in_file
+from ridgeline.trust.receipts.reading import Signed, read
+from ridgeline.trust.receipts.verify import compute
 from tests.server.receipts.asked import APIS, CHAT, HELLO, LONG, REQUESTS, TEXT, TOOL, Verifier
 from tests.server.serving import serving
 

@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from ridgeline import LLM
-from ridgeline.api.receipts.compare import wrong_in_file
-from ridgeline.api.receipts.reading import read
-from ridgeline.api.receipts.statement import digest_of, parts_of
 from ridgeline.server.answering import Answering
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.text.messages.calls import Piece
+from ridgeline.trust.receipts.compare import wrong_in_file
+from ridgeline.trust.receipts.reading import read
+from ridgeline.trust.receipts.statement import digest_of, parts_of
 from tests.lora import llama_shapes, random_pairs, write_peft
 from tests.model.files.tiny import CONFIG
 from tests.server.receipts.asked import (
@@ -247,7 +247,7 @@ def test_nothing_is_imported_where_nobody_asks(
     code += "print(*sorted(m for m in sys.modules if 'receipts' in m or 'cryptography' in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["ridgeline.server.receipts", "ridgeline.server.receipts.route"]
-    for name in ("ridgeline.server.receipts.notary", "ridgeline.api.receipts.signing"):
+    for name in ("ridgeline.server.receipts.notary", "ridgeline.trust.receipts.signing"):
         monkeypatch.setitem(sys.modules, name, None)  # to import it is an error
     for path, body in ((TEXT, LONG), (CHAT, HELLO), (CHAT, HELLO | {"stream": True})):
         assert served.call(path, body)[0] == 200

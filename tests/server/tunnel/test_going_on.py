@@ -18,7 +18,7 @@ from ridgeline.server.main import TUNNEL_KEY
 from ridgeline.server.tunnel.frames import Frames
 from ridgeline.server.tunnel.journal import DIVERGED, spent_in
 from ridgeline.server.tunnel.middleware import HEADER, told
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import JSON, Served, serving, without_signs
 from tests.waiting import connected
 

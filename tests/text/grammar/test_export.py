@@ -17,7 +17,7 @@ from ridgeline.text.grammar.export import export_tokenizer, tokenizer_config
 from ridgeline.text.of_checkpoint import tokenizer_of
 from ridgeline.text.tokenizers.tokenizer import load_tokenizer
 from tests import tiny
-from tests.api.test_llm import model, write_model
+from tests.engine.test_llm import model, write_model
 from tests.model.files.test_checkpoint import with_text
 from tests.model.files.vocabularies import ENCODERS
 from tests.real_models import CACHE, real_model

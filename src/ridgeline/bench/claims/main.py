@@ -24,8 +24,8 @@ from ridgeline.bench.claims.techniques import (
 )
 from ridgeline.bench.claims.virtual import LLAMA_2_13B, VirtualStage
 from ridgeline.bench.out_file import check_out, write_out
-from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.engine.setup.progress import count_bar, say
+from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import PlanFlags
 from ridgeline.system.machine import write_text
 

@@ -8,12 +8,12 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from ridgeline.api.llm import LLM
 from ridgeline.bench.claims.stage import ClaimRequest, LoadSizes, RunCounts, Ways, counted
 from ridgeline.core.engine import Engine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.scheduling.policies import Load
+from ridgeline.engine.llm import LLM
 
 _DRAFTS = {
     "off": "off",

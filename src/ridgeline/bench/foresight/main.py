@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from ridgeline.api.calibration.calibrate import calibrate
-from ridgeline.api.llm import LLM
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.foresight.picture import foresight_svg
 from ridgeline.bench.foresight.table import (
@@ -41,7 +39,9 @@ from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record
 from ridgeline.core.request import Text
-from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine.calibration.calibrate import calibrate
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.foresight.simulator.run import ClockHooks, Replica, SimRequest, serve
 from ridgeline.foresight.simulator.workload import Planned, gamma_arrivals, lognormal_lengths
 from ridgeline.foresight.step_time.calibration import Calibration

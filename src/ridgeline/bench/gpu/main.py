@@ -16,7 +16,7 @@ from ridgeline.bench.gpu.decisions import is_wrong, passes
 from ridgeline.bench.gpu.parts import NO_DEVICE, PARTS, Finding, measure
 from ridgeline.bench.gpu.table import table
 from ridgeline.bench.out_file import check_place
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.model.files.tensors import naming
 from ridgeline.planner.catalogue import cards_here
 

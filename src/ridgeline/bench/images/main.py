@@ -27,8 +27,8 @@ from ridgeline.bench.load.client_flags import Failed, check_base_url, headers_of
 from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, client_warnings, failures, summary_ms
 from ridgeline.bench.out_file import check_out, write_out
-from ridgeline.engine_setup.options import flag_field
-from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine.setup.options import flag_field
+from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.foresight.simulator.workload import Planned, Workload
 from ridgeline.system.report import flat
 

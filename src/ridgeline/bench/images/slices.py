@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.engine.setup.terminal import table_of_numbers
 
 _MIG = (1, 2, 3, 4, 7)  # sevenths that profiles of MIG have
 

@@ -17,7 +17,7 @@ import httpx2
 
 from ridgeline.bench.load.client_flags import Endpoint, Failed
 from ridgeline.bench.load.stats import Outcome, summary_ms
-from ridgeline.engine_setup.progress import Report
+from ridgeline.engine.setup.progress import Report
 from ridgeline.foresight.simulator.workload import Planned
 
 Session = list[Planned]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Protocol
 
-from ridgeline.engine_setup.options import flag_field
+from ridgeline.engine.setup.options import flag_field
 from ridgeline.foresight.simulator.workload import Planned
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.bench.load.client import Session, drive, sessions
 from ridgeline.bench.load.client_flags import Endpoint
 from ridgeline.bench.load.stats import Outcome
-from ridgeline.engine_setup.progress import Report
+from ridgeline.engine.setup.progress import Report
 from ridgeline.foresight.simulator.workload import Planned
 
 _START_S = 120.0  # until all processes must have had their warm-up

@@ -20,7 +20,7 @@ from ridgeline.bench.load.client_flags import ClientFlags
 from ridgeline.bench.load.picture import latencies_svg
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise, warnings
 from ridgeline.bench.out_file import write_out
-from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.foresight.simulator.load_traces import parse_trace
 from ridgeline.foresight.simulator.workload import Planned, Workload, make_plan, parse_prompts
 from ridgeline.system.report import flat

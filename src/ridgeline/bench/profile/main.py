@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ridgeline.api.llm import LLM
 from ridgeline.backends.cpu import Roof, measure_roof
 from ridgeline.backends.interface import Counters, Traffic
 from ridgeline.bench.offline import BenchShape, decode_steps
@@ -26,8 +25,9 @@ from ridgeline.bench.profile.picture import RooflinePoint, roofline_svg
 from ridgeline.core.decoding.text import TextStream
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import Record, StepRecord
-from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.engine_setup.terminal import table_of_numbers
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.setup.progress import count_bar, say
+from ridgeline.engine.setup.terminal import table_of_numbers
 from ridgeline.system.machine import write_text
 
 _COMPILED = ("linears", "head", "attention", "row operations", "barrier")

@@ -29,8 +29,8 @@ from ridgeline.bench.search.picture import curve_svg
 from ridgeline.bench.search.served import first_model, served
 from ridgeline.bench.search.slo import parse_slo
 from ridgeline.bench.search.trial import TrialSetting, run_trial
-from ridgeline.engine_setup.options import flag_field
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.options import flag_field
+from ridgeline.engine.setup.progress import say
 from ridgeline.foresight.simulator.workload import Workload
 
 

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.progress import say
 
 _PERIOD_S = 0.2
 _GRACE_S = 15.0  # to end by itself, before it is killed

@@ -18,7 +18,7 @@ from ridgeline.bench.load.main import read_plan
 from ridgeline.bench.load.stats import Outcome, summarise
 from ridgeline.bench.search.knee import Trial
 from ridgeline.bench.search.slo import RequestSlo, Tally, queue_grows, tally, verdict
-from ridgeline.engine_setup.progress import Report, count_bar
+from ridgeline.engine.setup.progress import Report, count_bar
 from ridgeline.foresight.simulator.workload import Planned, Workload
 
 if TYPE_CHECKING:

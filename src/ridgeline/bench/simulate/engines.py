@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from ridgeline.api.calibration.known import all_known
 from ridgeline.core.decoding.policies import POLICIES
 from ridgeline.core.records import EngineRecord
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate, stores
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.engine.calibration.known import all_known
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint

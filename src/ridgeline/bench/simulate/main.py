@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.bench.client_overhead import ClientOverhead
 from ridgeline.bench.load.main import asked_of, flags_of, print_result, read_plan
 from ridgeline.bench.load.stats import DEFINITIONS, parse_limits, summarise
@@ -31,7 +30,8 @@ from ridgeline.bench.simulate.predicted import (
 )
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import EngineRecord, Record
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.foresight.record_json import to_json
 from ridgeline.foresight.simulator.drafts import parse_drafts
 from ridgeline.foresight.simulator.fleet.routers import ROUTERS

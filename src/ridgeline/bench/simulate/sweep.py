@@ -21,9 +21,9 @@ from ridgeline.bench.out_file import check_place
 from ridgeline.bench.simulate.main import Scenario, Simulator, check_fleet, seeded
 from ridgeline.bench.simulate.predicted import SimulatedRun
 from ridgeline.bench.simulate.sweep_picture import sweep_svg
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import count_bar
-from ridgeline.engine_setup.terminal import console
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import count_bar
+from ridgeline.engine.setup.terminal import console
 from ridgeline.foresight.simulator.workload import Workload
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import OF_DEVICE

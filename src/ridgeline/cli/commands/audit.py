@@ -9,8 +9,8 @@ import typer
 
 from ridgeline.cli.flags import UsageError
 from ridgeline.cli.help import App
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.progress import say
 
 if TYPE_CHECKING:
     from ridgeline.server.audit.check import CheckedLog

@@ -18,8 +18,8 @@ from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import Stopped
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.loading import loaded
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import count_bar, say
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import count_bar, say
 from ridgeline.system.machine import DiskFull, check_room
 
 _LEAST_LINE_BYTES = 128  # of an answer, or of a reason why there is none

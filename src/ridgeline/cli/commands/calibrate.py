@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from ridgeline import LLM
-from ridgeline.api.calibration.calibrate import calibrate, rates
-from ridgeline.api.calibration.kept import kept_roof, save_calibration
-from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import flags
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import count_bar
-from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.engine.calibration.calibrate import calibrate, rates
+from ridgeline.engine.calibration.kept import kept_roof, save_calibration
+from ridgeline.engine.calibration.measured_roof import measure_kept_roof
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import count_bar
+from ridgeline.engine.setup.terminal import console, table_of
 
 
 @flags("options", Options)

@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.text_processor import Message
 from ridgeline.backends.cpu import measure_read
 from ridgeline.core.records import Record, RequestRecord, StepRecord
+from ridgeline.engine.text_processor import Message
 
 _COMPLETIONS = (
     "The capital of France is",

@@ -19,14 +19,14 @@ from rich.markup import escape
 from threadpoolctl import threadpool_info
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.api.calibration.kept import all_of, unreadable
-from ridgeline.api.calibration.measured_roof import measure_kept_roof
 from ridgeline.backends import AUTO, BACKENDS, cuda
 from ridgeline.bench.gpu.parts import PARTS, Finding, measure
-from ridgeline.engine_setup.home import why_unwritable
-from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.progress import count_bar
-from ridgeline.engine_setup.terminal import table_of
+from ridgeline.engine.calibration.kept import all_of, unreadable
+from ridgeline.engine.calibration.measured_roof import measure_kept_roof
+from ridgeline.engine.setup.home import why_unwritable
+from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.progress import count_bar
+from ridgeline.engine.setup.terminal import table_of
 from ridgeline.foresight.step_time.calibration import Calibration
 from ridgeline.model.hub.short_names import SHORT_NAMES
 from ridgeline.planner.needs import needs_of_file

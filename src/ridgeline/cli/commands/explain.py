@@ -12,7 +12,7 @@ import typer
 from rich.padding import Padding
 
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain.baseline import usual_steps
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.explain.explain import Explanation, Predict, explain, overtakers_of

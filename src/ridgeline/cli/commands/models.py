@@ -13,13 +13,13 @@ import typer
 from ridgeline.backends import BACKENDS
 from ridgeline.cli.commands.families import families_table
 from ridgeline.cli.help import App
-from ridgeline.engine_setup.build import packed_folder
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate, stores
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.progress import say
-from ridgeline.engine_setup.resolve import resolve
-from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.engine.setup.build import packed_folder
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.progress import say
+from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import summarise
 from ridgeline.model.files.tensors import Checkpoint

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from ridgeline.cli.choices import show_choices, show_purchases, show_spot
 from ridgeline.cli.flags import UsageError, flags
-from ridgeline.engine_setup.locate import stores
-from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.engine.setup.locate import stores
+from ridgeline.engine.setup.progress import count_bar, say
+from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.planner import LoadFlags, Plan, PlanFlags, plan
 from ridgeline.planner.documents import as_csv, as_markdown, devices_table, model_line
 from ridgeline.planner.memory.in_words import length, parts_of

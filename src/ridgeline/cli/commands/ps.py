@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.system.report import decimal_size
 
 _TIMEOUT_S = 10.0

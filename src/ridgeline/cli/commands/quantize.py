@@ -11,15 +11,15 @@ import typer
 
 from ridgeline.cli.commands.models import Model
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.progress import count_bar, say
-from ridgeline.engine_setup.terminal import console, table_of
+from ridgeline.engine.quantise import gptq
+from ridgeline.engine.quantise.imatrix import read_imatrix, write_imatrix
+from ridgeline.engine.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
+from ridgeline.engine.quantise.source import SourceFile, additions, read_directory, read_source
+from ridgeline.engine.quantise.targets import PLAIN, TARGETS
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.progress import count_bar, say
+from ridgeline.engine.setup.terminal import console, table_of
 from ridgeline.model.files.gguf.parts import part_paths
-from ridgeline.quantise import gptq
-from ridgeline.quantise.imatrix import read_imatrix, write_imatrix
-from ridgeline.quantise.job import QuantisedFile, QuantiseOptions, quantise_file
-from ridgeline.quantise.source import SourceFile, additions, read_directory, read_source
-from ridgeline.quantise.targets import PLAIN, TARGETS
 from ridgeline.system.machine import usable_cpus
 from ridgeline.text.of_checkpoint import tokenizer_of
 

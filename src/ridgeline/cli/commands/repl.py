@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 
-from ridgeline.api.llm import LLM
-from ridgeline.api.outputs import Chunk
 from ridgeline.cli.commands.chat_state import COMMAND, HELP, ChatState
 from ridgeline.core.params import SamplingParams
+from ridgeline.engine.llm import LLM
+from ridgeline.engine.outputs import Chunk
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # line editing and history for input(); absent on some systems

@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.api.calibration.known import known
 from ridgeline.bench.load.stats import DEFINITIONS, summarise
 from ridgeline.bench.simulate.main import date_of
 from ridgeline.bench.simulate.predicted import outcomes_of
 from ridgeline.cli.flags import UsageError
 from ridgeline.core.records import EngineRecord, Record, RequestRecord
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
-from ridgeline.engine_setup.terminal import console, table_of_numbers
+from ridgeline.engine.calibration.known import known
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
+from ridgeline.engine.setup.terminal import console, table_of_numbers
 from ridgeline.foresight.explain import compare
 from ridgeline.foresight.explain.timeline import as_file, timeline
 from ridgeline.foresight.explain.what_would_help import DRAFTS_WARNING, Served, served_again

@@ -18,7 +18,7 @@ from ridgeline.cli.commands.models import MODEL_HELP
 from ridgeline.cli.commands.replay import serve_again
 from ridgeline.cli.flags import UsageError, flags
 from ridgeline.cli.on_device import ON_HELPS, check_device
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.foresight.simulator.workload import Workload, parse_length
 from ridgeline.planner import PlanFlags
 from ridgeline.planner.memory.flags import AUTO, OF_DEVICE

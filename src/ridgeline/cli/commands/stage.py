@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.commands.models import Model
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.progress import say
 
 
 def stage(
@@ -24,9 +24,9 @@ def stage(
     """Compute some layers of a model for an engine elsewhere (serve --stages), until it ends."""
     from ridgeline.backends.cpu import join_stage
     from ridgeline.backends.interface import BackendContext
-    from ridgeline.engine_setup.build import packed_folder
-    from ridgeline.engine_setup.home import default_home
-    from ridgeline.engine_setup.locate import locate
+    from ridgeline.engine.setup.build import packed_folder
+    from ridgeline.engine.setup.home import default_home
+    from ridgeline.engine.setup.locate import locate
     from ridgeline.model.files.checkpoint import load_checkpoint
     from ridgeline.system.machine import usable_cpus
 

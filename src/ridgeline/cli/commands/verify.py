@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import UsageError
-from ridgeline.engine_setup.build import packed_folder
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.locate import locate, stores
-from ridgeline.engine_setup.progress import say
+from ridgeline.engine.setup.build import packed_folder
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.locate import locate, stores
+from ridgeline.engine.setup.progress import say
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.hub.find import find_model
 from ridgeline.system.machine import available_bytes
 
 if TYPE_CHECKING:
     from ridgeline import LLM
-    from ridgeline.api.receipts.reading import Signed
-    from ridgeline.api.receipts.statement import Receipt
+    from ridgeline.trust.receipts.reading import Signed
+    from ridgeline.trust.receipts.statement import Receipt
 
 _PARTLY = 3  # exit status: the tokens are equal, and nothing shows that the texts are theirs
 
@@ -67,7 +67,7 @@ def verify(
 
     Exit status 1 if it is not, and 3 if rules may have changed what it shows.
     """
-    from ridgeline.api.receipts.reading import read
+    from ridgeline.trust.receipts.reading import read
 
     try:
         signed = read(receipt.read_bytes())
@@ -112,7 +112,7 @@ def _part(said: Receipt) -> str:
 
 def _signature(signed: Signed, file: Path | None) -> tuple[bool, list[str]]:
     """Say whose signature a receipt has; return whether it is checked, and what is wrong."""
-    from ridgeline.api.receipts.signing import (
+    from ridgeline.trust.receipts.signing import (
         KEY_FILE,
         NEEDED,
         is_signed,
@@ -145,7 +145,7 @@ def _signature(signed: Signed, file: Path | None) -> tuple[bool, list[str]]:
 
 def _file(signed: Signed) -> list[str]:
     """Say whether a file shows what the receipt states; return what is wrong with it."""
-    from ridgeline.api.receipts.compare import wrong_in_file
+    from ridgeline.trust.receipts.compare import wrong_in_file
 
     if signed.shown is None:
         print("  the file has the receipt alone, so no texts are compared with it")
@@ -175,7 +175,7 @@ def _located(said: Receipt, model: str | None) -> tuple[str, Path]:
 
 
 def _files(said: Receipt, path: Path) -> list[str]:
-    from ridgeline.api.receipts.verify import other_files
+    from ridgeline.trust.receipts.verify import other_files
 
     contents, folder = load_checkpoint(path).contents, packed_folder()
     return list(other_files(said, contents.digest(folder), contents.each(folder)))
@@ -188,8 +188,8 @@ def _computed(
     lora: list[str] | None,
     chat_template: Path | None,
 ) -> list[str]:
-    from ridgeline.api.receipts.compare import wrong_in_answer
-    from ridgeline.api.receipts.verify import compute, notes_on, opened
+    from ridgeline.trust.receipts.compare import wrong_in_answer
+    from ridgeline.trust.receipts.verify import compute, notes_on, opened
 
     said = signed.receipt
     with opened(said, model, chat_template=chat_template, lora=lora) as llm:

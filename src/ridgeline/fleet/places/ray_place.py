@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.fleet.places.ray_actor import ServerActor, is_drained
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags

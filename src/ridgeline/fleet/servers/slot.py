@@ -11,11 +11,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from ridgeline.api.adapters import read_adapters, room_for
 from ridgeline.backends import BACKENDS
-from ridgeline.engine_setup.locate import locate
-from ridgeline.engine_setup.options import Options, guard_options
-from ridgeline.engine_setup.resolve import EngineConfig, resolve
+from ridgeline.engine.adapters import read_adapters, room_for
+from ridgeline.engine.setup.locate import locate
+from ridgeline.engine.setup.options import Options, guard_options
+from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from ridgeline.engine_setup.options import Options
+from ridgeline.engine.setup.options import Options
 from ridgeline.server.http.options import ServeOptions
 from ridgeline.system.machine import folder_name
 

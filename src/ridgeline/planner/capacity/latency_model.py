@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from ridgeline.api.calibration.known import LAYER_S, known
-from ridgeline.engine_setup.home import default_home
-from ridgeline.engine_setup.options import Options
-from ridgeline.engine_setup.resolve import resolve
+from ridgeline.engine.calibration.known import LAYER_S, known
+from ridgeline.engine.setup.home import default_home
+from ridgeline.engine.setup.options import Options
+from ridgeline.engine.setup.resolve import resolve
 from ridgeline.foresight.step_time.calibration import ASSUMED_FACTORS
 from ridgeline.foresight.step_time.features import StepTime
 from ridgeline.foresight.step_time.roof import COMPUTE_SHARE, MEMORY_SHARE

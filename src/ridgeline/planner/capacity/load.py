@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from ridgeline.engine_setup.options import flag_field
+from ridgeline.engine.setup.options import flag_field
 from ridgeline.foresight.explain.compare import METRICS
 from ridgeline.foresight.simulator.load_traces import Traced, parse_trace
 from ridgeline.foresight.simulator.run import SimRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ridgeline.api.adapters import read_adapters, room_for
+from ridgeline.engine.adapters import read_adapters, room_for
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.tensors import Checkpoint
 from ridgeline.planner.memory.flags import PlanFlags

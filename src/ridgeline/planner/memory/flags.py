@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.engine_setup.options import Options, flag_field, parse_bytes
+from ridgeline.engine.setup.options import Options, flag_field, parse_bytes
 from ridgeline.model.cost.format_bytes import format_named, kv_bytes_of
 from ridgeline.planner.memory.ledger import ENGINES
 

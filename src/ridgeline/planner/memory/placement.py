@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
 
-from ridgeline.engine_setup.options import Dtype, KvCacheDtype
+from ridgeline.engine.setup.options import Dtype, KvCacheDtype
 from ridgeline.model.cost.format_bytes import (
     BY_WIDTH,
     FORMATS,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.server.audit.files import LogFiles
 from ridgeline.server.audit.lines import key_of
 from ridgeline.server.audit.log import AuditLog

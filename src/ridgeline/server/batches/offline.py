@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ridgeline.api.llm import LLM
 from ridgeline.batch.journal import Journal
 from ridgeline.batch.lines import RequestFile
 from ridgeline.batch.run import BatchRun
+from ridgeline.engine.llm import LLM
 from ridgeline.server.answering import Answering
 from ridgeline.server.batches.local_client import LocalClient
 from ridgeline.server.http.keys import ANYONE, Keys

@@ -24,10 +24,10 @@ from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.foresight.deadline_admission import (
     AdmissionRound,
     AdmissionVerdict,

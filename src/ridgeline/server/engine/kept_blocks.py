@@ -10,7 +10,7 @@ from ridgeline.server.engine.request_stream import RequestStream
 from ridgeline.server.http.turns import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has such files
-    from ridgeline.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.tier import Tier
 
 
 async def load(engine: EngineClient, kept: Tier | None, stream: RequestStream) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.step import Event, FinishReason
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import ClientGone, RequestStream, StreamError
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ridgeline.api.text_processor import TextProcessor
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import StreamError
 from ridgeline.server.guards.choice import Asker, Ids, log_sum, logprobs_of

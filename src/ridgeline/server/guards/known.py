@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ridgeline.api.text_processor import TextProcessor
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.guards.families import FAMILIES, family_of
 from ridgeline.server.guards.guard import Guard

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ridgeline.api.text_processor import TextProcessor
-from ridgeline.api.vectors import cosine
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.step import Event
+from ridgeline.engine.text_processor import TextProcessor
+from ridgeline.engine.vectors import cosine
 from ridgeline.server.engine.interface import EngineClient
 from ridgeline.server.engine.request_stream import ClientGone, RequestStream, StreamError
 from ridgeline.server.guards.choice import Asker, Ids

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ridgeline.api.text_processor import REASONING_PARSERS
 from ridgeline.core.decoding.search import with_recommended
-from ridgeline.engine_setup.options import flag_field, parse_bytes
+from ridgeline.engine.setup.options import flag_field, parse_bytes
+from ridgeline.engine.text_processor import REASONING_PARSERS
 from ridgeline.model.files import RECOMMENDED
 from ridgeline.text.messages.tools import format_named
 

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, create_model
 from starlette.responses import Response
 
-from ridgeline.engine_setup.locate import stores
+from ridgeline.engine.setup.locate import stores
 from ridgeline.foresight.simulator.workload import parse_length
 from ridgeline.model.cost.format_bytes import FORMATS, KV_BYTES
 from ridgeline.model.cost.hardware import Device

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ridgeline.api.identity import fingerprint, with_adapter
-from ridgeline.api.receipts.signing import Signer
-from ridgeline.api.receipts.statement import (
+from ridgeline.core.request import Request
+from ridgeline.core.step import Event
+from ridgeline.engine.identity import fingerprint, with_adapter
+from ridgeline.server.dialects.choice_state import ChoiceState
+from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
+from ridgeline.text.messages.calls import Piece
+from ridgeline.text.messages.message import AnswerReader, MessageForm
+from ridgeline.trust.receipts.signing import Signer
+from ridgeline.trust.receipts.statement import (
     ENGINE,
     FILTERED,
     Receipt,
@@ -25,13 +32,6 @@ from ridgeline.api.receipts.statement import (
     texts_of,
     tokens_of,
 )
-from ridgeline.core.request import Request
-from ridgeline.core.step import Event
-from ridgeline.server.dialects.choice_state import ChoiceState
-from ridgeline.server.dialects.openai.protocol import ChatRequest, CompletionRequest
-from ridgeline.server.engine.request_stream import RequestStream, StreamEvent
-from ridgeline.text.messages.calls import Piece
-from ridgeline.text.messages.message import AnswerReader, MessageForm
 
 
 class Notary:

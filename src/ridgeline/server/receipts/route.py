@@ -12,7 +12,7 @@ from ridgeline.server.dialects.openai.documented import ERRORS
 from ridgeline.server.http.errors import ApiError
 
 if TYPE_CHECKING:  # imported only where receipts are asked for
-    from ridgeline.api.receipts.signing import Signer
+    from ridgeline.trust.receipts.signing import Signer
 
 
 def signer_of(file: Path | None) -> Signer | None:
@@ -21,8 +21,8 @@ def signer_of(file: Path | None) -> Signer | None:
     None without the package for it, unless a file was named. Raises OSError or ValueError for a
     file that cannot be read, or has no key.
     """
-    from ridgeline.api.receipts.signing import KEY_FILE, NEEDED, Signer
-    from ridgeline.engine_setup.home import default_home
+    from ridgeline.engine.setup.home import default_home
+    from ridgeline.trust.receipts.signing import KEY_FILE, NEEDED, Signer
 
     try:
         return Signer(file or default_home() / KEY_FILE)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ridgeline.engine_setup.home import default_home
+from ridgeline.engine.setup.home import default_home
 from ridgeline.model.files.families import model_from_gguf
 from ridgeline.model.files.gguf import file as gguf_module
 from ridgeline.model.files.gguf.file import parse_gguf, read_gguf

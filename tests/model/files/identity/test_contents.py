@@ -14,7 +14,7 @@ import pytest
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.identity import contents as module
 from ridgeline.model.files.identity.contents import Contents
-from tests.api.test_llm import write_model
+from tests.engine.test_llm import write_model
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ridgeline import SamplingParams
 from ridgeline.server.dialects.openai.sampler_list import sampler_list
 from ridgeline.server.dialects.openai.samplers import _IN_ORDER, NAMES
 from ridgeline.server.http.options import ServeOptions
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 
 ASK: dict[str, Any] = {"prompt": "hello", "n_predict": 8, "temperature": 0, "ignore_eos": True}

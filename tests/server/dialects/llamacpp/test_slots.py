@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import model
-from tests.engine.tiny_families import write_family
+from tests.answers.tiny_families import write_family
+from tests.engine.test_llm import model
 from tests.server.serving import Served, serving
 
 __all__ = ["model"]  # a fixture

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.foresight.simulator.replay import replay
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import pytest
 from openai import BadRequestError
 
 from ridgeline import LLM
-from ridgeline.api.vectors import cosine
+from ridgeline.engine.vectors import cosine
 from ridgeline.server.dialects.openai.documented import EmbeddingList, Reranked, Scored
 from tests.server.serving import Served, serving
 from tests.waiting import eventually

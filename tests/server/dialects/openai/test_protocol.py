@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.dialects.openai.documented import ChatCompletion, Completion
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served, serving
 from tests.waiting import PATIENCE_S, eventually
 

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.api.test_llm import HELLO
-from tests.api.test_structured import BOMBS, PERSON
+from tests.engine.test_llm import HELLO
+from tests.engine.test_structured import BOMBS, PERSON
 from tests.server.serving import Served
 from tests.waiting import eventually
 

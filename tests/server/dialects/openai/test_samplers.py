@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_llm import HELLO
+from tests.engine.test_llm import HELLO
 from tests.server.serving import Served
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from ridgeline import LLM
-from tests.api.test_llm import VOCAB, write_model
+from tests.engine.test_llm import VOCAB, write_model
 from tests.server.serving import Served, serving, without_signs
 from tests.waiting import connected
 

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.decoding.lines import ENDED, LineRules, LineText
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.request import Request
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.openai.conversation import Rendering
 from ridgeline.server.dialects.openai.protocol import (

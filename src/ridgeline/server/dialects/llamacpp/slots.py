@@ -22,7 +22,7 @@ from ridgeline.server.http.request_model import Strict, bad_value
 from ridgeline.server.http.turns import in_thread
 
 if TYPE_CHECKING:  # imported only where a server has such files
-    from ridgeline.kv_disk.tier import Tier
+    from ridgeline.engine.kv_disk.tier import Tier
 
 
 def slot(index: int, max_model_len: int, sequence: dict[str, Any] | None) -> dict[str, Any]:

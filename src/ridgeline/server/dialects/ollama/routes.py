@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from ridgeline.api.vectors import shaped
+from ridgeline.engine.vectors import shaped
 from ridgeline.server.aliases import Alias
 from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.ollama import documented as answers

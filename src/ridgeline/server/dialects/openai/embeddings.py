@@ -16,11 +16,11 @@ from fastapi import FastAPI, Request
 from pydantic import Discriminator, Field, Tag
 from starlette.responses import Response
 
-from ridgeline.api.vectors import cosine, paired, shaped
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request as EngineRequest
 from ridgeline.core.step import Event, FinishReason
+from ridgeline.engine.vectors import cosine, paired, shaped
 from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects import fields
 from ridgeline.server.dialects.dialect import OPENAI

@@ -13,8 +13,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.api.outputs import likeliest
-from ridgeline.api.text_processor import TextProcessor
 from ridgeline.core.decoding.text import HeldEntries
 from ridgeline.core.records import RequestRecord
 from ridgeline.core.request import Request
@@ -26,6 +24,8 @@ from ridgeline.core.step import (
     FinishReason,
     TokenLogprobs,
 )
+from ridgeline.engine.outputs import likeliest
+from ridgeline.engine.text_processor import TextProcessor
 from ridgeline.server.deadlines.promise import Promise
 from ridgeline.server.dialects.choice_state import FILTERED, ChoiceState, means_of
 from ridgeline.server.dialects.openai.message import delta_of, message_of

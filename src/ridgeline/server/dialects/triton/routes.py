@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ridgeline.api.vectors import shaped
+from ridgeline.engine.vectors import shaped
 from ridgeline.server.dialects.documented import TEXT_ERRORS, documented
 from ridgeline.server.dialects.openai.embeddings import Vectors, vectors_of
 from ridgeline.server.dialects.openai.reply import RawBody

@@ -1,1 +1,0 @@
-"""The Python API: ``LLM`` and what it returns."""
