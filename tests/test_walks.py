@@ -16,7 +16,7 @@ MOST_VISITS = 25, 25, 39  # of a plan, of weights, and of weights by way of a fi
 # What ``reply`` and ``prepare`` name that decides nothing there: types, constants, errors, threads,
 # counters, and the parts that are handed on.
 NO_DECISION = {
-    *("trust/receipts/signing", "core", "decoding", "kv_disk", "server/http", "server/observe"),
+    *("trust/receipts/signing", "core", "engine/kv_disk", "server/http", "server/observe"),
     *("server/deadlines/field", "server/dialects/dialect", "server/engine/interface"),
     *("server/guards/all", "server/guards/choice", "server/receipts/route", "text"),
 }

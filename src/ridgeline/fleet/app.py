@@ -26,12 +26,12 @@ from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import STATUS_S, Worker, json_of
 from ridgeline.fleet.triton import add_triton
+from ridgeline.foresight.routing.prompt import NOTHING, PromptKeys, prompt_of
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.summary import Summary, summarise
 from ridgeline.model.hub.find import is_hub_name
 from ridgeline.model.hub.pull import pull
 from ridgeline.planner.memory.model_spec import ModelSpec, subject_of
-from ridgeline.routing.prompt import NOTHING, PromptKeys, prompt_of
 from ridgeline.server.aliases import Aliases
 from ridgeline.server.dialects.llamacpp.lm_studio import listed
 from ridgeline.server.dialects.ollama.managing import add_management

@@ -25,7 +25,7 @@ from ridgeline.fleet.servers.joined import Door, JoinedServer, add_door
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.variables import ServerFlags
 from ridgeline.fleet.servers.worker import Worker
-from ridgeline.routing.scaling import Scaling
+from ridgeline.foresight.routing.scaling import Scaling
 from ridgeline.server.aliases import Aliases
 from ridgeline.server.http.keys import Keys
 from ridgeline.server.http.limits import Limits

@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.fleet.pool import Pool
 from ridgeline.fleet.servers.slot import Slot
 from ridgeline.fleet.servers.worker import LetGo, Worker
-from ridgeline.routing.prompt import NOTHING, PromptKeys
+from ridgeline.foresight.routing.prompt import NOTHING, PromptKeys
 from ridgeline.server.http.errors import ApiError
 from ridgeline.server.http.gate import client_left
 from ridgeline.server.tunnel.frames import Frames

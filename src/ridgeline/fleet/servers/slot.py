@@ -17,11 +17,11 @@ from ridgeline.engine.setup.locate import locate
 from ridgeline.engine.setup.options import Options, guard_options
 from ridgeline.engine.setup.resolve import EngineConfig, resolve
 from ridgeline.fleet.servers.worker import Worker
+from ridgeline.foresight.routing.prompt import PromptKeys
+from ridgeline.foresight.routing.where import Where
 from ridgeline.model.files.adapters import Base
 from ridgeline.model.files.checkpoint import load_checkpoint
 from ridgeline.model.files.tensors import Checkpoint
-from ridgeline.routing.prompt import PromptKeys
-from ridgeline.routing.where import Where
 from ridgeline.system.machine import available_bytes, usable_cpus
 
 STATES = ("ready", "starting", "silent", "leaving", "missing")  # of a server

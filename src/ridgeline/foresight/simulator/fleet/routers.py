@@ -7,8 +7,8 @@ from itertools import count
 from typing import NamedTuple
 
 from ridgeline.core.cache.kvcache import hash_block
+from ridgeline.foresight.routing.where import Where
 from ridgeline.foresight.simulator.run import SimRequest
-from ridgeline.routing.where import Where
 
 
 class View(NamedTuple):

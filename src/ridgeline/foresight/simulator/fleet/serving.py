@@ -16,6 +16,8 @@ from heapq import heappop, heappush
 from itertools import count, islice
 
 from ridgeline.core.records import EngineRecord, RequestRecord
+from ridgeline.foresight.routing.prompt import PromptKeys
+from ridgeline.foresight.routing.where import Where
 from ridgeline.foresight.simulator.drafts import Drafts
 from ridgeline.foresight.simulator.fleet.routers import Router, View, keys_of, least_tokens
 from ridgeline.foresight.simulator.fleet.way import Ended, Way
@@ -29,8 +31,6 @@ from ridgeline.foresight.simulator.run import (
 )
 from ridgeline.foresight.step_time.features import Windows
 from ridgeline.model.cost.costs import Features
-from ridgeline.routing.prompt import PromptKeys
-from ridgeline.routing.where import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

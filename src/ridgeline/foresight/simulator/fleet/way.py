@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ridgeline.foresight.routing.where import Placed
 from ridgeline.foresight.simulator.fleet.routers import PIECE_TOKENS, keys_of
 from ridgeline.foresight.simulator.run import SimRequest
-from ridgeline.routing.where import Placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

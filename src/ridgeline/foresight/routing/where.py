@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from ridgeline.routing.prompt import PIECE_BYTES, PromptKeys
+from ridgeline.foresight.routing.prompt import PIECE_BYTES, PromptKeys
 
 _ADDED = 3.0  # what a byte costs that is read for this prompt, against one that waits already
 _MORE_THAN_MEAN = 1.5  # times the mean number of requests, and one: beyond, a server comes last

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.routing.prompt import PIECE_BYTES, PromptKeys, prompt_of
-from ridgeline.routing.where import Placed, Where
+from ridgeline.foresight.routing.prompt import PIECE_BYTES, PromptKeys, prompt_of
+from ridgeline.foresight.routing.where import Placed, Where
 
 PIECE, NAMES = 10, [f"s{i}" for i in range(40)]
 # Prompts that begin alike, as conversations do: pairs of which one and how long.
